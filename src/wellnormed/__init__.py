@@ -1,0 +1,62 @@
+"""Norm-based deep learning in PyTorch.
+
+A weight lives in a normed space. Choose its norm once and four things follow: how it starts, how its gradient becomes
+an update, how it is kept in bounds after every step, and what can be proved about the network.
+"""
+
+from typing import TYPE_CHECKING
+
+from wellnormed._lazy import lazy_namespace
+
+if TYPE_CHECKING:
+    from wellnormed import certificates, constraints, data, matrix, models, nn, norms, optim, train
+    from wellnormed.certificates import Certificate, certify, lower_bound, verify
+    from wellnormed.constraints import ColumnCap, HardCap, SoftCap, SpectralNormalize, WeightDecay, constrain
+    from wellnormed.norms import BiasRMS, ColNorm, PerHead, Sign, Spectral, assign_norms
+    from wellnormed.optim import ConditionalGradient, Muon, Scion
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BiasRMS",
+    "Certificate",
+    "ColNorm",
+    "ColumnCap",
+    "ConditionalGradient",
+    "HardCap",
+    "Muon",
+    "PerHead",
+    "Scion",
+    "Sign",
+    "SoftCap",
+    "Spectral",
+    "SpectralNormalize",
+    "WeightDecay",
+    "assign_norms",
+    "certificates",
+    "certify",
+    "constrain",
+    "constraints",
+    "data",
+    "lower_bound",
+    "matrix",
+    "models",
+    "nn",
+    "norms",
+    "optim",
+    "train",
+    "verify",
+]
+
+_ROOMS = ("certificates", "constraints", "data", "matrix", "models", "nn", "norms", "optim", "train")
+_EXPORTS = {
+    "norms": ("BiasRMS", "ColNorm", "PerHead", "Sign", "Spectral", "assign_norms"),
+    "optim": ("ConditionalGradient", "Muon", "Scion"),
+    "constraints": ("ColumnCap", "HardCap", "SoftCap", "SpectralNormalize", "WeightDecay", "constrain"),
+    "certificates": ("Certificate", "certify", "lower_bound", "verify"),
+}
+
+__getattr__, __dir__ = lazy_namespace(
+    __name__,
+    dict.fromkeys(_ROOMS, "") | {name: f".{room}" for room, names in _EXPORTS.items() for name in names},
+)

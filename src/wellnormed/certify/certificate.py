@@ -1,0 +1,210 @@
+"""The certificate and its file: data only, free of torch. `certify` makes one, `verify` checks one."""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from wellnormed.certify.bound import UPWARD
+
+FORMAT_VERSION = 1
+ARITHMETIC = "real numbers, parameters as stored"
+NORMS = "largest RMS of a token's entries, in and out"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A proved bound on what a rule uses of a stored tensor."""
+
+    measure: str
+    """`spectral`: largest singular value of each part; `product`: that of `A_h^T B_h` for the parts of two tensors;
+    `row_rms`: largest RMS over the last dimension; `max_abs`: largest entry."""
+    tensors: tuple[str, ...]
+    """Names among the model's tensors."""
+    shape: tuple[int, ...]
+    """Shape of the (first) tensor."""
+    values: tuple[float, ...]
+    """One per part; the first dimension is cut into that many equal parts."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation: what it read, and what follows."""
+
+    name: str
+    rule: str
+    inputs: tuple[str, ...]
+    constants: dict[str, float]
+    weights: tuple[Claim, ...]
+    radius: tuple[Decimal, ...]
+    lipschitz: tuple[Decimal, ...]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A Lipschitz bound with everything needed to derive it again.
+
+    For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`, where the norm is the largest
+    RMS over tokens. Made by `certify`; `verify` checks one against stored weights.
+    """
+
+    layers: tuple[Row, ...]
+    """One row per operation, in order of execution; the last one is the model's output."""
+    tensors: dict[str, str]
+    """Name of every parameter and buffer -> SHA-256 over its dtype, shape and bytes."""
+    domain: str
+    """The inputs it speaks of."""
+    input_radius: float
+    """Largest RMS of an input token."""
+    lower_bound: float | None = None
+    """Largest gain that a search has met; not part of the proof."""
+    norms: str = NORMS
+    arithmetic: str = ARITHMETIC
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exact_lipschitz(self) -> Decimal:
+        """The bound as the decimal that was derived."""
+        return max(self.layers[-1].lipschitz)
+
+    @property
+    def lipschitz(self) -> float:
+        """The bound, rounded up; infinity if a float cannot hold it (see `log10_lipschitz`)."""
+        return _float_up(self.exact_lipschitz)
+
+    @property
+    def log10_lipschitz(self) -> float:
+        """Decimal logarithm of the bound, rounded up; -infinity for a constant model."""
+        if not self.exact_lipschitz:
+            return -math.inf
+        return _float_up(UPWARD.next_plus(UPWARD.log10(self.exact_lipschitz)))
+
+    @property
+    def activation_rms(self) -> float:
+        """Largest RMS that any token of any operation can reach, rounded up."""
+        return _float_up(max(radius for row in self.layers for radius in row.radius))
+
+    def with_lower_bound(self, value: float) -> "Certificate":
+        """The same certificate with a measured gain beside the bound.
+
+        Raises:
+            ValueError: The value is negative, not finite, or exceeds the bound, which means that certificate or search
+                is wrong.
+        """
+        if not 0 <= value < math.inf:
+            raise ValueError(f"lower_bound={value} must be finite and not negative")
+        if Decimal(value) > self.exact_lipschitz:
+            raise ValueError(
+                f"lower_bound={value} exceeds the certified {self.lipschitz}: one of the two is wrong. Check that both "
+                "saw the same weights and radius; if they did, please report it, for a certificate may never be beaten"
+            )
+        return replace(self, lower_bound=float(value))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file whole or not at all."""
+        target = Path(path)
+        content = _encode(_document(self))
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Certificate":
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: A byte differs from what `save` wrote, or the format version is another one.
+        """
+        return decode(Path(path).read_bytes(), name=str(path))
+
+    def __str__(self) -> str:
+        lines = [
+            f"Lipschitz bound {_short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f})",
+            f"norms: {self.norms}",
+            f"domain: {self.domain}",
+            f"arithmetic: {self.arithmetic}",
+        ]
+        if self.lower_bound is not None:
+            lines.append(f"largest gain found: {self.lower_bound:.6g}")
+        width = max(len(row.name) for row in self.layers)
+        rule_width = max(len(row.rule) for row in self.layers)
+        lines.append(f"{'operation':{width}}  {'rule':{rule_width}}  {'RMS at most':>12}  {'Lipschitz':>12}")
+        lines += [
+            f"{row.name:{width}}  {row.rule:{rule_width}}  {_short(max(row.radius)):>12}  {_short(max(row.lipschitz)):>12}"
+            for row in self.layers
+        ]
+        return "\n".join(lines)
+
+
+def decode(content: bytes, name: str = "certificate") -> Certificate:
+    """The certificate in a file's bytes; see `Certificate.load`."""
+    try:
+        document = json.loads(content)
+        if not isinstance(document, dict) or document.get("format") != FORMAT_VERSION:
+            raise ValueError(f"format version is not {FORMAT_VERSION}")
+        digest = document.pop("digest")
+        if _encode(document) != content or hashlib.sha256(_canonical(document)).hexdigest() != digest:
+            raise ValueError("its bytes do not match its digest")
+        return _certificate(document)
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{name} is not an intact certificate: {error}; write it again with `Certificate.save`") from error
+
+
+def _canonical(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False).encode()
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return _canonical(document | {"digest": hashlib.sha256(_canonical(document)).hexdigest()}) + b"\n"
+
+
+def _document(certificate: Certificate) -> dict[str, Any]:
+    document = asdict(certificate)
+    for row in document["layers"]:
+        row["radius"] = [str(number) for number in row["radius"]]
+        row["lipschitz"] = [str(number) for number in row["lipschitz"]]
+    document |= {"format": FORMAT_VERSION, "lipschitz": str(certificate.exact_lipschitz)}
+    return json.loads(json.dumps(document))  # tuples become lists, as they are when read back
+
+
+def _certificate(document: dict[str, Any]) -> Certificate:
+    rows = tuple(
+        Row(
+            name=row["name"],
+            rule=row["rule"],
+            inputs=tuple(row["inputs"]),
+            constants=row["constants"],
+            weights=tuple(
+                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"])) for w in row["weights"]
+            ),
+            radius=tuple(Decimal(number) for number in row["radius"]),
+            lipschitz=tuple(Decimal(number) for number in row["lipschitz"]),
+        )
+        for row in document["layers"]
+    )
+    fields = {key: document[key] for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")}
+    certificate = Certificate(layers=rows, versions=document["versions"], **fields)
+    if str(certificate.exact_lipschitz) != document["lipschitz"]:
+        raise ValueError("the result is not that of its last row")
+    return certificate
+
+
+def _float_up(x: Decimal) -> float:
+    nearest = float(x)
+    return nearest if Decimal(nearest) >= x else math.nextafter(nearest, math.inf)
+
+
+def _short(x: Decimal) -> str:
+    return f"{x:.5g}" if Decimal("1e-4") < x < Decimal("1e6") or not x else f"{x:.4e}"

@@ -1,0 +1,222 @@
+"""One rule per operation: what to read from the executed layer, and which primitive bounds it.
+
+A rule is `rule(module, step, *inputs) -> Bound`, registered for one exact type (a subclass may override anything, so it has
+no rule until it gets its own), or `rule(step, *arguments) -> Bound` for a function. See `rule` for an example.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.certify.bound import Bound
+from wellnormed.certify.recorder import Recorder
+from wellnormed.nn import (
+    BallProjection,
+    CausalAttention,
+    HeadProjection,
+    MergeHeads,
+    PositionMix,
+    Scale,
+    ScaledGELU,
+)
+from wellnormed.nn.activation import GELU_MAX_SLOPE
+
+RULES: dict[type[nn.Module], Callable[..., Bound]] = {}
+"""Exact type of a module -> its rule."""
+
+FUNCTION_RULES: dict[Any, Callable[..., Bound]] = {}
+"""Function, or name of a tensor method -> its rule."""
+
+
+def rule[F: Callable[..., Bound]](*types: type[nn.Module]) -> Callable[[F], F]:
+    """Register a rule for modules of exactly these types.
+
+    Args:
+        types: Module classes. The rule answers for everything their `forward` does.
+
+    Returns:
+        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound` for a traced value,
+        anything else as it stands in the call. Constants must be read from the module.
+
+    Example:
+        >>> class Halve(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.share = 0.5
+        ...     def forward(self, x):
+        ...         return x.mul(self.share).clone()
+        >>> @rule(Halve)
+        ... def halve(layer, step, x):
+        ...     return step.derive("scale", x, constants={"factor": layer.share})
+        >>> from wellnormed.certify.walker import certify
+        >>> certify(Halve()).lipschitz
+        0.5
+    """
+
+    def register(function: F) -> F:
+        RULES.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
+def function_rule[F: Callable[..., Bound]](*targets: Any) -> Callable[[F], F]:
+    """Register a rule for functions, and for tensor methods by their name.
+
+    Args:
+        targets: Such as `torch.add`, `operator.add`, `"add"`.
+
+    Returns:
+        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced values and stored
+        tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are refused.
+    """
+
+    def register(function: F) -> F:
+        FUNCTION_RULES.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
+def one_sequence(step: Recorder, x: Bound) -> Bound:
+    """Insist on a plain sequence, not one per head."""
+    if x.heads != 1:
+        raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
+    return x
+
+
+@rule(nn.Linear)
+def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
+    """Whole-matrix RMS -> RMS norm; the bias adds its RMS to the radius only."""
+    claims = (step.spectral(layer.weight),)
+    if layer.bias is not None:
+        claims += (step.row_rms(layer.bias),)
+    return step.derive("linear", x, claims=claims)
+
+
+@rule(HeadProjection)
+def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
+    """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
+    return step.derive("head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),))
+
+
+@rule(PositionMix)
+def position_mix(layer: PositionMix, step: Recorder, x: Bound) -> Bound:
+    """`token_share x + (1.0 - token_share) position`, with the subtraction as Python rounds it."""
+    constants = {"token_share": layer.token_share, "position_share": 1.0 - layer.token_share}
+    return step.derive("position_mix", x, constants=constants, claims=(step.row_rms(layer.weight),))
+
+
+@rule(BallProjection)
+def ball_projection(layer: BallProjection, step: Recorder, x: Bound) -> Bound:
+    """1-Lipschitz; linear only while provably inactive."""
+    if not layer.radius > 0:
+        raise step.refuse(f"radius={layer.radius} is not positive")
+    return step.derive("ball_projection", x, constants={"radius": layer.radius})
+
+
+@rule(CausalAttention)
+def attention(layer: CausalAttention, step: Recorder, q: Bound, k: Bound, v: Bound) -> Bound:
+    """Any additive mask, the causal one and the relative bias among them, is free."""
+    if not q.heads == k.heads == v.heads:
+        raise step.refuse(f"queries, keys and values have {q.heads}, {k.heads} and {v.heads} heads")
+    if layer.scale < 0:
+        raise step.refuse(f"scale={layer.scale} is negative")
+    claims = ()
+    linear_in = q.linear_in, k.linear_in, v.linear_in
+    if all(linear_in) and len({id(each.source) for each in linear_in if each}) == 1:
+        assert q.linear_in
+        assert k.linear_in
+        claims = (step.product(q.linear_in.weight, k.linear_in.weight, q.heads),)
+    return step.derive("attention", q, k, v, constants={"scale": layer.scale}, claims=claims)
+
+
+@rule(MergeHeads)
+def merge_heads(layer: MergeHeads, step: Recorder, x: Bound) -> Bound:
+    """Root mean square over heads, of radii and of Lipschitz constants."""
+    return step.derive("merge_heads", x)
+
+
+@rule(ScaledGELU)
+def scaled_gelu(layer: ScaledGELU, step: Recorder, x: Bound) -> Bound:
+    """The true largest slope of GELU times the factors that `forward` applies."""
+    factor = 1.0 / (layer.sharpness * GELU_MAX_SLOPE)
+    return step.derive("scaled_gelu", x, constants={"sharpness": layer.sharpness, "factor": factor})
+
+
+@rule(Scale)
+def scale(layer: Scale, step: Recorder, x: Bound) -> Bound:
+    """A constant factor."""
+    return step.derive("scale", x, constants={"factor": layer.factor})
+
+
+@rule(nn.ReLU)
+def relu(layer: nn.ReLU, step: Recorder, x: Bound) -> Bound:
+    """Slope at most 1."""
+    return activation(step, "relu", x, layer.inplace)
+
+
+@rule(nn.SiLU)
+def silu(layer: nn.SiLU, step: Recorder, x: Bound) -> Bound:
+    """Slope at most 1.0998."""
+    return activation(step, "silu", x, layer.inplace)
+
+
+@rule(nn.GELU)
+def gelu(layer: nn.GELU, step: Recorder, x: Bound) -> Bound:
+    """Slope at most 1.12890415 (exact) or 1.12899307 (tanh)."""
+    return activation(step, "gelu_tanh" if layer.approximate == "tanh" else "gelu", x)
+
+
+@rule(nn.Tanh)
+def tanh(layer: nn.Tanh, step: Recorder, x: Bound) -> Bound:
+    """Slope at most 1."""
+    return activation(step, "tanh", x)
+
+
+@rule(nn.Identity)
+def identity(layer: nn.Identity, step: Recorder, x: Bound) -> Bound:
+    """Nothing changes."""
+    return x
+
+
+@rule(nn.Dropout)
+def dropout(layer: nn.Dropout, step: Recorder, x: Bound) -> Bound:
+    """The identity in evaluation mode; refused in training mode."""
+    if layer.training and layer.p > 0:
+        raise step.refuse("dropout is active in training mode; call `model.eval()` first")
+    return x
+
+
+@rule(nn.LayerNorm, nn.RMSNorm)
+def normalization(layer: nn.LayerNorm | nn.RMSNorm, step: Recorder, x: Bound) -> Bound:
+    """Global constant `|gain|_inf / sqrt(eps)` (316 at eps = 1e-5), never 1."""
+    if len(layer.normalized_shape) != 1:
+        raise step.refuse(f"it normalises {layer.normalized_shape}, more than a token's entries")
+    if layer.eps is None or not layer.eps > 0:
+        raise step.refuse(f"eps={layer.eps} puts no floor under its input's size; set it to a positive number")
+    bias = getattr(layer, "bias", None)
+    claims: tuple = () if layer.weight is None else (step.max_abs(layer.weight),)
+    if bias is not None:
+        claims += (step.row_rms(bias),)
+    return step.derive("normalization", x, constants={"eps": layer.eps}, claims=claims)
+
+
+@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(layer: nn.Module, step: Recorder, x: Bound) -> Bound:
+    """Refused: in training mode one sample moves the others, and tokens are not its axis."""
+    raise step.refuse("batch normalisation mixes samples; fold it into the layer before it, or leave it out")
+
+
+def activation(step: Recorder, name: str, x: Bound, inplace: bool = False) -> Bound:
+    """An elementwise function from the table of slopes; in place it would change values that were already bounded."""
+    if inplace:
+        raise step.refuse("it overwrites its input; set inplace=False")
+    return step.derive(name, x)
+
+
+def as_bound(step: Recorder, x: Bound | Tensor) -> Bound:
+    """The bound of a traced value, or of a stored tensor as a constant."""
+    return step.derive("constant", claims=(step.row_rms(x),)) if isinstance(x, torch.Tensor) else x

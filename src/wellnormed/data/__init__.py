@@ -1,0 +1,8 @@
+"""Readers of data sets, one small file each: local folder, user's cache, checked download, offline default."""
+
+from wellnormed._lazy import lazy_namespace
+
+__getattr__, __dir__ = lazy_namespace(
+    __name__,
+    {"CharacterText": ".characters", "load_shakespeare": ".shakespeare"},
+)

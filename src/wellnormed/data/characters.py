@@ -1,0 +1,73 @@
+"""A text as integers, one per character, split for training and validation."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def encode(text: str, symbols: str, what: str = "text") -> Tensor:
+    """The position of every character of `text` in `symbols`, int64.
+
+    Raises:
+        ValueError: Characters that are not among the symbols, named.
+
+    Example:
+        >>> encode("bad", "abcd")
+        tensor([1, 0, 3])
+    """
+    unknown = sorted(set(text) - set(symbols))
+    if unknown:
+        raise ValueError(
+            f"{what} has {'characters' if len(unknown) > 1 else 'a character'} that the model never saw: "
+            f"{' '.join(map(repr, unknown))}; use only these: {symbols!r}"
+        )
+    position = {symbol: i for i, symbol in enumerate(symbols)}
+    return torch.tensor([position[character] for character in text], dtype=torch.long)
+
+
+def decode(tokens: Tensor, symbols: str) -> str:
+    """The inverse of `encode`."""
+    return "".join(symbols[i] for i in tokens.tolist())
+
+
+@dataclass(frozen=True)
+class CharacterText:
+    """A text, its symbols in sorted order, and its first 90 % and last 10 % as integers.
+
+    Attributes:
+        text: All of it.
+        source: Which text this is; figures on one source are never compared with figures on another.
+        symbols: Every character that occurs, sorted.
+        sha256: Of the text's UTF-8 bytes.
+        train, validation: int64 tensors, split by position.
+    """
+
+    text: str = field(repr=False)
+    source: str
+    symbols: str = field(init=False)
+    sha256: str = field(init=False)
+    train: Tensor = field(init=False, repr=False)
+    validation: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        symbols = "".join(sorted(set(self.text)))
+        tokens = encode(self.text, symbols)
+        border = int(0.9 * len(tokens))
+        # a frozen dataclass sets derived fields this way
+        for name, value in (
+            ("symbols", symbols),
+            ("sha256", hashlib.sha256(self.text.encode()).hexdigest()),
+            ("train", tokens[:border]),
+            ("validation", tokens[border:]),
+        ):
+            object.__setattr__(self, name, value)
+
+    def encode(self, text: str) -> Tensor:
+        """See `encode`."""
+        return encode(text, self.symbols, "the prompt")
+
+    def decode(self, tokens: Tensor) -> str:
+        """See `decode`."""
+        return decode(tokens, self.symbols)

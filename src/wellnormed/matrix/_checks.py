@@ -1,0 +1,84 @@
+"""Argument checks and exact rescaling shared by the matrix functions; nothing numerical is decided here."""
+
+import torch
+from torch import Tensor
+
+
+def check_matrix(x: Tensor, name: str) -> None:
+    """Refuse what is not a real floating-point matrix or a batch of them.
+
+    Args:
+        x: The argument, expected to be of shape `(*batch, m, n)`.
+        name: Its parameter name, for the message.
+
+    Raises:
+        ValueError: Fewer than two dimensions, or an integer, boolean or complex dtype.
+    """
+    if x.ndim < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; a matrix function needs (*batch, m, n): "
+            f"reshape it, or give vectors and scalars another norm"
+        )
+    if not x.dtype.is_floating_point:
+        raise ValueError(
+            f"{name} has dtype {x.dtype}; only real floating point is supported: convert with .float()"
+        )
+
+
+def check_finite(largest: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, read off a reduction; skipped in `torch.compile`, where it would force a sync.
+
+    Args:
+        largest: Largest absolute entry of each matrix (NaN propagates through it).
+        name: Parameter name, for the message.
+
+    Raises:
+        ValueError: Some matrix holds a NaN or an infinity.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if not bool(torch.isfinite(largest).all()):
+        raise ValueError(
+            f"{name} holds NaN or infinity, which a function of its singular values would hide or spread; "
+            f"find where it comes from (torch.isfinite), or skip this step"
+        )
+
+
+def positive_over_batch(value: float | Tensor, x: Tensor, name: str) -> Tensor:
+    """A bound in spectral units as a float64 tensor that broadcasts against `(*batch, 1, 1)`.
+
+    Args:
+        value: Number, or tensor broadcastable to the batch dimensions of `x`.
+        x: The matrices, `(*batch, m, n)`.
+        name: Parameter name, for the message.
+
+    Raises:
+        ValueError: Not positive, NaN, or not broadcastable to the batch.
+    """
+    bound = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach()
+    if not torch.compiler.is_compiling() and not bool((bound > 0).all()):
+        raise ValueError(
+            f"{name}={value} must be positive: a bound of zero or less admits no weight; freeze it instead"
+        )
+    try:
+        bound = bound.broadcast_to(x.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} has shape {tuple(bound.shape)}, which does not broadcast to the batch shape "
+            f"{tuple(x.shape[:-2])}; give one bound per matrix or a number"
+        ) from error
+    return bound[..., None, None]
+
+
+def power_of_two_scale(x: Tensor) -> Tensor:
+    """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
+
+    Args:
+        x: float64 matrices, `(*batch, m, n)`, not empty.
+
+    Returns:
+        float64 tensor `(*batch, 1, 1)`.
+    """
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    exponent = torch.frexp(largest).exponent.clamp(-1000, 1000)
+    return torch.ldexp(torch.ones_like(largest), exponent)

@@ -1,0 +1,251 @@
+"""Coefficient sets of the odd polynomials that approximate the matrix sign: a table, its facts and its rules.
+
+A set is a composition of steps `p(x) = a x + b x^3 + c x^5`. The facts (largest and smallest value, slope at
+zero) are those of the whole composition and are checked by a test on a dense grid. Running a set is the work
+of `msign`.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass
+
+import torch
+
+_WIDE = frozenset({torch.float64, torch.float32})
+_ALL = _WIDE | {torch.bfloat16, torch.float16}
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How a matrix enters the interval of a set: `x / (scale * |x|_F + epsilon)`.
+
+    Args:
+        scale: Factor on the Frobenius norm; at least 1 divided by the upper end of the set's interval.
+        epsilon: Added to the denominator. Applied after division by the largest entry, so that no scale of
+            the input is favoured (published codes add it to the norm of the raw gradient, which damps
+            gradients near 1e-7).
+    """
+
+    scale: float = 1.0
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class CoefficientSet:
+    """One composition of odd quintics, with the facts needed to use it safely.
+
+    Args:
+        name: Key in the registry.
+        source: Where the numbers were published.
+        steps: `(a, b, c)` of `a x + b x^3 + c x^5`, in the order of application.
+        maximum: Upper bound, rounded up, of the composition over `[0, upper]`.
+        minimum: Lower bound, rounded down, over `[lower, upper]`.
+        slope: Slope at zero, the product of the `a`.
+        normalisation: Brings a matrix into `[0, upper]`; `None` for a cap polynomial, which takes raw
+            weights.
+        lower: Low end of the interval on which `minimum` holds.
+        upper: High end of the interval on which the composition is bounded.
+        safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
+
+    Raises:
+        ValueError: No step, or a normalisation that can leave `[0, upper]`.
+
+    Example:
+        >>> get("jordan-5").overshoot
+        1.20237
+    """
+
+    name: str
+    source: str
+    steps: tuple[tuple[float, float, float], ...]
+    maximum: float
+    minimum: float
+    slope: float
+    normalisation: Normalisation | None = Normalisation()
+    lower: float = 0.01
+    upper: float = 1.0
+    safe_dtypes: frozenset[torch.dtype] = _ALL
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError(f"steps of coefficient set {self.name!r} is empty; give at least one (a, b, c)")
+        if self.normalisation is not None and self.normalisation.scale * self.upper < 1:
+            raise ValueError(
+                f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a "
+                f"singular value "
+                f"at {1 / self.normalisation.scale:.4g}, above its interval's end {self.upper}, where the "
+                f"iteration can "
+                f"diverge; use a scale of at least {1 / self.upper:.4g}"
+            )
+
+    @property
+    def overshoot(self) -> float:
+        """Bound of the composition from 0 on, at least 1: the true spectral norm of a step."""
+        return max(1.0, self.maximum)
+
+
+def _damped(
+    steps: tuple[tuple[float, float, float], ...], safety: float
+) -> tuple[tuple[float, float, float], ...]:
+    return tuple((a / safety, b / safety**3, c / safety**5) for a, b, c in steps)
+
+
+def _set(name: str, source: str, steps: tuple, maximum: float, minimum: float, **fields) -> CoefficientSet:
+    return CoefficientSet(name, source, steps, maximum, minimum, math.prod(a for a, _, _ in steps), **fields)
+
+
+_PE = "The Polar Express (Amsel et al., 2025), algorithm 1"
+_LT = "Training Transformers with Enforced Lipschitz Bounds (LT)"
+_MD = "Modular Duality in Deep Learning (MD)"
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+_MODDED = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+_YOU_6 = (
+    (3955, -8306, 5008),
+    (3735, -6681, 3463),
+    (3799, -6499, 3211),
+    (4019, -6385, 2906),
+    (2677, -3029, 1162),
+    (2172, -1833, 682),
+)
+_YOU_5 = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+_CLIPPING = (
+    (3.5318, -4.7911, 1.9388),
+    (3.3274, -4.0557, 1.5782),
+    (3.0809, -3.5160, 1.3464),
+    (2.7476, -2.8484, 1.0775),
+    (2.2948, -2.0951, 0.7895),
+    (2.1535, -1.8338, 0.6869),
+)
+_HARDCAP = (
+    (0.805032, 0.206361, -0.019763),
+    (0.649867, 0.162935, -0.011150),
+    (1.810259, -0.200265, 0.008251),
+    (1.004384, -0.183490, 0.014413),
+)
+_TABLE = (
+    _set(
+        "jordan-5",
+        "Muon (Jordan, 2024); torch.optim.Muon; Scion",
+        ((3.4445, -4.7750, 2.0315),) * 5,
+        1.20237,
+        0.6818,
+    ),
+    _set(
+        "you-6",
+        f"J. You, used by Modula and {_LT}",
+        tuple((a / 1024, b / 1024, c / 1024) for a, b, c in _YOU_6),
+        0.999335,
+        0.9955,
+    ),
+    _set("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
+    _set(
+        "polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999
+    ),
+    _set("polar-express-5", f"{_PE}, stopped at 5 steps", _damped(_POLAR_EXPRESS[:5], 1.01), 1.12356, 0.8702),
+    _set(
+        "polar-express-5-modded",
+        "modded-nanogpt",
+        _MODDED,
+        1.141128,
+        0.8588,
+        normalisation=Normalisation(1.02, 1e-6),
+    ),
+    _set("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
+    _set(
+        "lipschitz-hardcap-4",
+        f"{_LT}, hard cap",
+        _HARDCAP,
+        1.010882,
+        0.0095,
+        normalisation=None,
+        upper=3.5,
+        safe_dtypes=_WIDE,
+    ),
+    _set("cubic", "Björck and Bowie (1971), 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
+    _set(
+        "quintic",
+        "Björck and Bowie (1971), second order, 10 steps",
+        ((15 / 8, -10 / 8, 3 / 8),) * 10,
+        1.0 + 1e-9,
+        0.99999,
+    ),
+    _set("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
+    _set("watermark-10", f"{_MD}, watermark", ((3.0, -3.2, 1.2),) * 10, 1.210455, 0.9962),
+)
+REGISTRY: dict[str, CoefficientSet] = {entry.name: entry for entry in _TABLE}
+
+
+def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
+    """The set of that name, or the set itself.
+
+    Args:
+        name_or_set: A key of `REGISTRY`, or a set of your own.
+
+    Raises:
+        ValueError: Unknown name; the message proposes the nearest.
+
+    Example:
+        >>> len(get("polar-express-8").steps)
+        8
+    """
+    if isinstance(name_or_set, CoefficientSet):
+        return name_or_set
+    if name_or_set in REGISTRY:
+        return REGISTRY[name_or_set]
+    nearest = difflib.get_close_matches(str(name_or_set), REGISTRY, n=1, cutoff=0.0)[0]
+    raise ValueError(
+        f"coefficients={name_or_set!r} is not a registered set; did you mean {nearest!r}? Known: "
+        f"{', '.join(REGISTRY)}"
+    )
+
+
+def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> CoefficientSet:
+    """The set, once it is known to compute a matrix sign in this dtype.
+
+    Args:
+        name_or_set: As in `get`.
+        dtype: The dtype in which the iteration will run.
+
+    Raises:
+        ValueError: Unknown name, a cap polynomial, or a dtype in which the set does not keep its promise.
+
+    Example:
+        >>> get_for_msign("lipschitz-hardcap-4", torch.float32)
+        Traceback (most recent call last):
+        ValueError: coefficients='lipschitz-hardcap-4' is a cap polynomial...
+    """
+    chosen = get(name_or_set)
+    if chosen.normalisation is None:
+        raise ValueError(
+            f"coefficients={chosen.name!r} is a cap polynomial on raw weights, not a matrix sign: its slope "
+            f"at zero is "
+            f"{chosen.slope:.3f}; use 'polar-express-8' in msign, or spectral_hardcap to cap a weight"
+        )
+    if dtype not in chosen.safe_dtypes:
+        safe = ", ".join(sorted(str(d).removeprefix("torch.") for d in chosen.safe_dtypes))
+        raise ValueError(
+            f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of "
+            f"its interval "
+            f"(safe: {safe}); convert the matrix to float32 or choose another set"
+        )
+    return chosen

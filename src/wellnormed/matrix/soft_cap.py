@@ -1,0 +1,152 @@
+"""The polynomial soft cap of LT, section 3.3, and the strength it needs.
+
+LT is Training Transformers with Enforced Lipschitz Bounds.
+`p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`. With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3
+t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum, `(62/81) x` at `t = 1/3`, because
+`p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wellnormed.matrix._checks import check_matrix
+
+ROOT_RULE_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
+CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
+CONSTANT_RULE_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
+
+
+def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[Tensor, "*batch m n"]:
+    """Apply `p2(p1(.))` to the singular values, through the Gram matrix of the smaller side (four products).
+
+    Args:
+        w: Matrices of any floating dtype; bfloat16 and float16 are computed in float32.
+        strength: `a >= 0`, in 1 / (spectral units squared); a number or one per matrix. See
+            `soft_cap_strength`.
+
+    Returns:
+        Same shape and dtype; `w` itself in value at strength 0. Differentiable in `w` by plain autograd.
+
+    Raises:
+        ValueError: Not a floating-point matrix, or a negative or NaN strength.
+
+    Example:
+        >>> w = torch.diag(torch.tensor([1.1, 0.2]))
+        >>> soft_cap(w, soft_cap_strength(1.0, 0.1)).diagonal().round(decimals=4)
+        tensor([1.0000, 0.2000])
+    """
+    check_matrix(w, "w")
+    alpha = torch.as_tensor(strength, dtype=torch.float64, device=w.device).detach()
+    if not torch.compiler.is_compiling() and not bool((alpha >= 0).all()):
+        raise ValueError(
+            f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
+        )
+    if w.shape[-2] < w.shape[-1]:
+        return soft_cap(w.mT, alpha).mT
+    work = w if w.dtype == torch.float64 else w.float()
+    # The square root, not a itself, multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number but sqrt(a) W
+    # is of order 1.
+    scaled = work * alpha.sqrt().to(work.dtype)[..., None, None]
+    t = scaled.mT @ scaled
+    square = t @ t
+    inner = square - 3 * t + 3 * torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    return (work - work @ (square @ inner)).to(w.dtype)
+
+
+def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
+    """The smallest strength known to bring every weight of norm `k` back to `max_norm`.
+
+    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that
+    bounds `p` on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of
+    `p` at `max_norm` holds up to `2.6129 max_norm`.
+
+    Args:
+        max_norm: Cap, in spectral units.
+        update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient
+            set.
+        decay: Fraction of the weight removed by the step's weight decay (lambda x learning rate), in [0, 1).
+
+    Returns:
+        `a` in 1 / units squared, rounded up; 0.0 when decay alone keeps the cap.
+
+    Raises:
+        ValueError: Arguments out of range, or a step so large that no strength here is known to hold.
+
+    Example:
+        >>> soft_cap_strength(1.0, 0.01, decay=0.02)
+        0.0
+        >>> round(soft_cap_strength(1.0, 0.5), 6)
+        0.195295
+    """
+    k = _reached_norm(max_norm, update_norm, decay)
+    ratio = k / max_norm
+    if ratio <= 1:
+        return 0.0
+    ratio *= 1 + 2.0**-51  # the sum, the product and the quotient were rounded
+    if ratio <= ROOT_RULE_LIMIT:
+        return min(_root_strength(ratio), CONSTANT_STRENGTH) / max_norm / max_norm * (1 + 2.0**-50)
+    if ratio <= CONSTANT_RULE_LIMIT:
+        return CONSTANT_STRENGTH / max_norm / max_norm * (1 + 2.0**-50)
+    raise ValueError(
+        f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times "
+        f"the cap; a soft cap holds "
+        f"only up to {CONSTANT_RULE_LIMIT} times: lower the learning rate or use spectral_hardcap"
+    )
+
+
+def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
+    """LT, theorem B.1, as printed: `p(k) = max_norm` at every step size, unsafe past `k = (81/62) max_norm`.
+
+    Kept to reproduce published runs; singular values inside `(0, k)` come out above the cap (1.19 times at a
+    step of one cap).
+
+    Args:
+        max_norm: Cap, in spectral units.
+        update_norm: Norm of the step.
+        decay: Fraction removed by weight decay.
+
+    Returns:
+        The published strength; 0.0 when `k <= max_norm`.
+
+    Raises:
+        ValueError: Arguments out of range.
+
+    Example:
+        >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
+        True
+    """
+    ratio = _reached_norm(max_norm, update_norm, decay) / max_norm
+    return 0.0 if ratio <= 1 else _root_strength(ratio) / max_norm / max_norm
+
+
+def _reached_norm(max_norm: float, update_norm: float, decay: float) -> float:
+    if not (max_norm > 0 and math.isfinite(max_norm)):
+        raise ValueError(
+            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight "
+            f"instead"
+        )
+    if not (update_norm >= 0 and math.isfinite(update_norm)):
+        raise ValueError(
+            f"update_norm={update_norm} must be a finite norm of at least 0; give learning rate x overshoot"
+        )
+    if not 0 <= decay < 1:
+        raise ValueError(
+            f"decay={decay} must lie in [0, 1): it is the fraction lambda x learning rate removed by a step"
+        )
+    return max_norm * (1 - decay) + update_norm
+
+
+def _root_strength(ratio: float) -> float:
+    """The root `t`, from above, of `ratio (1 - 3 t^2 + 3 t^3 - t^4) = 1`, as the strength `t / ratio^2`."""
+    low, high = 0.0, 2.0  # the bracket is 1 at t = 0 and -3 at t = 2
+    while (middle := (low + high) / 2) not in (low, high):
+        if 1 - middle * middle * (3 - 3 * middle + middle * middle) > 1 / ratio:
+            low = middle
+        else:
+            high = middle
+    # Evaluating the bracket near t = 0 rounds 1 - 3 t^2 to a multiple of 2^-53: move t up by what that can
+    # hide.
+    return (high + 2.0**-52 / high) / ratio**2

@@ -1,0 +1,99 @@
+"""The character transformer and NanoGPT: one class, made of layers with a known bound."""
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.models.config import GPTConfig
+from wellnormed.nn import (
+    BallProjection,
+    CappedEmbedding,
+    CausalAttention,
+    ConvexResidual,
+    HeadProjection,
+    MergeHeads,
+    PositionMix,
+    Scale,
+    ScaledGELU,
+)
+from wellnormed.norms import assign_norms
+
+
+def _projected(layer: nn.Module, radius: float | None) -> nn.Module:
+    return layer if radius is None else nn.Sequential(layer, BallProjection(radius))
+
+
+class Attention(nn.Module):
+    """Per-head queries, keys and values, causal attention, output projection, output factor."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.query = _projected(HeadProjection(config.width, config.heads), config.query_radius)
+        self.key = _projected(HeadProjection(config.width, config.heads), config.key_radius)
+        self.value = _projected(HeadProjection(config.width, config.heads), config.value_radius)
+        self.attend = CausalAttention(config.heads, config.attention_scale, config.length, config.relative_bias)
+        self.merge = MergeHeads()
+        self.output = nn.Linear(config.width, config.width, bias=False)
+        self.factor = Scale(config.output_factor)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        heads_BHTK = self.attend(self.query(x_BTD), self.key(x_BTD), self.value(x_BTD))
+        return self.factor(self.output(self.merge(heads_BHTK)))
+
+
+class FeedForward(nn.Sequential):
+    """Linear, scaled GELU, linear."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        hidden = config.expansion * config.width
+        super().__init__()
+        self.input = nn.Linear(config.width, hidden, bias=config.biases)
+        self.activation = ScaledGELU(config.sharpness)
+        self.output = nn.Linear(hidden, config.width, bias=False)
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer without any normalisation layer, QK norm or soft-capped logits.
+
+    Args:
+        config: Shapes and constants.
+        generator: Source of the initial weights; torch's default if None.
+
+    Shape: integers `(B, T)` -> logits `(B, T, vocabulary_size)`.
+
+    Example:
+        >>> import torch
+        >>> model = GPT(GPTConfig(width=16, blocks=1))
+        >>> model(torch.zeros(2, 8, dtype=torch.long)).shape
+        torch.Size([2, 8, 65])
+    """
+
+    def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = CappedEmbedding(config.vocabulary_size, config.width)
+        self.position = PositionMix(config.length, config.width, config.token_share)
+        layers: list[nn.Module] = []
+        for _ in range(config.blocks):
+            for layer in (Attention(config), FeedForward(config)):
+                if config.stream_radius is not None:
+                    layers.append(BallProjection(config.stream_radius))
+                layers.append(ConvexResidual(layer, config.residual_strength))
+        if config.stream_radius is not None:
+            layers.append(BallProjection(config.stream_radius))
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=config.biases)
+        self.logit_scale = Scale(config.logit_scale)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Matrices start at norm 1 in their own norm; output projections, biases and the head at 0 (LT appendix F)."""
+        for assigned in assign_norms(self):
+            starts_at_zero = assigned.name.endswith((".output.weight", "bias", "bias_HT")) or assigned.name == "head.weight"
+            if starts_at_zero:
+                assigned.parameter.zero_()
+            else:
+                assigned.norm.initialize_(assigned.parameter, generator)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.logit_scale(self.head(self.layers(self.position(self.embedding(tokens_BT)))))

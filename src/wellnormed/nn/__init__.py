@@ -1,0 +1,11 @@
+"""Layers with a known Lipschitz bound. Every constant is an attribute of the layer that applies it."""
+
+from wellnormed.nn.activation import ScaledGELU as ScaledGELU
+from wellnormed.nn.attention import CausalAttention as CausalAttention
+from wellnormed.nn.attention import HeadProjection as HeadProjection
+from wellnormed.nn.attention import MergeHeads as MergeHeads
+from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
+from wellnormed.nn.embedding import PositionMix as PositionMix
+from wellnormed.nn.projection import BallProjection as BallProjection
+from wellnormed.nn.scaling import ConvexResidual as ConvexResidual
+from wellnormed.nn.scaling import Scale as Scale

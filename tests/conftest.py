@@ -1,0 +1,21 @@
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# examples are drawn by the same seeds on every machine; a slow machine is not a failure
+settings.register_profile("wellnormed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("wellnormed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_per_worker() -> None:
+    """Two pytest workers on two cores: more threads would fight over them."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,150 @@
+"""Every rule holds its promise after every step, proved, or refuses before the step."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import wellnormed as wn
+
+RULES = {
+    "hard": wn.HardCap,
+    "soft": wn.SoftCap,
+    "normalize": wn.SpectralNormalize,
+    "decay": wn.WeightDecay,
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+
+
+@every_rule
+@given(
+    shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),
+    relative_lr=st.sampled_from([1e-6, 1e-2, 0.3, 0.85]),
+    aligned=st.booleans(),
+    coefficients=st.sampled_from(["polar-express-5", "jordan-5", "you-6"]),
+)
+@settings(max_examples=25)
+def test_the_cap_is_proved_after_every_step(rule, shape, cap, relative_lr, aligned, coefficients):
+    model = nn.Linear(shape[1], shape[0], bias=False)
+    assignment = wn.assign_norms(model, overrides={"weight": wn.Spectral(coefficients)})
+    optimizer = wn.Scion(assignment, lr=relative_lr * cap, momentum=0.0)
+    rules = wn.constrain(optimizer, {"weight": rule(cap)})
+    gen = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        # the worst case pushes every singular value outward; the other is noise
+        w = model.weight.detach()
+        model.weight.grad = -w / w.abs().max().clamp(min=1e-30) if aligned else torch.randn(shape, generator=gen)
+        optimizer.step()
+        assert rules.proved_ratios()["weight"] <= 1
+
+
+@every_rule
+def test_many_short_steps_do_not_creep_over_the_cap(rule):
+    """Rounding must not accumulate: thousands of outward steps with a learning rate that decays to nothing."""
+    model = nn.Linear(16, 16, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=1e-3, momentum=0.0)
+    rules = wn.constrain(optimizer, {"weight": rule(1.0)})
+    for i in range(1500):
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 - i / 1500)
+        model.weight.grad = -model.weight.detach().clone()
+        optimizer.step()
+    assert 0.5 < rules.proved_ratios()["weight"] <= 1
+
+
+def test_per_head_caps_bind_every_head(generator):
+    model = nn.Linear(16, 16, bias=False)
+    norm = wn.PerHead(4)
+    optimizer = wn.Scion(wn.assign_norms(model, overrides={"weight": norm}), lr=0.2)
+    wn.constrain(optimizer, {"weight": wn.HardCap(1.5)})
+    for _ in range(20):
+        model.weight.grad = torch.randn(16, 16, generator=generator)
+        optimizer.step()
+    assert float(norm.slice_upper_bounds(model.weight).amax()) <= 1.5
+    assert float(norm.slice_upper_bounds(model.weight).amin()) > 1.0  # every head was driven to its cap
+
+
+def test_column_cap_binds_embedding_rows():
+    model = nn.Embedding(5, 8)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.5)
+    rules = wn.constrain(optimizer, {"weight": wn.ColumnCap(1.0)})
+    assert rules.proved_ratios()["weight"] <= 1  # also before the first step
+    for i in range(5):
+        model.weight.grad = torch.randn(5, 8, generator=torch.Generator().manual_seed(i))
+        optimizer.step()
+        assert rules.proved_ratios()["weight"] <= 1
+
+
+def test_hard_cap_and_normalize_serve_any_optimizer():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    rules = wn.constrain(
+        optimizer, {"0": wn.HardCap(1.0), "1": wn.SpectralNormalize(1.0)}, norms=wn.assign_norms(model)
+    )
+    for _ in range(5):
+        model(torch.ones(2, 8)).square().sum().backward()
+        optimizer.step()
+    assert max(rules.proved_ratios().values()) <= 1
+
+
+def test_soft_cap_refuses_a_learning_rate_beyond_its_promise_before_the_step():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    before = model.weight.detach().clone()
+    optimizer.param_groups[0]["lr"] = 2.0
+    model.weight.grad = torch.ones(4, 4)
+    with pytest.raises(ValueError, match=r"SoftCap\(1.0\) on 'weight'"):
+        optimizer.step()
+    assert torch.equal(before, model.weight.detach())
+
+
+def test_weight_decay_refuses_a_step_longer_than_the_cap():
+    model = nn.Linear(4, 4, bias=False)
+    with pytest.raises(ValueError, match="longer than the cap"):
+        wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.WeightDecay(1.0)})
+
+
+@pytest.mark.parametrize("rule", [*RULES.values(), wn.ColumnCap])
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_cap_must_be_positive_and_finite(rule, cap):
+    with pytest.raises(ValueError, match="max_norm"):
+        rule(cap)
+
+
+def test_wrong_rules_and_patterns_are_refused():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+    assignment = wn.assign_norms(model)
+    optimizer = wn.Scion(assignment, lr=0.1)
+    with pytest.raises(ValueError, match=r"acts on none.*0\.weight lives in ColNorm"):
+        wn.constrain(optimizer, {"0": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match="matches no trainable parameter"):
+        wn.constrain(optimizer, {"blocks.*": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match="two rules"):
+        wn.constrain(optimizer, {"1": wn.HardCap(1.0), "1.weight": wn.HardCap(2.0)})
+    adamw = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="pass norms="):
+        wn.constrain(adamw, {"1": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match="needs a bound on the step's norm"):
+        wn.constrain(adamw, {"1": wn.SoftCap(1.0)}, norms=assignment)
+    partial = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="not in this optimizer"):
+        wn.constrain(partial, {"1": wn.HardCap(1.0)}, norms=assignment)
+
+
+def test_removed_rules_no_longer_act():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=1.0)
+    rules = wn.constrain(optimizer, {"weight": wn.HardCap(0.1)})
+    rules.remove()
+    model.weight.grad = torch.eye(4)
+    optimizer.step()
+    assert rules.proved_ratios()["weight"] > 1
+
+
+def test_estimates_agree_with_proofs(generator):
+    model = nn.Sequential(nn.Linear(8, 6, bias=False), nn.Linear(6, 9, bias=False))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    rules = wn.constrain(optimizer, {"*": wn.HardCap(0.5)})
+    assert rules.norm_ratios() == pytest.approx(rules.proved_ratios(), rel=1e-3)  # an estimate

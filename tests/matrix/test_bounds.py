@@ -1,0 +1,126 @@
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellnormed.matrix import spectral_norm, spectral_norm_upper_bound
+
+from .conftest import with_singular_values
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def exactly_at_most(w, bound):
+    """Whether bound^2 I - W^T W is positive semidefinite, by LDL^T in exact rational arithmetic."""
+    if w.shape[0] < w.shape[1]:
+        w = w.mT
+    rows = [[Fraction(x) for x in row] for row in w.double().tolist()]
+    n = len(rows[0])
+    square = Fraction(bound) ** 2
+    a = [[(square if i == j else 0) - sum(r[i] * r[j] for r in rows) for j in range(n)] for i in range(n)]
+    for k in range(n):
+        if a[k][k] < 0 or (a[k][k] == 0 and any(a[i][k] for i in range(k + 1, n))):
+            return False
+        for i in range(k + 1, n) if a[k][k] else ():
+            factor = a[i][k] / a[k][k]
+            for j in range(k + 1, n):
+                a[i][j] -= factor * a[k][j]
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(-30, 30),
+    st.integers(0, 999),
+    st.sampled_from(["normal", "rank one", "orthogonal", "graded", "integers"]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_bound_holds_in_exact_arithmetic(m, n, exponent, seed, kind, dtype):
+    w = normal(m, n, seed=seed, dtype=torch.float64)
+    if kind == "rank one":
+        w = w[:, :1] @ w[:1]
+    elif kind == "orthogonal":
+        w = with_singular_values([1.0] * min(m, n), m, n, seed)
+    elif kind == "graded":
+        w = w * torch.logspace(0, -12, n, dtype=torch.float64)
+    elif kind == "integers":
+        w = w.mul(3).round()
+    w = (w * 10.0**exponent).to(dtype)
+    bound = spectral_norm_upper_bound(w)
+    assert isinstance(bound, float)
+    assert exactly_at_most(w, bound)
+    if bound:
+        assert not exactly_at_most(w, bound * (1 - 1e-8))  # the promised tightness, in exact arithmetic too
+    assert float(spectral_norm(w)) <= bound
+
+
+def test_the_oracle_can_say_no():
+    assert exactly_at_most(torch.eye(3), 1.0)
+    assert not exactly_at_most(torch.eye(3), 1.0 - 2.0**-53)
+
+
+def check_excess(w):
+    bound = spectral_norm_upper_bound(w)
+    truth = float(torch.linalg.svdvals(w.double())[0])
+    assert truth * (1 - 1e-12) <= bound <= truth * (1 + 1e-8)  # 1e-12: the oracle's own error
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (512, 128), (128, 512)])
+def test_excess_is_below_1e_8(shape):
+    check_excess(normal(*shape))
+    flat = with_singular_values(
+        torch.ones(64), *shape, dtype=torch.float32
+    )  # the worst case of Gram iteration
+    check_excess(flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1024, 1024), (4096, 1024), (4096, 4096)])
+def test_excess_is_below_1e_8_when_large(shape):
+    check_excess(normal(*shape))
+
+
+def test_batches_zero_and_empty():
+    w = normal(2, 3, 4, 5)
+    w[1, 2] = 0
+    bounds = spectral_norm_upper_bound(w)
+    assert bounds.shape == (2, 3)
+    assert bounds.dtype == torch.float64
+    assert bounds[1, 2] == 0
+    assert float(bounds[0, 1]) == spectral_norm_upper_bound(w[0, 1])
+    assert spectral_norm_upper_bound(torch.zeros(3, 2)) == 0.0
+    assert spectral_norm_upper_bound(torch.zeros(0, 2)) == 0.0
+    assert spectral_norm_upper_bound(torch.zeros(2, 0, 3)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("function", [spectral_norm, spectral_norm_upper_bound])
+def test_bad_input_is_refused(function):
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            function(torch.tensor([[1.0, bad]]))
+    with pytest.raises(ValueError, match="shape"):
+        function(torch.ones(3))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (2, 9, 4), (3, 1, 6)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_estimate_and_its_gradient(shape, scale):
+    w = normal(*shape) * scale
+    # rounded down once in float32
+    torch.testing.assert_close(
+        spectral_norm(w) / scale, torch.linalg.matrix_norm(w.double(), 2).float() / scale, rtol=3e-7, atol=0
+    )
+    x = normal(*shape, dtype=torch.float64).requires_grad_()
+    torch.testing.assert_close(
+        spectral_norm(x), spectral_norm(x.detach()), rtol=1e-13, atol=0
+    )  # eigh against eigvalsh
+    assert torch.autograd.gradcheck(spectral_norm, x)
+    zero = torch.zeros(2, 3, requires_grad=True)
+    spectral_norm(zero).backward()
+    assert (zero.grad == 0).all()

@@ -1,0 +1,88 @@
+import math
+
+import pytest
+import torch
+
+from wellnormed.matrix import REGISTRY, CoefficientSet, Normalisation, coefficients, msign
+
+SIGNS = [name for name, entry in REGISTRY.items() if entry.normalisation is not None]
+
+
+def compose(entry, x):
+    for a, b, c in entry.steps:
+        x = x * (a + x * x * (b + c * x * x))
+    return x
+
+
+def dense(low, high):
+    # 2 million linear points, and logarithmic ones for the peaks close to zero (watermark-10 peaks at 3.5e-5)
+    linear = torch.linspace(low, high, 2_000_001, dtype=torch.float64)
+    return torch.cat(
+        [linear, torch.logspace(-9, math.log10(high), 500_001, dtype=torch.float64).clamp(low, high)]
+    )
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_facts_are_those_of_the_composition(name):
+    entry = REGISTRY[name]
+    highest = float(compose(entry, dense(0.0, entry.upper)).max())
+    lowest = float(compose(entry, dense(entry.lower, entry.upper)).min())
+    assert (
+        highest <= entry.maximum <= highest + 2e-6
+    )  # stored rounded up at the sixth digit (1.20237 at the fifth)
+    assert highest <= entry.overshoot
+    assert entry.minimum <= lowest <= entry.minimum + 2e-4  # stored rounded down at the fourth digit
+    slope = float(compose(entry, torch.tensor(1e-12, dtype=torch.float64))) / 1e-12
+    assert entry.slope == pytest.approx(slope, rel=1e-9)  # p(x)/x - slope is of order slope^3 x^2
+
+
+@pytest.mark.parametrize(
+    ("name", "maximum", "slope"),
+    [
+        ("jordan-5", 1.20237, 485),
+        ("you-6", 0.99933, 1137),
+        ("you-5-nanogpt", 1.14502, 493),
+        ("polar-express-8", 1.0, 6363),
+        ("polar-express-5", 1.12356, 976),
+        ("polar-express-5-modded", 1.14113, 990),
+        ("spectral-clipping-6", 1.0096, 492),
+        ("lipschitz-hardcap-4", 1.0109, 0.951),
+    ],
+)
+def test_facts_are_the_published_ones(name, maximum, slope):
+    assert REGISTRY[name].maximum == pytest.approx(maximum, abs=5e-5)  # published to four or five digits
+    assert REGISTRY[name].slope == pytest.approx(slope, rel=1.1e-3)
+
+
+def test_unknown_name_proposes_the_nearest():
+    with pytest.raises(ValueError, match=r"did you mean .jordan-5"):
+        coefficients.get("jordan5")
+
+
+def test_cap_polynomial_is_refused_as_a_sign():
+    with pytest.raises(ValueError, match="cap polynomial"):
+        msign(torch.eye(2), "lipschitz-hardcap-4")
+
+
+def test_normalisation_that_leaves_the_interval_is_refused():
+    with pytest.raises(ValueError, match="scale of at least 1"):
+        CoefficientSet("mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, 1.5, Normalisation(0.5))
+    with pytest.raises(ValueError, match="at least one"):
+        CoefficientSet("mine", "-", (), 1.0, 0.0, 1.0)
+
+
+def test_unsafe_dtype_is_refused():
+    mine = CoefficientSet(
+        "mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, 1.5, safe_dtypes=frozenset({torch.float32})
+    )
+    with pytest.raises(ValueError, match="not safe in torch"):
+        msign(torch.eye(2, dtype=torch.bfloat16), mine)
+    assert msign(torch.eye(2), mine).isfinite().all()
+
+
+def test_published_hard_cap_is_not_idempotent():
+    # Slope 0.951 at zero, so 0.2 has decayed to 0.0015 after 100 applications
+    x = torch.tensor(0.2, dtype=torch.float64)
+    for _ in range(100):
+        x = compose(REGISTRY["lipschitz-hardcap-4"], x)
+    assert float(x) < 0.002

@@ -1,0 +1,158 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellnormed.matrix import REGISTRY, msign
+
+from .conftest import with_singular_values
+
+METHODS = ("newton-schulz", "gram", "svd")
+SIGNS = [name for name, entry in REGISTRY.items() if entry.normalisation is not None]
+
+
+def polar(x):
+    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    return u @ vh
+
+
+def error(value, truth):
+    return float(torch.linalg.matrix_norm(value.double() - truth, 2).max())
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-8)])
+@pytest.mark.parametrize("shape", [(40, 40), (64, 16), (16, 64), (3, 2, 8, 20)])
+def test_error_against_float64_svd(method, dtype, tolerance, shape):
+    # singular values from 0.02 to 1 of the largest: within the interval on which 8 steps are exact to 1e-9;
+    # float32 adds some ten roundings per step on a matrix of norm 1
+    k = min(shape[-2:])
+    x = torch.stack(
+        [with_singular_values(torch.linspace(0.1, 1, k), *shape[-2:], seed=s, dtype=dtype) for s in range(6)]
+    )
+    x = x[0] if len(shape) == 2 else x.reshape(shape)
+    assert error(msign(x, method=method), polar(x)) < tolerance
+
+
+@pytest.mark.parametrize("method", ["newton-schulz", "gram"])
+@pytest.mark.parametrize("name", SIGNS)
+def test_norm_stays_below_overshoot(method, name):
+    entry = REGISTRY[name]
+    for seed, (m, n) in enumerate([(48, 48), (96, 24), (1, 7), (64, 64)]):
+        x = (
+            normal(m, n, seed=seed)
+            if seed < 3
+            else with_singular_values(torch.logspace(-7, 0, 64), 64, 64).float()
+        )
+        # Float32 rounding, measured up to 1e-5 at 1024 x 256 for "gram" (3e-7 for Newton-Schulz). What squaring
+        # spoils lies below sqrt(eps), where the polynomial is far from its maximum.
+        assert torch.linalg.matrix_norm(msign(x, name, method).double(), 2) <= entry.overshoot * (1 + 2e-5)
+
+
+def test_gram_loses_only_small_singular_values():
+    # The documented limit: some percent below sqrt(eps) |x|_F = 3.5e-4, nothing visible above 1e-2.
+    values = torch.tensor([1.0, 0.3, 0.1, 0.01, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
+    x = with_singular_values(values, 64, 7)
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    truth = (u.mT @ msign(x, method="newton-schulz") @ vh.mT).diagonal()
+    found = (u.mT @ msign(x.float(), method="gram").double() @ vh.mT).diagonal()
+    relative = ((found - truth) / truth).abs()
+    assert relative[:4].max() < 1e-4  # eps / 0.01^2 is 1e-3 of a slope that has saturated
+    assert relative.max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SIGNS)
+def test_half_precision_keeps_its_promise(dtype, name):
+    for seed in range(4):
+        y = msign(normal(64, 48 if seed else 64, seed=seed, dtype=dtype), name)
+        assert y.dtype == dtype
+        # the promise of the docstring: 2%, five roundings of 2^-8 that do not all add up
+        assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * 1.02
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (1, 5), (5, 1), (2, 0, 3), (0, 4), (3, 4, 2), (2, 1, 3, 3)]),
+    st.integers(-30, 30),
+    st.sampled_from(METHODS),
+    st.integers(0, 99),
+)
+def test_scale_invariance_and_shapes(shape, exponent, method, seed):
+    x = normal(*shape, seed=seed)
+    value = msign(x * 10.0**exponent, method=method)
+    assert value.shape == x.shape
+    assert value.isfinite().all()
+    # x * 10^e is itself rounded to float32; a slope of 6363 over the smallest singular values amplifies 6e-8
+    torch.testing.assert_close(value, msign(x, method=method), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_gives_zero_also_inside_a_batch(method):
+    x = normal(3, 6, 2)
+    x[1] = 0
+    value = msign(x, method=method)
+    assert (value[1] == 0).all()
+    torch.testing.assert_close(
+        value[0], msign(x[0], method=method), atol=1e-5, rtol=0
+    )  # batched kernels sum in another order
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equivariance_transposition_and_sign(method):
+    x = normal(24, 10, dtype=torch.float64)
+    q, p = (torch.linalg.qr(normal(k, k, seed=k, dtype=torch.float64))[0] for k in (24, 10))
+    # float64: a few thousand roundings, slope 6363 times 1e-16 at worst
+    torch.testing.assert_close(
+        msign(q @ x @ p, method=method), q @ msign(x, method=method) @ p, atol=1e-10, rtol=0
+    )
+    torch.testing.assert_close(msign(x.mT, method=method), msign(x, method=method).mT, atol=1e-10, rtol=0)
+    torch.testing.assert_close(msign(-x, method=method), -msign(x, method=method), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "values", [(3.0, 2.0, 0.7), (2.0, 2.0, 2.0), (1.0, 1.0, 0.5)], ids=["distinct", "equal", "repeated"]
+)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+def test_gradient_is_the_polar_factors(values, shape):
+    x = with_singular_values(values, *shape).requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: msign(w, method="svd"), x)
+
+
+def test_gradient_at_rank_deficiency_is_that_of_constant_rank():
+    left = normal(5, 2, dtype=torch.float64).requires_grad_()
+    right = normal(2, 4, seed=1, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: msign(a @ b, method="svd"), (left, right))
+    zero = torch.zeros(3, 2, requires_grad=True)
+    msign(zero).sum().backward()
+    assert (zero.grad == 0).all()
+
+
+def test_gradient_does_not_depend_on_the_method():
+    gradients = []
+    for method in METHODS:
+        x = normal(6, 4).requires_grad_()
+        (msign(x, method=method) * normal(6, 4, seed=1)).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.tensor([[1.0, float("nan")]]), "NaN"),
+        (torch.tensor([[1.0, float("inf")]]), "NaN or infinity"),
+        (torch.ones(3), "shape"),
+        (torch.ones(2, 2, dtype=torch.int64), "dtype"),
+    ],
+)
+def test_bad_input_is_refused(x, message):
+    with pytest.raises(ValueError, match=message):
+        msign(x)
+    with pytest.raises(ValueError, match="method="):
+        msign(torch.eye(2), method="eigh")

@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+import wellnormed as wn
+from wellnormed.models import GPT, GPTConfig
+
+CONFIG = GPTConfig(vocabulary_size=11, length=8, width=16, heads=2, blocks=2)
+
+
+def test_initial_weights_lie_on_their_spheres_or_at_zero(generator):
+    model = GPT(CONFIG, generator)
+    for a in wn.assign_norms(model):
+        size = float(a.norm.upper_bound(a.parameter))
+        assert size == 0 or size == pytest.approx(1, rel=1e-5), a.name  # float32
+    assert bool((model.head.weight == 0).all())
+
+
+def test_the_generator_decides_the_weights():
+    first, second = (GPT(CONFIG, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_no_token_sees_the_future(generator):
+    model = GPT(CONFIG, generator)
+    for p in model.parameters():
+        p.data.normal_(generator=generator)
+    tokens = torch.randint(11, (1, 8), generator=generator)
+    changed = tokens.clone()
+    changed[0, 5:] = (changed[0, 5:] + 1) % 11
+    torch.testing.assert_close(model(tokens)[:, :5], model(changed)[:, :5])
+    assert not torch.allclose(model(tokens)[:, 5:], model(changed)[:, 5:])
+
+
+@pytest.mark.parametrize("radius", [None, 1.0])
+def test_every_projection_can_be_switched(radius):
+    config = GPTConfig(
+        width=16, heads=2, blocks=1, stream_radius=radius, query_radius=radius, key_radius=radius, value_radius=radius
+    )
+    count = sum(isinstance(m, wn.nn.BallProjection) for m in GPT(config).modules())
+    assert count == (0 if radius is None else 6)  # stream: before 2 layers and the head; q, k, v
+
+
+def test_more_tokens_than_positions_are_refused():
+    with pytest.raises(ValueError, match="9 tokens exceed the 8 positions"):
+        GPT(CONFIG)(torch.zeros(1, 9, dtype=torch.long))

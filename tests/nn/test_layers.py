@@ -1,0 +1,119 @@
+"""Layers do what their formula says and never stretch more than they promise."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import wellnormed as wn
+from wellnormed.nn import projection
+from wellnormed.nn.activation import GELU_MAX_SLOPE
+
+
+def test_gelu_slope_is_bounded_where_the_published_constant_is_not():
+    x = torch.linspace(-6, 6, 200_001, dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(F.gelu(x).sum(), x)
+    assert float(slope.amax()) / 1.1289 > 1  # as published: rounded down, not 1-Lipschitz
+    assert float(slope.amax()) / GELU_MAX_SLOPE <= 1
+    assert float(slope.amax()) / GELU_MAX_SLOPE > 1 - 1e-9  # and hardly more than needed
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 4.0, 100.0])
+def test_scaled_gelu_is_1_lipschitz_at_every_sharpness(sharpness):
+    x = torch.linspace(-6 / sharpness, 6 / sharpness, 20_001, dtype=torch.float64).requires_grad_()
+    y = wn.nn.ScaledGELU(sharpness)(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    assert float(slope.abs().amax()) <= 1
+    assert bool((y.abs() <= x.abs()).all())
+
+
+@given(scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e3, 1e15]), width=st.integers(1, 9))
+def test_ball_projection_is_the_nearest_point(scale, width):
+    x = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * scale
+    y = wn.nn.BallProjection(0.7)(x)
+    size = y.square().mean(-1).sqrt()
+    assert bool((size <= 0.7 * (1 + 1e-6)).all())  # float32
+    inside = x.square().mean(-1).sqrt() <= 0.7
+    assert torch.equal(y[inside], x[inside])
+    assert bool(y.isfinite().all())
+
+
+def test_ball_projection_has_finite_gradients_everywhere():
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0], [5.0, 0.0]], requires_grad=True)
+    wn.nn.BallProjection(1.0)(x).sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+
+
+def test_hits_are_counted_on_request_only():
+    layer = wn.nn.BallProjection(1.0)
+    x = torch.tensor([[2.0, 2.0], [0.1, 0.1]])
+    layer(x)
+    assert layer.hit_rate == 0
+    model = torch.nn.Sequential(layer)
+    projection.count_hits(model)
+    layer(x)
+    layer(x)
+    projection.count_hits(model, enabled=False)
+    layer(x)
+    assert projection.hit_rates(model) == {"0": 0.5}
+    assert layer.seen == 4
+
+
+def reference_attention(layer, q, k, v):
+    """The readable version: softmax over the past, row by row."""
+    tokens, entries = q.shape[-2:]
+    logits = layer.scale / entries * q @ k.mT
+    for i in range(tokens):
+        for j in range(tokens):
+            if layer.bias_HT is not None:
+                logits[..., i, j] += layer.bias_HT[:, max(i - j, 0)]
+            if j > i:
+                logits[..., i, j] = float("-inf")
+    return logits.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("relative_bias", [False, True])
+def test_attention_equals_its_formula(relative_bias, generator):
+    layer = wn.nn.CausalAttention(heads=2, scale=3.0, length=6, relative_bias=relative_bias)
+    if layer.bias_HT is not None:
+        layer.bias_HT.data.normal_(generator=generator)
+    q, k, v = (torch.randn(3, 2, 5, 4, generator=generator) for _ in range(3))
+    torch.testing.assert_close(layer(q, k, v), reference_attention(layer, q, k, v))
+
+
+def test_projections_and_merge_are_inverse_in_shape(generator):
+    project = wn.nn.HeadProjection(8, 2)
+    x = torch.randn(3, 5, 8, generator=generator)
+    heads = project(x)
+    assert heads.shape == (3, 2, 5, 4)
+    torch.testing.assert_close(wn.nn.MergeHeads()(heads), x @ project.weight.T)
+    torch.testing.assert_close(heads[:, 1], x @ project.weight[4:].T)
+
+
+def test_residual_and_mix_are_convex():
+    x = torch.ones(2, 3, 4)
+    block = wn.nn.ConvexResidual(wn.nn.Scale(0.0), 0.25)
+    torch.testing.assert_close(block(x), 0.75 * x)
+    mix = wn.nn.PositionMix(3, 4, token_share=0.75)
+    torch.testing.assert_close(mix(x), 0.75 * x + 0.25 * mix.weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: wn.nn.ScaledGELU(0.0), "sharpness=0.0"),
+        (lambda: wn.nn.BallProjection(-1.0), "radius=-1.0"),
+        (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), 1.5), "strength=1.5"),
+        (lambda: wn.nn.Scale(float("nan")), "factor=nan"),
+        (lambda: wn.nn.HeadProjection(8, 3), "heads=3"),
+        (lambda: wn.nn.CausalAttention(2, relative_bias=True), "length=0"),
+        (lambda: wn.nn.CausalAttention(2, scale=-1.0), "scale=-1.0"),
+        (lambda: wn.nn.PositionMix(4, 4, token_share=0.0), "token_share=0.0"),
+        (lambda: wn.nn.PositionMix(2, 4)(torch.zeros(3, 4)), "3 tokens exceed"),
+    ],
+)
+def test_bad_settings_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,212 @@
+"""The engine, its two compositions, and the contract every torch optimizer keeps."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.optim import NonFiniteGradientError
+
+MAKERS = {
+    "scion": lambda a, lr: wn.Scion(a, lr=lr),
+    "scion constrained": lambda a, lr: wn.Scion(a, lr=lr, unconstrained=False, radius=2.0),
+    "muon": lambda a, lr: wn.Muon(a, lr=lr),
+    "engine": lambda a, lr: wn.ConditionalGradient(a, lr, momentum=0.5, nesterov=True),
+}
+every_optimizer = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+
+
+def tiny_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Linear(8, 7))
+
+
+def backward(model: nn.Module, seed: int = 0) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(7, (32,), generator=gen)
+    loss = nn.functional.cross_entropy(model(tokens), (tokens * 3 + 1) % 7)
+    loss.backward()
+    return loss.detach()
+
+
+def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
+    for i in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(model, i)
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@every_optimizer
+def test_learns(make):
+    model = tiny_model()
+    optimizer = make(wn.assign_norms(model), 0.05)
+    start = float(backward(model, 99))
+    run(model, optimizer, 60)
+    assert float(backward(model, 99)) < 0.5 * start
+
+
+@every_optimizer
+def test_state_dict_round_trip_continues_bit_for_bit(make):
+    model = tiny_model()
+    optimizer = make(wn.assign_norms(model), 0.05)
+    run(model, optimizer, 3)
+    twin = copy.deepcopy(model)
+    twin_optimizer = make(wn.assign_norms(twin), 0.9)  # every setting comes from the state
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    run(model, optimizer, 3, first=3)
+    run(twin, twin_optimizer, 3, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(twin), strict=True))
+
+
+@every_optimizer
+def test_state_is_one_tensor_per_parameter_and_loads_without_pickled_objects(make, tmp_path):
+    model = tiny_model()
+    optimizer = make(wn.assign_norms(model), 0.05)
+    run(model, optimizer, 1)
+    state = optimizer.state_dict()["state"]
+    assert len(state) == len(list(model.parameters()))
+    assert all(list(entry) == ["momentum_buffer"] for entry in state.values())
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+@every_optimizer
+def test_schedulers_move_every_group(make):
+    model = tiny_model()
+    optimizer = wn.ConditionalGradient(wn.assign_norms(model), 0.1, lr_scales={"0": 2.0, "1.bias": 0.5})
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    before = [g["lr"] for g in optimizer.param_groups]
+    run(model, optimizer, 1)
+    scheduler.step()
+    assert [g["lr"] for g in optimizer.param_groups] == [lr / 2 for lr in before]
+    assert sorted(before) == [0.05, 0.1, 0.2]
+
+
+@every_optimizer
+def test_closure_and_missing_and_zero_gradients(make):
+    model = tiny_model()
+    optimizer = make(wn.assign_norms(model), 0.05)
+    assert float(optimizer.step(lambda: backward(model))) > 0
+    model.zero_grad()
+    optimizer_without_history = make(wn.assign_norms(model), 0.0)
+    before = weights(model)
+    optimizer_without_history.step()  # no gradient anywhere
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer_without_history.step()  # zero gradients: the oracle of 0 is 0, never NaN
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+@every_optimizer
+def test_non_finite_gradients_are_named_and_change_nothing(make):
+    model = tiny_model()
+    optimizer = make(wn.assign_norms(model), 0.05)
+    run(model, optimizer, 2)
+    before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
+    model[3].weight.grad[0, 0] = float("nan")
+    model[4].bias.grad[0] = float("inf")
+    with pytest.raises(NonFiniteGradientError, match=r"3\.weight, 4\.bias.*at step 2"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(state[i]["momentum_buffer"], after[i]["momentum_buffer"]) for i in state)
+
+
+def test_one_step_is_the_formula():
+    model = nn.Linear(6, 4, bias=False)
+    w = model.weight.detach().clone()
+    g = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    norm = wn.Spectral(method="svd")
+    optimizer = wn.ConditionalGradient(
+        wn.assign_norms(model, overrides={"weight": norm}), 0.1, momentum=0.9, nesterov=True, radius=3.0
+    )
+    model.weight.grad = g
+    optimizer.step()
+    expected = w - 0.1 * 3.0 * norm.dualize(g)  # the oracle ignores the momentum's scale
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_sign_norm_is_signum():
+    model = nn.Linear(3, 3, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model, overrides={"weight": wn.Sign()}), lr=0.25, momentum=0.5)
+    w, buffer = model.weight.detach().clone(), torch.zeros(3, 3)
+    for i in range(4):
+        g = torch.randn(3, 3, generator=torch.Generator().manual_seed(i))
+        model.weight.grad = g
+        optimizer.step()
+        buffer = 0.5 * buffer + 0.5 * g
+        w -= 0.25 * buffer.sign()
+    assert torch.equal(model.weight.detach(), w)  # halves and quarters: exact
+
+
+def test_spectral_oracle_is_torch_muon():
+    """torch.optim.Muon iterates in bfloat16 (8 bits), so single entries agree to a few parts in a hundred."""
+    ours, theirs = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    a = wn.Muon(wn.assign_norms(ours), lr=0.1, momentum=0.95, nesterov=True)
+    b = torch.optim.Muon(theirs.parameters(), lr=0.1, momentum=0.95, nesterov=True, weight_decay=0.0)
+    start = ours.weight.detach().clone()
+    for i in range(5):
+        g = torch.randn(32, 32, generator=torch.Generator().manual_seed(i))
+        ours.weight.grad, theirs.weight.grad = g, g.clone()
+        a.step()
+        b.step()
+    moved, difference = ours.weight.detach() - start, (ours.weight - theirs.weight).detach()
+    assert float(difference.norm() / moved.norm()) < 0.02
+
+
+def test_constrained_iterates_stay_in_the_ball():
+    model = nn.Linear(8, 6, bias=False)
+    norm = wn.Spectral(method="svd")
+    assignment = wn.assign_norms(model, overrides={"weight": norm})
+    model.weight.data.mul_(0.5 / float(norm.upper_bound(model.weight)))
+    optimizer = wn.Scion(assignment, lr=0.3, unconstrained=False, radius=0.5)
+    gen = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        model.weight.grad = torch.randn(6, 8, generator=gen)
+        optimizer.step()
+        assert float(norm.upper_bound(model.weight)) <= 0.5 * (1 + 1e-5)  # float32
+
+
+@pytest.mark.parametrize("coefficients", ["polar-express-5", "jordan-5", "you-6"])
+def test_update_norm_bounds_the_true_step(coefficients):
+    model = nn.Linear(24, 40, bias=False)
+    norm = wn.Spectral(coefficients)
+    optimizer = wn.Scion(wn.assign_norms(model, overrides={"weight": norm}), lr=0.1)
+    for i in range(10):
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.randn(40, 24, generator=torch.Generator().manual_seed(i)) ** 3
+        optimizer.step()
+        step = float(norm.upper_bound(model.weight.detach() - before))
+        assert step <= optimizer.update_norm("weight") * (1 + 1e-4)  # float32 subtraction
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"lr": float("nan")}, "lr=nan"),
+        ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
+        ({"lr": 0.1, "radius": 0.0}, "radius=0.0"),
+        ({"lr": 2.0, "step_rule": "constrained"}, "at most 1"),
+        ({"lr": 0.1, "step_rule": "sideways"}, "sideways"),
+        ({"lr": 0.1, "lr_scales": {"nothing": 1.0}}, "matches no trainable parameter"),
+        ({"lr": 0.1, "lr_scales": {"0": -1.0}}, "lr_scales"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        wn.ConditionalGradient(wn.assign_norms(tiny_model()), **settings)
+
+
+def test_printing_shows_the_routing():
+    text = str(wn.Scion(wn.assign_norms(tiny_model()), lr=0.1))
+    assert "0.weight" in text
+    assert "Spectral" in text
+    assert "lr=0.1" in text
