@@ -1,12 +1,6 @@
-"""The zoo of matrices every spectral function must survive, and dense float64 truths."""
+"""Matrices with known singular values, for every test of this room."""
 
-import pytest
 import torch
-
-
-@pytest.fixture
-def generator():
-    return torch.Generator().manual_seed(0)
 
 
 def with_singular_values(values, m, n, seed=0, dtype=torch.float64):
@@ -16,8 +10,3 @@ def with_singular_values(values, m, n, seed=0, dtype=torch.float64):
     u = torch.linalg.qr(torch.randn(m, k, dtype=torch.float64, generator=generator))[0]
     v = torch.linalg.qr(torch.randn(n, k, dtype=torch.float64, generator=generator))[0]
     return ((u * torch.as_tensor(values, dtype=torch.float64)) @ v.mT).to(dtype)
-
-
-@pytest.fixture
-def spectrum():
-    return with_singular_values

@@ -28,7 +28,7 @@ def normal(*shape, seed=0, dtype=torch.float32):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-8)])
 @pytest.mark.parametrize("shape", [(40, 40), (64, 16), (16, 64), (3, 2, 8, 20)])
 def test_error_against_float64_svd(method, dtype, tolerance, shape):
-    # singular values from 0.02 to 1 of the largest: within the interval on which 8 steps are exact to 1e-9;
+    # singular values of 0.01 to 0.3 of |x|_F: within the interval on which 8 steps are exact to 1e-9;
     # float32 adds some ten roundings per step on a matrix of norm 1
     k = min(shape[-2:])
     x = torch.stack(
@@ -48,8 +48,8 @@ def test_norm_stays_below_overshoot(method, name):
             if seed < 3
             else with_singular_values(torch.logspace(-7, 0, 64), 64, 64).float()
         )
-        # Float32 rounding, measured up to 1e-5 at 1024 x 256 for "gram" (3e-7 for Newton-Schulz). What squaring
-        # spoils lies below sqrt(eps), where the polynomial is far from its maximum.
+        # Float32 rounding, measured up to 1e-5 at 1024 x 256 for "gram", 3e-7 for Newton-Schulz. What
+        # squaring spoils lies below sqrt(eps), where the polynomial is far from its maximum.
         assert torch.linalg.matrix_norm(msign(x, name, method).double(), 2) <= entry.overshoot * (1 + 2e-5)
 
 

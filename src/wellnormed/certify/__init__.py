@@ -1,6 +1,7 @@
 """Certificates: propagate a bound through the executed model, prove it, search from below, write and check files.
 
-The package is itself callable: `wellnormed.certify(model)` stays the function after `wellnormed.certify.rules` was imported.
+The package is itself callable: `wellnormed.certify(model)` stays the function after
+`wellnormed.certify.rules` was imported.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """How radius and Lipschitz constant pass through one operation: every primitive a certificate's row may name.
 
-A primitive sees decimals only. It takes the bounds of the inputs, the constants that the executed layer applies and the proved
-claims on its weights; `rules` reads those from modules. `verification` has its own copy of this table.
+A primitive sees decimals only. It takes the bounds of the inputs, the constants that the executed layer
+applies and the proved claims on its weights; `rules` reads those from modules. `verification` has its own
+copy of this table.
 Proofs: "Sound bounds", in the documentation.
 """
 
@@ -16,7 +17,8 @@ Primitive = Callable[[Sequence[Bound], Constants, Sequence[Claim]], Bound]
 
 ONE, ZERO = Decimal(1), Decimal(0)
 
-# (largest |slope|, largest |f(x) / x|), rounded up; f(0) = 0. GELU: Phi(sqrt 2) + sqrt 2 phi(sqrt 2); LT's 1.1289 is rounded down.
+# (largest |slope|, largest |f(x) / x|), rounded up; f(0) = 0. GELU: Phi(sqrt 2) + sqrt 2 phi(sqrt 2); LT's
+# 1.1289 is rounded down.
 ACTIVATIONS: dict[str, tuple[Decimal, Decimal]] = {
     "identity": (ONE, ONE),
     "relu": (ONE, ONE),
@@ -73,7 +75,9 @@ def _ball_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
     (x,) = inputs
     inactive = max(x.radius) <= c["radius"]
     # An active projection's Jacobian differs from position to position, so the value is no longer linear.
-    return Bound(tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear_in=x.linear_in if inactive else None)
+    return Bound(
+        tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear_in=x.linear_in if inactive else None
+    )
 
 
 def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:

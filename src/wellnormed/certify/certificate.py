@@ -49,8 +49,8 @@ class Row:
 class Certificate:
     """A Lipschitz bound with everything needed to derive it again.
 
-    For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`, where the norm is the largest
-    RMS over tokens. Made by `certify`; `verify` checks one against stored weights.
+    For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`, where the norm is
+    the largest RMS over tokens. Made by `certify`; `verify` checks one against stored weights.
     """
 
     layers: tuple[Row, ...]
@@ -93,16 +93,16 @@ class Certificate:
         """The same certificate with a measured gain beside the bound.
 
         Raises:
-            ValueError: The value is negative, not finite, or exceeds the bound, which means that certificate or search
-                is wrong.
+            ValueError: The value is negative, not finite, or exceeds the bound, which means that certificate
+                or search is wrong.
         """
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
         if Decimal(value) > self.exact_lipschitz:
             raise ValueError(
                 f"lower_bound={value} exceeds the certified {self.lipschitz}: one of the two is wrong. Check that both "
-                "saw the same weights and radius; if they did, please report it, for a certificate may never be beaten"
-            )
+                "saw the same weights and radius; if they did, please report it, for a certificate may never
+            be beaten" )
         return replace(self, lower_bound=float(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -159,7 +159,9 @@ def decode(content: bytes, name: str = "certificate") -> Certificate:
             raise ValueError("its bytes do not match its digest")
         return _certificate(document)
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"{name} is not an intact certificate: {error}; write it again with `Certificate.save`") from error
+        raise ValueError(
+            f"{name} is not an intact certificate: {error}; write it again with `Certificate.save`"
+        ) from error
 
 
 def _canonical(document: dict[str, Any]) -> bytes:
@@ -187,14 +189,18 @@ def _certificate(document: dict[str, Any]) -> Certificate:
             inputs=tuple(row["inputs"]),
             constants=row["constants"],
             weights=tuple(
-                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"])) for w in row["weights"]
+                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"]))
+                for w in row["weights"]
             ),
             radius=tuple(Decimal(number) for number in row["radius"]),
             lipschitz=tuple(Decimal(number) for number in row["lipschitz"]),
         )
         for row in document["layers"]
     )
-    fields = {key: document[key] for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")}
+    fields = {
+        key: document[key]
+        for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")
+    }
     certificate = Certificate(layers=rows, versions=document["versions"], **fields)
     if str(certificate.exact_lipschitz) != document["lipschitz"]:
         raise ValueError("the result is not that of its last row")

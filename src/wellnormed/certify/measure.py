@@ -21,7 +21,8 @@ def spectral(weight: Tensor, parts: int = 1) -> tuple[float, ...]:
 def product(left: Tensor, right: Tensor, parts: int = 1) -> tuple[float, ...]:
     """Bound on the largest singular value of `A_h^T B_h` for the groups of rows of two weights; plain l2 units.
 
-    The computed product G differs from the exact one by at most `gamma_k |A|_F |B|_F` with k the rows of a group.
+    The computed product G differs from the exact one by at most `gamma_k |A|_F |B|_F` with k the rows of a
+    group.
     """
     bounds = []
     for a, b in zip(left.unflatten(0, (parts, -1)), right.unflatten(0, (parts, -1)), strict=True):

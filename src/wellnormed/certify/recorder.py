@@ -19,8 +19,8 @@ class UncertifiableError(ValueError):
 class Recorder:
     """Collects the rows of a certificate while rules are applied.
 
-    A rule receives one as `step`. It reads constants from its module, proves claims on weights with `spectral`, `row_rms` and
-    `max_abs`, and derives bounds with `derive`; `refuse` stops the certificate.
+    A rule receives one as `step`. It reads constants from its module, proves claims on weights with
+    `spectral`, `row_rms` and `max_abs`, and derives bounds with `derive`; `refuse` stops the certificate.
 
     Args:
         tensors: Name -> parameter or buffer, as in the model's state dict.
@@ -66,7 +66,9 @@ class Recorder:
         if not all(Decimal(value).is_finite() for value in constants.values()):
             raise self.refuse(f"its constants {constants} are not finite; make them so")
         with rounding_up():
-            bound = PRIMITIVES[rule](inputs, {key: Decimal(value) for key, value in constants.items()}, claims)
+            bound = PRIMITIVES[rule](
+                inputs, {key: Decimal(value) for key, value in constants.items()}, claims
+            )
         name, repeats = self.name, 1
         while name in self._taken:
             repeats += 1
@@ -112,5 +114,7 @@ class Recorder:
                 "register it as a parameter or a persistent buffer"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise self.refuse(f"{name} is a {type(tensor).__name__}, whose values its operations may compute anew")
+            raise self.refuse(
+                f"{name} is a {type(tensor).__name__}, whose values its operations may compute anew"
+            )
         return name

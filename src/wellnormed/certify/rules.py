@@ -1,11 +1,12 @@
 """One rule per operation: what to read from the executed layer, and which primitive bounds it.
 
-A rule is `rule(module, step, *inputs) -> Bound`, registered for one exact type (a subclass may override anything, so it has
-no rule until it gets its own), or `rule(step, *arguments) -> Bound` for a function. See `rule` for an example.
+A rule is `rule(module, step, *inputs) -> Bound`, registered for one exact type (a subclass may override
+anything, so it has no rule until it gets its own), or `rule(step, *arguments) -> Bound` for a function. See
+`rule` for an example.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from wellnormed.nn import (
 )
 from wellnormed.nn.activation import GELU_MAX_SLOPE
 
+F = TypeVar("F", bound=Callable[..., Bound])
+
 RULES: dict[type[nn.Module], Callable[..., Bound]] = {}
 """Exact type of a module -> its rule."""
 
@@ -30,15 +33,15 @@ FUNCTION_RULES: dict[Any, Callable[..., Bound]] = {}
 """Function, or name of a tensor method -> its rule."""
 
 
-def rule[F: Callable[..., Bound]](*types: type[nn.Module]) -> Callable[[F], F]:
+def rule(*types: type[nn.Module]) -> Callable[[F], F]:
     """Register a rule for modules of exactly these types.
 
     Args:
         types: Module classes. The rule answers for everything their `forward` does.
 
     Returns:
-        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound` for a traced value,
-        anything else as it stands in the call. Constants must be read from the module.
+        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound`
+        for a traced value, anything else as it stands in the call. Constants must be read from the module.
 
     Example:
         >>> class Halve(nn.Module):
@@ -62,15 +65,16 @@ def rule[F: Callable[..., Bound]](*types: type[nn.Module]) -> Callable[[F], F]:
     return register
 
 
-def function_rule[F: Callable[..., Bound]](*targets: Any) -> Callable[[F], F]:
+def function_rule(*targets: Any) -> Callable[[F], F]:
     """Register a rule for functions, and for tensor methods by their name.
 
     Args:
         targets: Such as `torch.add`, `operator.add`, `"add"`.
 
     Returns:
-        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced values and stored
-        tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are refused.
+        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced
+        values and stored tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are
+        refused.
     """
 
     def register(function: F) -> F:
@@ -99,7 +103,9 @@ def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
 @rule(HeadProjection)
 def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
     """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
-    return step.derive("head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),))
+    return step.derive(
+        "head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),)
+    )
 
 
 @rule(PositionMix)
@@ -196,7 +202,9 @@ def normalization(layer: nn.LayerNorm | nn.RMSNorm, step: Recorder, x: Bound) ->
     if len(layer.normalized_shape) != 1:
         raise step.refuse(f"it normalises {layer.normalized_shape}, more than a token's entries")
     if layer.eps is None or not layer.eps > 0:
-        raise step.refuse(f"eps={layer.eps} puts no floor under its input's size; set it to a positive number")
+        raise step.refuse(
+            f"eps={layer.eps} puts no floor under its input's size; set it to a positive number"
+        )
     bias = getattr(layer, "bias", None)
     claims: tuple = () if layer.weight is None else (step.max_abs(layer.weight),)
     if bias is not None:

@@ -1,7 +1,7 @@
 """The graph of the operations that a model executes, or a refusal that says where tracing stopped.
 
-torch.fx calls the model once with symbolic values. Modules with a rule become one node; all others are traced through. What a
-symbolic call cannot see (hooks, overridden methods, values written in place) is refused.
+torch.fx calls the model once with symbolic values. Modules with a rule become one node; all others are traced
+through. What a symbolic call cannot see (hooks, overridden methods, values written in place) is refused.
 """
 
 import operator
@@ -18,6 +18,8 @@ from wellnormed.nn import CappedEmbedding
 
 EMBEDDINGS = (nn.Embedding, CappedEmbedding)
 """Lookups whose vectors are the input variable; exact types."""
+
+_TORCH = torch.__file__.removesuffix("__init__.py")
 
 
 class _OneArgument(nn.Module):
@@ -72,8 +74,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
     """The executed operations; the model stands at the attribute `model` of the result.
 
     Raises:
-        UncertifiableError: A module carries hooks, a parametrization or a `forward` of its own, or the control flow
-            depends on values of the input.
+        UncertifiableError: A module carries hooks, a parametrization or a `forward` of its own, or the
+            control flow depends on values of the input.
     """
     _refuse_overrides(model)
     wrapped = _OneArgument(model)
@@ -93,6 +95,7 @@ def place(node: fx.Node) -> str:
     operation = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     kind = {"call_module": "module", "call_method": "method", "get_attr": "tensor"}.get(node.op, "operation")
     frames = re.findall(r'File "(.+?)", line (\d+), in .+\n\s*(.*)', node.stack_trace or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_TORCH) and frame[0] != __file__]
     line = f" at {frames[-1][0]}:{frames[-1][1]} `{frames[-1][2].strip()}`" if frames else ""
     return f"{kind} `{shown(operation)}` in module `{owner(node) or 'model'}`{line}"
 
@@ -105,7 +108,9 @@ def owner(node: fx.Node) -> str:
 
 def shown(path: str) -> str:
     """A path as the user knows it, without the wrapper's attribute."""
-    return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
+    return (
+        path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
+    )
 
 
 def _refuse_overrides(model: nn.Module) -> None:
@@ -114,9 +119,13 @@ def _refuse_overrides(model: nn.Module) -> None:
     for name, module in model.named_modules():
         where = f"module `{name or 'model'}` ({type(module).__name__})"
         if "forward" in vars(module):
-            raise UncertifiableError(f"{where} has a `forward` of its own instance; give it a class and a rule")
+            raise UncertifiableError(
+                f"{where} has a `forward` of its own instance; give it a class and a rule"
+            )
         if module._forward_hooks or module._forward_pre_hooks:
-            raise UncertifiableError(f"{where} carries forward hooks, which may change its values; remove them")
+            raise UncertifiableError(
+                f"{where} carries forward hooks, which may change its values; remove them"
+            )
         if hasattr(module, "parametrizations"):
             raise UncertifiableError(
                 f"{where} is parametrized, so its weight is not the one stored; "
@@ -127,10 +136,9 @@ def _refuse_overrides(model: nn.Module) -> None:
 def _line(error: BaseException) -> str:
     """The innermost line of the traceback outside torch."""
     traceback, found = error.__traceback__, ""
-    torch_home = torch.__file__.removesuffix("__init__.py")
     while traceback:
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(torch_home) and file != __file__:
+        if not file.startswith(_TORCH) and file != __file__:
             found = f"{file}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found

@@ -19,8 +19,8 @@ from wellnormed.certify.rules import FUNCTION_RULES, RULES
 from wellnormed.certify.tracing import EMBEDDINGS, owner, place, shown, trace
 
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64:
+    "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 """Names of dtypes in the safetensors format."""
 
@@ -30,13 +30,13 @@ _TOKENS = object()  # stands for the integers that an embedding looks up
 def certify(model: nn.Module, example_input: Tensor | None = None, radius: float = 1.0) -> Certificate:
     """A proved Lipschitz bound of the executed model, in the norm "largest RMS of a token" (LT section 4.2, corrected).
 
-    The input variable is what the model's embedding looks up, or the model's input if it has no embedding. Every operation
-    needs a rule (`rules.rule`, `functions`); what has none is refused. The bound covers real arithmetic with the
-    parameters as they are stored.
+    The input variable is what the model's embedding looks up, or the model's input if it has no embedding.
+    Every operation needs a rule (`rules.rule`, `functions`); what has none is refused. The bound covers real
+    arithmetic with the parameters as they are stored.
 
     Args:
-        model: Any module with one tensor in and one out, `(*, tokens, width)` or integers `(*, tokens)`; in evaluation mode,
-            or without layers that differ in training.
+        model: Any module with one tensor in and one out, `(*, tokens, width)` or integers `(*, tokens)`; in
+            evaluation mode, or without layers that differ in training.
         example_input: Run through model and graph as a check that they agree.
         radius: Largest RMS of an input token.
 
@@ -44,8 +44,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         The certificate: bound, domain, one row per operation, digests of all tensors.
 
     Raises:
-        UncertifiableError: An operation has no rule, is used outside its rule, or cannot be traced; names the operation,
-            the module and the line of the model.
+        UncertifiableError: An operation has no rule, is used outside its rule, or cannot be traced; names the
+            operation, the module and the line of the model.
         ValueError: `radius` is not positive, or smaller than an embedding's largest row.
 
     Example:
@@ -78,24 +78,29 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name: the very objects that the model uses."""
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    return {
+        name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+    }
 
 
 def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
     """The lookup that makes vectors of the model's integers; None if the model takes vectors.
 
     Raises:
-        UncertifiableError: Two lookups, or the integers are used besides: the input would be more than the vectors.
+        UncertifiableError: Two lookups, or the integers are used besides: the input would be more than the
+            vectors.
     """
     (tokens,) = (node for node in graph.graph.nodes if node.op == "placeholder")
     lookups = [
         node
         for node in graph.graph.nodes
-        if node.op == "call_module" and type(graph.get_submodule(node.target)) in EMBEDDINGS
+        if node.op == "call_module" and type(graph.get_submodule(str(node.target))) in EMBEDDINGS
     ]
     if not lookups:
         return None
-    for other in [node for node in lookups if tokens not in node.args] + [n for n in tokens.users if n != lookups[0]]:
+    for other in [node for node in lookups if tokens not in node.args] + [
+        n for n in tokens.users if n != lookups[0]
+    ]:
         raise UncertifiableError(
             f"{place(other)}: the model's integers must go into one embedding and nowhere else, for its vectors are the "
             "input that the certificate speaks of"
@@ -114,8 +119,8 @@ def _walk(graph: fx.GraphModule, recorder: Recorder, radius: float) -> str:
         if node.op == "placeholder":
             recorder.name = "input"
             values[node] = _TOKENS if embedding else recorder.derive("input", constants={"radius": radius})
-        elif node is embedding:
-            values[node] = _embed(graph.get_submodule(node.target), recorder, radius)
+        elif embedding is not None and node is embedding:
+            values[node] = _embed(graph.get_submodule(str(node.target)), recorder, radius)
             domain = f"all sequences whose tokens have RMS <= {radius} (the vectors of `{recorder.name}` among them)"
         elif node.op == "get_attr":
             values[node] = _attribute(graph, node.target)
@@ -127,16 +132,22 @@ def _walk(graph: fx.GraphModule, recorder: Recorder, radius: float) -> str:
     return domain
 
 
-def _rule_of(graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple) -> tuple[Callable[..., Bound], tuple]:
+def _rule_of(
+    graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple
+) -> tuple[Callable[..., Bound], tuple]:
     if node.op == "call_module":
-        module = graph.get_submodule(node.target)
+        module = graph.get_submodule(str(node.target))
         return RULES[type(module)], (module, recorder, *args)
     if node.target not in FUNCTION_RULES:
-        raise recorder.refuse("there is no rule for it; write one with `rule` for a module or `function_rule`")
+        raise recorder.refuse(
+            "there is no rule for it; write one with `rule` for a module or `function_rule`"
+        )
     return FUNCTION_RULES[node.target], (recorder, *args)
 
 
-def _apply(function: Callable[..., Bound], recorder: Recorder, args: tuple, keywords: Mapping[str, Any]) -> Bound:
+def _apply(
+    function: Callable[..., Bound], recorder: Recorder, args: tuple, keywords: Mapping[str, Any]
+) -> Bound:
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
@@ -164,7 +175,9 @@ def _embed(layer: Any, recorder: Recorder, radius: float) -> Bound:
 
 def _finish(output: Any, recorder: Recorder) -> None:
     if not isinstance(output, Bound):
-        raise recorder.refuse("the model must return one tensor that its operations computed; wrap it if it returns more")
+        raise recorder.refuse(
+            "the model must return one tensor that its operations computed; wrap it if it returns more"
+        )
     if recorder.rows[-1].name != output.row:
         recorder.name = "output"
         recorder.derive("identity", output)
@@ -173,7 +186,9 @@ def _finish(output: Any, recorder: Recorder) -> None:
 def _row_name(node: fx.Node) -> str:
     if node.op == "call_module":
         return shown(str(node.target)) or "model"
-    operation = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    operation = (
+        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    )
     return ".".join(filter(None, (owner(node), operation)))
 
 
@@ -187,7 +202,9 @@ def _attribute(graph: fx.GraphModule, target: str) -> Any:
 def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tensor) -> None:
     with torch.no_grad():
         executed, traced = model(example_input), graph(example_input)
-    if not (isinstance(executed, Tensor) and executed.shape == traced.shape and torch.allclose(executed, traced)):
+    if not (
+        isinstance(executed, Tensor) and executed.shape == traced.shape and torch.allclose(executed, traced)
+    ):
         raise UncertifiableError(
             f"{type(model).__name__} does not compute on example_input what was traced: its control flow depends on "
             "something that tracing cannot see; remove it"
@@ -196,7 +213,9 @@ def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tenso
 
 def _digest(tensor: Tensor) -> str:
     plain = tensor.detach().cpu().contiguous()
-    return tensor_digest(DTYPES[plain.dtype], plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return tensor_digest(
+        DTYPES[plain.dtype], plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    )
 
 
 def _version(package: str) -> str:

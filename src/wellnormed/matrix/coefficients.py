@@ -1,8 +1,7 @@
 """Coefficient sets of the odd polynomials that approximate the matrix sign: a table, its facts and its rules.
 
-A set is a composition of steps `p(x) = a x + b x^3 + c x^5`. The facts (largest and smallest value, slope at
-zero) are those of the whole composition and are checked by a test on a dense grid. Running a set is the work
-of `msign`.
+A set is a composition of steps `p(x) = a x + b x^3 + c x^5`; its facts (largest and smallest value, slope at
+zero) are those of the whole composition, checked by a test on a dense grid. `msign` runs it.
 """
 
 import difflib
@@ -166,8 +165,8 @@ _TABLE = (
         "polar-express-5-modded",
         "modded-nanogpt",
         _MODDED,
-        1.141128,
-        0.8588,
+        maximum=1.141128,
+        minimum=0.8588,
         normalisation=Normalisation(1.02, 1e-6),
     ),
     _set("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),

@@ -39,8 +39,8 @@ def msign(
 
     Returns:
         Same shape and dtype; spectral norm at most `overshoot` of the set, within rounding (1e-5 in float32,
-        2% in bfloat16 and float16). A zero matrix gives zero. Differentiable once: the gradient is that of the exact polar
-        factor, whatever the method.
+        2% in bfloat16 and float16). A zero matrix gives zero. Differentiable once: the gradient is that of
+        the exact polar factor, whatever the method.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), unknown

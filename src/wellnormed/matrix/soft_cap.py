@@ -1,4 +1,4 @@
-"""The polynomial soft cap of LT, section 3.3, and the strength it needs.
+"""The polynomial soft cap of LT, appendix B, and the strength it needs.
 
 LT is Training Transformers with Enforced Lipschitz Bounds.
 `p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`. With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3

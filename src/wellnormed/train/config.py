@@ -88,7 +88,9 @@ class TrainConfig:
 
 def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
     if not (0 <= value if or_zero else 0 < value) or not math.isfinite(value):
-        raise ValueError(f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}")
+        raise ValueError(
+            f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}"
+        )
 
 
 PRESETS: dict[str, TrainConfig] = {

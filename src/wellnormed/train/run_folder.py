@@ -80,15 +80,23 @@ class RunFolder:
         remedy = "pass the folder of a run that `wellnormed train` made, or train again"
         content = read_json(self.config_file, remedy)
         if content.get("format") != FORMAT:
-            raise ValueError(f"{self.config_file}: format {content.get('format')!r} is not {FORMAT}; {remedy}")
+            raise ValueError(
+                f"{self.config_file}: format {content.get('format')!r} is not {FORMAT}; {remedy}"
+            )
         if not isinstance(content.get("train"), dict):
-            raise ValueError(f"{self.config_file} has no 'train' section, so this is an exported model, not a run; {remedy}")
+            raise ValueError(
+                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; {remedy}"
+            )
         config = parse_dataclass(
             TrainConfig, {"model": content.get("model"), **content["train"]}, str(self.config_file)
         )
         text = content.get("text")
-        if not isinstance(text, dict) or not all(isinstance(text.get(k), str) for k in ("source", "sha256", "symbols")):
-            raise ValueError(f"{self.config_file}: the section 'text' needs source, sha256 and symbols; {remedy}")
+        if not isinstance(text, dict) or not all(
+            isinstance(text.get(k), str) for k in ("source", "sha256", "symbols")
+        ):
+            raise ValueError(
+                f"{self.config_file}: the section 'text' needs source, sha256 and symbols; {remedy}"
+            )
         return config, text
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -135,7 +143,10 @@ class RunFolder:
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
         sums = {}
-        for name, tensors in (("weights.safetensors", checkpoint.weights), ("state.safetensors", checkpoint.state)):
+        for name, tensors in (
+            ("weights.safetensors", checkpoint.weights),
+            ("state.safetensors", checkpoint.state),
+        ):
             content = _to_bytes(tensors)
             sums[name] = hashlib.sha256(content).hexdigest()
             write_atomically(temporary / name, content)
@@ -156,7 +167,9 @@ class RunFolder:
         if not folders:
             return None
         folder = folders[-1]
-        remedy = f"remove {folder} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
+        remedy = f"remove {folder} to resume from " + (
+            folders[-2].name if len(folders) > 1 else "the beginning"
+        )
         meta = read_json(folder / "meta.json", remedy)
         if meta.get("format") != FORMAT or not isinstance(meta.get("step"), int):
             raise ValueError(f"{folder / 'meta.json'} has no format {FORMAT} and step; {remedy}")

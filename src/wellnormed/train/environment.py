@@ -1,0 +1,64 @@
+"""What a run ran on: versions, commit, machine kind. Never anything that identifies a person or a machine."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("wellnormed", "torch", "numpy", "safetensors")
+
+
+def describe(device: torch.device, start: int) -> dict[str, Any]:
+    """One session of a run: from which step it ran, when, and on what."""
+    return {
+        "from_step": start,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # run from a source tree that is not installed
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this package is run from, if it is one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or no commit yet
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

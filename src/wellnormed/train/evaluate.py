@@ -1,0 +1,85 @@
+"""What a trained model is worth: loss over a split, and text."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellnormed.models.gpt import GPT
+
+TOKENS_AT_ONCE = 8192
+"""Enough to keep a machine busy, little enough for the memory of a small one."""
+
+
+@torch.no_grad()
+def validation_loss(model: GPT, tokens: Tensor, length: int, windows: int | None = None) -> float:
+    """Mean cross entropy, in nats a token, over non-overlapping windows.
+
+    The windows cover the whole split: every token but the first is predicted once, the last window being shorter.
+
+    Args:
+        model: In any mode; layers here do not differ between modes.
+        tokens: One split, int64.
+        length: Tokens of a window.
+        windows: Only so many, from the start; None for all.
+
+    Raises:
+        ValueError: Fewer than two tokens.
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
+    device = next(model.parameters()).device
+    batch = max(1, TOKENS_AT_ONCE // length)
+    count = (len(tokens) - 1) // length
+    if windows is not None:
+        count = min(count, windows)
+    inputs, targets = (
+        tokens[: count * length].view(-1, length),
+        tokens[1 : count * length + 1].view(-1, length),
+    )
+    pieces = list(zip(inputs.split(batch), targets.split(batch), strict=True)) if count else []
+    rest = tokens[count * length :]
+    if windows is None and len(rest) > 1:
+        pieces.append((rest[None, :-1], rest[None, 1:]))
+    total, seen = 0.0, 0
+    for x, y in pieces:
+        logits = model(x.to(device))
+        total += float(F.cross_entropy(logits.flatten(0, 1).float(), y.to(device).flatten(), reduction="sum"))
+        seen += y.numel()
+    return total / seen
+
+
+@torch.no_grad()
+def sample(
+    model: GPT, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
+) -> Tensor:
+    """Continue a prompt token by token; the model sees the last `config.length` tokens.
+
+    Args:
+        model: The model.
+        prompt: int64, at least one token.
+        count: How many tokens to add.
+        generator: Source of the draws, on the CPU.
+        temperature: Divides the logits; 0 takes the likeliest token.
+
+    Returns:
+        Prompt and continuation.
+
+    Raises:
+        ValueError: An empty prompt or a negative temperature.
+    """
+    if len(prompt) == 0:
+        raise ValueError("the prompt is empty; give at least one character")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(
+            f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token"
+        )
+    device = next(model.parameters()).device
+    tokens = prompt
+    for _ in range(count):
+        logits = model(tokens[None, -model.config.length :].to(device))[0, -1].float().cpu()
+        if temperature == 0:
+            drawn = logits.argmax()[None]
+        else:
+            drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, drawn])
+    return tokens

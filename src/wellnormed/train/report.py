@@ -1,0 +1,203 @@
+"""One HTML page about a run, self-contained, drawn only from the files of its folder."""
+
+import html
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+import wellnormed as wn
+from wellnormed._files import read_json, write_atomically
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
+.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height: auto }
+@media (max-width: 48rem) { .figures { grid-template-columns: 1fr } }
+.facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0 } .facts div { background: #f2f5fa; border-radius: 6px;
+padding: .6rem 1rem; flex: 1 } .facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
+table { border-collapse: collapse; font-size: .82rem; width: 100% } td, th { padding: .15rem .6rem .15rem 0; text-align: left;
+border-bottom: 1px solid #e7ebf1; vertical-align: top; overflow-wrap: anywhere } td.n, th.n { text-align: right;
+white-space: nowrap; font-variant-numeric: tabular-nums } pre { background: #f2f5fa; border-radius: 6px; padding: 1rem;
+white-space: pre-wrap; font-size: .85rem } .none { color: #566176 }
+"""
+BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
+
+
+def write_report(folder: str | Path) -> Path:
+    """Draw `report.html` from what a run folder or exported model holds; what it lacks is said to be missing.
+
+    Returns:
+        The report's path.
+
+    Raises:
+        ValueError: The folder has no readable config, or one of its files is damaged.
+    """
+    # imported here, for the loop imports this module: run_folder needs torch, a report does not
+    from wellnormed.train.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    if not run.path.is_dir():
+        raise ValueError(f"{run.path} is no folder; pass a run folder or an exported model")
+    config = read_json(run.config_file, "pass a run folder or an exported model")
+    metrics = run.read_metrics()
+    certificate = wn.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
+    results = read_json(run.results_file, "resume the run") if run.results_file.exists() else None
+    environment = read_json(run.environment_file, "remove it") if run.environment_file.exists() else None
+    sample = run.sample_file.read_text(encoding="utf-8") if run.sample_file.exists() else None
+    name = html.escape(run.path.resolve().name)
+    figures = []
+    if metrics:
+        figures += [_loss_figure(metrics, results), _norms_figure(metrics)]
+    if certificate:
+        figures += [_growth_figure(certificate), _gap_figure(certificate)]
+    parts = [
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{name}</title>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
+        _facts(results, certificate),
+        _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
+        _section("Sample", f"<pre>{html.escape(sample)}</pre>" if sample else None),
+        _section("Certificate", _certificate_table(certificate) if certificate else None),
+        _section("Ball projections: share of vectors projected on the validation split", _hits(results)),
+        _section("Config", _settings(config)),
+        _section("Environment", _settings(environment) if environment else None),
+        "</body></html>",
+    ]
+    write_atomically(run.report_file, "\n".join(parts))
+    return run.report_file
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e7ebf1")
+    return figure, axes
+
+
+def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) -> Figure:
+    figure, axes = _axes("Loss", "step", "nats a character")
+    axes.plot(
+        [r["step"] for r in metrics], [r["loss"] for r in metrics], color=GREY, lw=0.8, label="training batch"
+    )
+    validated = [r for r in metrics if "validation_loss" in r]
+    axes.plot(
+        [r["step"] for r in validated],
+        [r["validation_loss"] for r in validated],
+        "o-",
+        color=BLUE,
+        ms=4,
+        label="validation, first windows",
+    )
+    if results:
+        axes.axhline(
+            results["validation_loss"],
+            color=ORANGE,
+            ls="--",
+            lw=1,
+            label=f"whole split: {results['validation_loss']:.3f}",
+        )
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
+    figure, axes = _axes("Weight norms after every step", "step", "norm / cap (estimated)")
+    steps = [r["step"] for r in metrics]
+    for name in metrics[0]["norms_over_caps"]:
+        axes.plot(steps, [r["norms_over_caps"][name] for r in metrics], color=BLUE, lw=0.7, alpha=0.6)
+    axes.axhline(1, color=ORANGE, ls="--", lw=1, label="cap")
+    axes.set_ylim(0, 1.08)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def _growth_figure(certificate: "wn.Certificate") -> Figure:
+    figure, axes = _axes("Bounds through the network", "operation", "log10")
+    for values, colour, label in (
+        ([max(row.lipschitz) for row in certificate.layers], BLUE, "Lipschitz bound L"),
+        ([max(row.radius) for row in certificate.layers], ORANGE, "largest RMS R"),
+    ):
+        points = [(i, float(v.log10())) for i, v in enumerate(values) if v > 0]
+        axes.plot([i for i, _ in points], [v for _, v in points], color=colour, lw=1.5, label=label)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _gap_figure(certificate: "wn.Certificate") -> Figure:
+    figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
+    bars = [("certificate", certificate.log10_lipschitz, BLUE)]
+    if certificate.lower_bound:
+        bars.append(("largest gain found", math.log10(certificate.lower_bound), ORANGE))
+    for label, value, colour in bars:
+        axes.barh(label, value, color=colour, height=0.5)
+        axes.annotate(f" {value:.2f}", (value, label), va="center")
+    axes.margins(x=0.15)
+    axes.grid(visible=False)
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _section(title: str, body: str | None) -> str:
+    return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
+
+
+def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None") -> str:
+    facts = []
+    if results:
+        facts.append(
+            (f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}")
+        )
+    if certificate:
+        facts.append((f"{certificate.log10_lipschitz:.3f}", "log10 of the certified Lipschitz bound"))
+        if certificate.lower_bound:
+            facts.append(
+                (f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search")
+            )
+    if results:
+        facts.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
+        facts.append((f"{results['parameters']:,}", "parameters"))
+    boxes = "".join(
+        f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts
+    )
+    return f"<div class='facts' style='margin-top:1.2rem'>{boxes}</div>"
+
+
+def _certificate_table(certificate: "wn.Certificate") -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(row.name)}</td><td>{html.escape(row.rule)}</td>"
+        f"<td>{html.escape(', '.join(f'{k} {v:.6g}' for k, v in row.constants.items()))}</td>"
+        f"<td class='n'>{max(row.radius):.4g}</td><td class='n'>{max(row.lipschitz):.4g}</td></tr>"
+        for row in certificate.layers
+    )
+    return (
+        f"<p>{html.escape(certificate.norms)}. Domain: {html.escape(certificate.domain)}. "
+        f"Arithmetic: {html.escape(certificate.arithmetic)}.</p>"
+        "<table><tr><th>operation</th><th>rule</th><th>constants</th><th class='n'>RMS at most</th>"
+        f"<th class='n'>Lipschitz</th></tr>{rows}</table>"
+    )
+
+
+def _hits(results: dict[str, Any] | None) -> str | None:
+    if not results or not results["projection_hit_rates"]:
+        return None
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td class='n'>{rate:.2%}</td></tr>"
+        for name, rate in results["projection_hit_rates"].items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _settings(content: dict[str, Any]) -> str:
+    return f"<pre>{html.escape(json.dumps(content, indent=1))}</pre>"

@@ -1,0 +1,183 @@
+"""One training run in memory: model, optimizer, constraints, order of the data; and its checkpoint."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed.constraints as constraints
+from wellnormed.constraints import ColumnCap, Constraint
+from wellnormed.data.characters import CharacterText
+from wellnormed.models.files import load_weights
+from wellnormed.models.gpt import GPT, Attention, FeedForward
+from wellnormed.norms import assign_norms
+from wellnormed.optim import NonFiniteGradientError, Scion
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.run_folder import Checkpoint, optimizer_state, restore_optimizer
+
+RULES: dict[str, type[Constraint]] = {
+    "soft-cap": constraints.SoftCap,
+    "hard-cap": constraints.HardCap,
+    "spectral-normalize": constraints.SpectralNormalize,
+}
+
+
+def named_generators(seed: int) -> dict[str, torch.Generator]:
+    """One generator for each use, so that more draws for one never move another."""
+    names = ("initial weights", "order of the data", "sample", "lower bound")
+    return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
+
+
+def weight_roles(model: GPT) -> dict[str, str]:
+    """Name of every weight matrix -> its role, as in `Caps`, or `embedding`."""
+    roles = {"embedding.weight": "embedding", "position.weight": "embedding", "head.weight": "head"}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            parts = {role: getattr(module, role) for role in ("query", "key", "value", "output")}
+        elif isinstance(module, FeedForward):
+            parts = {"feed_in": module.input, "feed_out": module.output}
+        else:
+            continue
+        owned = {id(p): role for role, part in parts.items() for p in part.parameters() if p.ndim == 2}
+        roles |= {f"{name}.{leaf}": owned[id(p)] for leaf, p in module.named_parameters() if id(p) in owned}
+    return roles
+
+
+def constraint_rules(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
+    """Name of every weight matrix -> what keeps it in bounds."""
+    rule = RULES[config.constraint]
+    return {
+        name: ColumnCap(1.0) if role == "embedding" else rule(getattr(config.caps, role))
+        for name, role in weight_roles(model).items()
+    }
+
+
+def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
+    roles = weight_roles(model)
+    factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
+    factors |= {name: config.embedding_rate for name, role in roles.items() if role == "embedding"}
+    return factors
+
+
+class TrainingSession:
+    """Everything that one step changes, built from a config; a checkpoint then moves it to any step.
+
+    Args:
+        config: The run.
+        text: The data.
+        device: Where the model lives. The order of the data is drawn on the CPU, so it is the same everywhere.
+
+    Raises:
+        ValueError: A setting that a layer, norm, optimizer or constraint refuses, or a text shorter than the context.
+    """
+
+    def __init__(self, config: TrainConfig, text: CharacterText, device: torch.device) -> None:
+        self.config = config
+        self.text = text
+        self.device = device
+        if min(len(text.train), len(text.validation)) <= config.model.length:
+            raise ValueError(
+                f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
+                f"validation, but model.length={config.model.length} needs more than that of each; use a longer text or a "
+                "smaller length"
+            )
+        self.generators = named_generators(config.seed)
+        self.order = self.generators["order of the data"]
+        self.model = GPT(config.model, self.generators["initial weights"]).to(device)
+        self.optimizer = Scion(
+            assign_norms(self.model),
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            nesterov=True,
+            lr_scales=_rate_factors(self.model, config),
+        )
+        self.constraints = constraints.constrain(self.optimizer, constraint_rules(self.model, config))
+        self.step = 0
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the coming step: linear decay to 0."""
+        return self.config.learning_rate * (1 - self.step / self.config.steps)
+
+    def advance(self) -> float:
+        """Take one step.
+
+        Returns:
+            The loss before it.
+
+        Raises:
+            ValueError: The loss or a gradient is not finite (nothing was changed), or a rule cannot hold its promise.
+        """
+        inputs, targets = self._next_batch()
+        logits = self.model(inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        value = float(loss.detach())
+        if not abs(value) < float("inf"):
+            self._refuse_loss(value)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * (1 - self.step / self.config.steps)
+        try:
+            self.optimizer.step()
+        except NonFiniteGradientError as error:
+            raise ValueError(f"step {self.step + 1}: {error}") from error
+        self.step += 1
+        return value
+
+    def require_caps(self) -> float:
+        """Prove every norm.
+
+        Returns:
+            The largest proved norm over its cap.
+
+        Raises:
+            ValueError: A norm exceeds its cap.
+        """
+        ratios = self.constraints.proved_ratios()
+        worst = max(ratios, key=lambda name: ratios[name])
+        if not ratios[worst] <= 1:
+            raise ValueError(
+                f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so {self.config.constraint} "
+                "broke its promise; please report this run, and use --constraint hard-cap meanwhile"
+            )
+        return ratios[worst]
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that the next step depends on."""
+        state = {"generator.order": self.order.get_state()} | optimizer_state(self.optimizer)
+        return Checkpoint(self.step, dict(self.model.state_dict()), state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same config.
+
+        Raises:
+            ValueError: Its tensors do not fit the model.
+        """
+        load_weights(self.model, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
+        restore_optimizer(self.optimizer, checkpoint.state)
+        self.order.set_state(checkpoint.state["generator.order"])
+        self.step = checkpoint.step
+
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        length = self.config.model.length
+        starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.order)
+        windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
+        return windows[:, :-1], windows[:, 1:]
+
+    def _refuse_loss(self, value: float) -> None:
+        named = _first_not_finite(self.model)
+        raise ValueError(
+            f"step {self.step + 1}: the loss is {value}; {named}. No weight was changed; lower --learning-rate (now "
+            f"{self.rate:.4g}) or --model.logit-scale"
+        )
+
+
+def _first_not_finite(model: nn.Module) -> str:
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"the parameter {name!r} holds NaN or infinity"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return f"the first gradient with NaN or infinity is that of {name!r}"
+    return "all gradients are finite"

@@ -1,0 +1,129 @@
+"""The attention rule against a joint gradient search over weights and inputs."""
+
+import dataclasses
+import math
+from decimal import Decimal
+
+import pytest
+import torch
+from attention_search import Found, Layer, largest_gain
+from torch import Tensor, nn
+
+from wellnormed.certify import Certificate, certify, lower_bound
+from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads
+
+
+class Attention(nn.Module):
+    def __init__(self, layer: Layer, weights_3DD: Tensor) -> None:
+        super().__init__()
+        radii = (layer.query_radius, layer.key_radius, layer.value_radius)
+        self.projections = nn.ModuleList()
+        for weight, radius in zip(weights_3DD, radii, strict=True):
+            projection = HeadProjection(layer.width, layer.heads).double()
+            projection.weight.data = weight.clone()
+            ball = nn.Identity() if radius == math.inf else BallProjection(radius)
+            self.projections.append(nn.Sequential(projection, ball))
+        self.attend = CausalAttention(layer.heads, layer.scale)
+        self.merge = MergeHeads()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = (projection(x_BTD) for projection in self.projections)
+        return self.merge(self.attend(q, k, v))
+
+
+def certified(layer: Layer, found: Found) -> Certificate:
+    return certify(Attention(layer, found.weights_3DD), radius=layer.radius)
+
+
+def as_published(query: float, key: float, value: float, tau: float, radius: float) -> float:
+    """LT theorem D.1 with equations 20 to 23, from the norms of whole matrices, times the block's factor 1/3."""
+    functional = math.sqrt(tau) * max(1.0, value * radius * max(query * radius, key * radius))
+    return functional * (query + key + value) / 3
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("per_head", [True, False])
+def test_no_weights_and_inputs_exceed_the_certificate(heads: int, per_head: bool) -> None:
+    layer = Layer(heads, width=max(4, 2 * heads), per_head=per_head)
+    found = largest_gain(layer, tokens=heads + 1, steps=200)
+    certificate = certified(layer, found)
+    assert found.gain <= certificate.lipschitz
+    assert found.gain > 0.3 * certificate.lipschitz  # the search is a test only if it comes near
+
+
+@pytest.mark.parametrize(("heads", "promised_times"), [(4, 2.6), (8, 5.2)])
+def test_the_published_formula_is_exceeded(heads: int, promised_times: float) -> None:
+    found = largest_gain(Layer(heads, width=2 * heads, per_head=False), tokens=heads + 1, steps=300)
+    assert found.gain / 3 > promised_times * as_published(1, 1, 1, tau=1, radius=1)
+
+
+def test_one_head_comes_within_five_percent_of_the_theorem() -> None:
+    layer = Layer(1, width=4)
+    found = largest_gain(layer)
+    bound = certified(layer, found).lipschitz
+    assert bound == pytest.approx(1 + math.sqrt(2), rel=1e-6)  # c (sqrt(1 + t^2) + t) at c = t = 1
+    assert 0.95 * bound < found.gain <= bound
+
+
+BALLS = Layer(1, 4, key_cap=2.0, value_cap=2.0, key_radius=0.5, value_radius=0.5)
+
+
+def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
+    """A projection's Jacobian differs from token to token, so the theorem's cross term does not vanish."""
+    found = largest_gain(BALLS, searches=32, steps=400)
+    radius_q, radius_k, radius_v = 1.0, 0.5, 0.5
+    theorem = math.hypot(2.0, radius_q * radius_v * 2.0) + radius_k * radius_v * 1.0
+    sum_form = 2.0 + radius_v * (radius_q * 2.0 + radius_k * 1.0)
+    assert found.gain > 1.05 * theorem
+    assert found.gain <= certified(BALLS, found).lipschitz == pytest.approx(sum_form, rel=1e-6)
+
+
+def test_inactive_projections_keep_the_theorem() -> None:
+    inactive = dataclasses.replace(BALLS, key_radius=2.1, value_radius=2.1)
+    found = largest_gain(inactive, steps=50)
+    without = dataclasses.replace(BALLS, key_radius=math.inf, value_radius=math.inf)
+    assert certified(inactive, found).lipschitz == certified(without, found).lipschitz
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(2, 8, query_cap=2.0, query_radius=0.7),
+        Layer(2, 8, value_cap=2.0, value_radius=0.7, scale=2.0),
+        Layer(2, 8, key_cap=3.0, key_radius=0.5, radius=0.5, scale=4.0),
+        Layer(
+            1,
+            4,
+            query_cap=3.0,
+            key_cap=3.0,
+            value_cap=3.0,
+            query_radius=1.0,
+            key_radius=1.0,
+            value_radius=1.0,
+        ),
+    ],
+)
+def test_projected_heads(layer: Layer) -> None:
+    found = largest_gain(layer, tokens=4, steps=200)
+    assert 0.5 * certified(layer, found).lipschitz < found.gain <= certified(layer, found).lipschitz
+
+
+def test_the_library_search_finds_what_the_plain_one_finds() -> None:
+    layer = Layer(1, 4)
+    found = largest_gain(layer)
+    again = lower_bound(
+        Attention(layer, found.weights_3DD), length=4, steps=200, generator=torch.Generator().manual_seed(0)
+    )
+    assert again.value > 0.9 * found.gain
+
+
+def test_bounds_beyond_floating_point() -> None:
+    """Without projections the bound enters attention squared at every block and passes 10^400."""
+    layers = [
+        Attention(Layer(1, 2), 3e20 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)) for _ in range(9)
+    ]
+    certificate = certify(nn.Sequential(*layers))
+    assert certificate.lipschitz == math.inf
+    assert 400 < certificate.log10_lipschitz < math.inf
+    assert certificate.exact_lipschitz > Decimal("1e400")
+    assert "e+" in str(certificate)

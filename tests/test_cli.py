@@ -1,0 +1,94 @@
+import subprocess
+import sys
+
+import pytest
+
+from wellnormed.cli import main
+from wellnormed.models import load
+from wellnormed.models.files import export
+
+TINY = (
+    "--steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5 "
+    "--model.length 8 --model.width 8 --model.heads 2 --model.blocks 1"
+).split()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_help_does_not_import_torch():
+    code = "import sys\nfrom wellnormed.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert all(command in shown for command in ("train", "certify", "verify", "sample", "report"))
+
+
+def test_mistyped_options_are_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--learning-rat", "3"])
+    assert "--learning-rate" in capsys.readouterr().err
+
+
+def test_the_preset_sets_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--preset", "paper", "--help"])
+    assert "(default: 64)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cap_of_zero_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--caps.query", "0"])
+    assert "caps.query=0.0" in capsys.readouterr().err
+
+
+def test_every_command_on_run_and_exported_model(place, capsys):
+    assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 0
+    assert "validation loss" in capsys.readouterr().out
+    symbols = "".join(sorted(set((place / "text.txt").read_text())))
+    export(load("runs/a"), "exported", symbols)
+    for folder in ("runs/a", "exported"):
+        assert main(["certify", folder, "--attack-steps", "2"]) == 0
+        assert "Lipschitz bound" in capsys.readouterr().out
+        assert main(["verify", folder]) == 0
+        assert "verified" in capsys.readouterr().out
+        assert main(["sample", folder, "--prompt", "Speak", "--characters", "9"]) == 0
+        assert len(capsys.readouterr().out) == 5 + 9 + 1
+        assert main(["report", folder]) == 0
+        assert "<svg" in (place / folder / "report.html").read_text()
+        capsys.readouterr()
+        assert main(["sample", folder, "--prompt", "Speak {"]) == 2
+        assert "error: the prompt has a character that the model never saw: '{'" in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert main(["train", "--resume", "runs/a", "--steps", "9"]) == 2
+    assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 2
+    assert "exists" in capsys.readouterr().err
+
+    config = place / "exported" / "config.json"
+    original = config.read_text()
+    config.write_text(original.replace('"logit_scale": 16.0', '"logit_scale": 15.0'))
+    assert main(["verify", "exported"]) == 1
+    assert "another one" in capsys.readouterr().err
+    config.write_text(original)
+    for name in ("model.safetensors", "certificate.json"):
+        path = place / "exported" / name
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 1
+        path.write_bytes(content)
+        assert main(["verify", "exported"]) == 1
+        assert "NOT VERIFIED" in capsys.readouterr().err
+        content[-20] ^= 1
+        path.write_bytes(content)
+    assert main(["verify", "exported"]) == 0
+
+
+@pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])
+def test_a_missing_run_is_one_line_of_error(command, capsys, place):
+    assert main([command, "runs/nothing"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert "Traceback" not in shown
+    with pytest.raises(ValueError, match="runs/nothing"):
+        main([command, "runs/nothing", "--debug"])

@@ -1,0 +1,156 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from wellnormed.data import load_shakespeare
+from wellnormed.models import load
+from wellnormed.train import RunFolder, resume, sample, train, validation_loss
+from wellnormed.train.session import TrainingSession, constraint_rules, weight_roles
+
+KILLED = """
+import sys
+from dataclasses import replace
+from wellnormed.models import GPTConfig
+from wellnormed.train import TrainConfig, train
+train(TrainConfig(model=GPTConfig(length=8, width=8, heads=2, blocks=1), steps=400, batch=2, threads=1, source=sys.argv[1],
+                  device="cpu", log_every=3, checkpoint_every=20, attack_steps=2, sample_characters=20), sys.argv[2])
+"""
+
+
+def without_timing(run):
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in run.read_metrics()]
+
+
+def session(config):
+    return TrainingSession(config, load_shakespeare(config.source), torch.device("cpu"))
+
+
+def test_a_run_leaves_everything(tiny, tmp_path):
+    run = train(tiny, tmp_path / "run")
+    results = json.loads(run.results_file.read_text())
+    assert results["proved_norm_over_cap"] <= 1
+    assert results["lower_bound"] > 0
+    assert [folder.name for folder in run.checkpoint_folders()] == ["step-00000008", "step-00000012"]
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 4, 6, 8, 10, 12]
+    assert len(run.sample_file.read_text()) == 21
+    page = run.report_file.read_text()
+    assert page.count("<svg") == 4
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    config, _ = run.read_config()
+    assert config == replace(tiny, model=load(run.path).config)
+    finished = run.weights_file.read_bytes()
+    assert resume(run.path).weights_file.read_bytes() == finished
+
+
+def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
+    def start(name):
+        command = [sys.executable, "-c", KILLED, str(text_file), str(tmp_path / name)]
+        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+
+    whole = start("whole")
+    killed = start("killed")
+    run = RunFolder(tmp_path / "killed")
+    deadline = time.monotonic() + 120
+    while not run.checkpoint_folders() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(random.random())  # any moment; every one must do
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() in (-signal.SIGKILL, 0)  # 0: it was quicker than the signal
+    with run.metrics_file.open("a") as file:
+        file.write('{"step": 39')  # what a kill within a write leaves
+    assert whole.wait(120) == 0
+    resume(run.path)
+    reference = RunFolder(tmp_path / "whole")
+    assert run.weights_file.read_bytes() == reference.weights_file.read_bytes()
+    assert without_timing(run) == without_timing(reference)
+    assert run.sample_file.read_text() == reference.sample_file.read_text()
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny, tmp_path):
+    whole = train(tiny, tmp_path / "whole")
+    run = RunFolder(tmp_path / "killed")
+    config, text = whole.read_config()
+    run.create(config, text)
+    assert resume(run.path).weights_file.read_bytes() == whole.weights_file.read_bytes()
+
+
+def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, monkeypatch):
+    advance = TrainingSession.advance
+
+    def poisoned(self):
+        if self.step == 5:
+            self.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+        return advance(self)
+
+    monkeypatch.setattr(TrainingSession, "advance", poisoned)
+    with pytest.raises(
+        ValueError, match=r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"
+    ):
+        train(tiny, tmp_path / "run")
+    checkpoint = RunFolder(tmp_path / "run").load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.step == 4
+
+
+def test_nan_in_the_loss_names_the_step(tiny):
+    s = session(tiny)
+    s.model.head.bias.data[0] = float("nan")
+    with pytest.raises(ValueError, match="step 1: the loss is nan; the parameter 'head.bias'"):
+        s.advance()
+
+
+def test_a_norm_above_its_cap_is_an_error(tiny):
+    s = session(tiny)
+    s.model.head.weight.data.fill_(9.0)
+    with pytest.raises(ValueError, match="'head.weight' may be"):
+        s.require_caps()
+
+
+@pytest.mark.parametrize("constraint", ["soft-cap", "hard-cap", "spectral-normalize"])
+def test_every_rule_holds_after_every_step(tiny, constraint):
+    s = session(replace(tiny, constraint=constraint, learning_rate=0.2))
+    for _ in range(6):
+        s.advance()
+        assert s.require_caps() <= 1
+
+
+def test_a_learning_rate_beyond_the_rule_is_refused_before_a_folder_exists(tiny, tmp_path):
+    with pytest.raises(ValueError, match="SoftCap"):
+        train(replace(tiny, learning_rate=5.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_matrix_has_a_rule(tiny):
+    s = session(tiny)
+    matrices = {n for n, p in s.model.named_parameters() if p.ndim == 2 and "bias" not in n}
+    assert set(weight_roles(s.model)) == matrices == set(constraint_rules(s.model, tiny))
+    assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
+
+
+def test_validation_covers_every_token(tiny):
+    model = session(tiny).model
+    tokens = torch.arange(30) % model.config.vocabulary_size
+    by_hand = 0.0
+    for start in range(0, 29, 8):
+        x, y = tokens[start : min(start + 8, 29)], tokens[start + 1 : min(start + 8, 29) + 1]
+        by_hand += float(torch.nn.functional.cross_entropy(model(x[None])[0], y, reduction="sum"))
+    assert validation_loss(model, tokens, 8) == pytest.approx(by_hand / 29, rel=1e-5)
+
+
+def test_sampling_is_seeded_and_refuses_an_empty_prompt(tiny):
+    model = session(tiny).model
+    draws = [sample(model, torch.tensor([1]), 20, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert torch.equal(sample(model, torch.tensor([1]), 3, temperature=0)[:1], torch.tensor([1]))
+    with pytest.raises(ValueError, match="prompt is empty"):
+        sample(model, torch.tensor([], dtype=torch.long), 3)
