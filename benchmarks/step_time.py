@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import wellnormed as wn
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.loop import build_optimizer
+from wellnormed.train.session import build_optimizer
 
 
 def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:

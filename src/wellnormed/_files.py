@@ -1,4 +1,4 @@
-"""Small files that survive a crash and are read strictly: atomic writes, JSON into dataclasses. Free of torch."""
+"""Small files that survive a crash and are read strictly: atomic writes, typed JSON. Free of torch."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ def nearest(name: str, options: typing.Iterable[str]) -> str:
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """Build a dataclass from JSON: every key known, none missing, every value of the declared type.
 
-    Understands `int`, `float` (an integer is one, too), `bool`, `str`, `Literal`, `... | None` and dataclasses.
+    Understands `int`, `float` (an integer is one), `bool`, `str`, `Literal`, `... | None` and dataclasses.
 
     Args:
         cls: The dataclass.
@@ -106,7 +106,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
             )
     values = {name: _parse(kinds[name], content[name], f"{where}.{name}") for name in names}
     try:
-        return cls(**values)
+        return typing.cast("type[T]", cls)(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

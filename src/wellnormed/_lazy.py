@@ -1,6 +1,6 @@
 """Lazy package namespaces, so that importing `wellnormed` costs nothing until a name is used.
 
-The command line prints its help without importing torch; `wellnormed.certify` and its siblings load on first use.
+The command line prints its help without importing torch; `wn.certify` and its siblings load on first use.
 """
 
 import importlib

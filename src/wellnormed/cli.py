@@ -44,7 +44,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Certify:
-    """Prove a Lipschitz bound of a run or exported model, search for a lower one, and write certificate.json."""
+    """Prove a Lipschitz bound of a run or model, search for a lower one, and write certificate.json."""
 
     folder: Run
     """Run folder or exported model."""
@@ -74,7 +74,7 @@ class Certify:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check certificate.json against weights and model, by arithmetic of its own; exit status 1 if it does not hold."""
+    """Check certificate.json against weights and model, by independent arithmetic; status 1 if it fails."""
 
     folder: Run
     """Run folder or exported model."""
@@ -213,7 +213,7 @@ def _new_folder(preset: str) -> Path:
     return folder
 
 
-def _first_difference(stored, fresh) -> str | None:  # noqa: ANN001
+def _first_difference(stored, fresh) -> str | None:
     """Where two certificates state different operations or constants."""
     if len(stored.layers) != len(fresh.layers):
         return f"it has {len(fresh.layers)} operations, the certificate {len(stored.layers)}"

@@ -82,7 +82,8 @@ def test_without_any_text_the_remedies_are_named(no_text, monkeypatch):
 
 def test_markdown_becomes_speeches():
     markdown = (
-        "# Play\n\n### SCENE I. A room.\n\n_Enter A,\nand B_\n\n**FIRST LORD**  \n_\\[Aside\\]_  \nO, “well” -- _\\[To B\\]_ go!\n"
+        "# Play\n\n### SCENE I. A room.\n\n_Enter A,\nand B_\n\n**FIRST LORD**  \n_\\[Aside\\]_  \nO, "
+        "“well” -- _\\[To B\\]_ go!\n"
         "\n*Exit.*\n\n**B & C**  \n'\\--aye,' é.\n\n**SILENT**  \n_Exit_\n"
     )
     assert play_from_markdown(markdown) == "FIRST LORD:\nO, 'well' -- go!\n\nB & C:\n'--aye,' e.\n\n"

@@ -16,6 +16,6 @@ def text_file(tmp_path):
 @pytest.fixture
 def tiny(text_file):
     return TrainConfig(
-        model=MODEL, steps=12, batch=2, threads=1, source=str(text_file), device="cpu", log_every=2, checkpoint_every=4,
-        attack_steps=2, sample_characters=20,
+        model=MODEL, steps=12, batch=2, threads=1, source=str(text_file), device="cpu", log_every=2,
+        checkpoint_every=4, attack_steps=2, sample_characters=20,
     )  # fmt: skip

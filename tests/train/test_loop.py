@@ -17,11 +17,12 @@ from wellnormed.train.session import TrainingSession, constraint_rules, weight_r
 
 KILLED = """
 import sys
-from dataclasses import replace
 from wellnormed.models import GPTConfig
 from wellnormed.train import TrainConfig, train
-train(TrainConfig(model=GPTConfig(length=8, width=8, heads=2, blocks=1), steps=400, batch=2, threads=1, source=sys.argv[1],
-                  device="cpu", log_every=3, checkpoint_every=20, attack_steps=2, sample_characters=20), sys.argv[2])
+model = GPTConfig(length=8, width=8, heads=2, blocks=1)
+config = TrainConfig(model, steps=400, batch=2, threads=1, source=sys.argv[1], device="cpu", log_every=3,
+                     checkpoint_every=20, attack_steps=2, sample_characters=20)
+train(config, sys.argv[2])
 """
 
 
@@ -105,14 +106,14 @@ def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(ti
 def test_nan_in_the_loss_names_the_step(tiny):
     s = session(tiny)
     s.model.head.bias.data[0] = float("nan")
-    with pytest.raises(ValueError, match="step 1: the loss is nan; the parameter 'head.bias'"):
+    with pytest.raises(ValueError, match=r"step 1: the loss is nan; the parameter 'head.bias'"):
         s.advance()
 
 
 def test_a_norm_above_its_cap_is_an_error(tiny):
     s = session(tiny)
     s.model.head.weight.data.fill_(9.0)
-    with pytest.raises(ValueError, match="'head.weight' may be"):
+    with pytest.raises(ValueError, match=r"'head.weight' may be"):
         s.require_caps()
 
 
@@ -137,6 +138,7 @@ def test_every_matrix_has_a_rule(tiny):
     assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
 
 
+@torch.no_grad()
 def test_validation_covers_every_token(tiny):
     model = session(tiny).model
     tokens = torch.arange(30) % model.config.vocabulary_size

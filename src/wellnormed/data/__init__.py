@@ -1,4 +1,4 @@
-"""Readers of data sets, one small file each: local folder, user's cache, checked download, offline default."""
+"""Readers of data sets, one file each: local folder, user's cache, checked download, offline default."""
 
 from wellnormed._lazy import lazy_namespace
 

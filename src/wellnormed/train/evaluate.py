@@ -14,7 +14,7 @@ TOKENS_AT_ONCE = 8192
 def validation_loss(model: GPT, tokens: Tensor, length: int, windows: int | None = None) -> float:
     """Mean cross entropy, in nats a token, over non-overlapping windows.
 
-    The windows cover the whole split: every token but the first is predicted once, the last window being shorter.
+    The windows cover the split: every token but the first is predicted once, the last window being shorter.
 
     Args:
         model: In any mode; layers here do not differ between modes.

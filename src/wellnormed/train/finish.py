@@ -1,4 +1,4 @@
-"""What follows the last step: loss over the whole validation split, hit rates, sample, certificate, lower bound."""
+"""What follows the last step: loss over the whole validation split, sample, certificate, lower bound."""
 
 import copy
 import math
@@ -78,7 +78,8 @@ def print_summary(run: RunFolder, console: Console) -> None:
         certified += f"; log10 of the largest gain found by search {math.log10(results['lower_bound']):.3f}"
     hits = results["projection_hit_rates"]
     lines = [
-        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} characters of "
+        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} "
+        "characters of "
         f"{results['source']}, after {results['training_tokens']:,} training tokens",
         certified,
         f"largest proved norm / cap {results['proved_norm_over_cap']:.6f}",

@@ -1,4 +1,4 @@
-"""The training loop, from a config or from where a killed run stopped, to a run folder with everything proved."""
+"""The training loop, from a config or where a killed run stopped, to a folder with everything proved."""
 
 import time
 from collections.abc import Iterator
@@ -141,7 +141,8 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
     text = load_shakespeare(path if path.is_file() else described["source"])
     if text.sha256 != described["sha256"]:
         raise ValueError(
-            f"the run was trained on a text with sha256 {described['sha256']}, but {text.source!r} has {text.sha256} now; "
+            f"the run was trained on a text with sha256 {described['sha256']}, but {text.source!r} has "
+            f"{text.sha256} now; "
             "restore that text, or begin a new run"
         )
     return text

@@ -13,15 +13,23 @@ import wellnormed as wn
 from wellnormed._files import read_json, write_atomically
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
-.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height: auto }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding:
+0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px
+solid #d5dae3 }
+.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height:
+auto }
 @media (max-width: 48rem) { .figures { grid-template-columns: 1fr } }
-.facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0 } .facts div { background: #f2f5fa; border-radius: 6px;
-padding: .6rem 1rem; flex: 1 } .facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
-table { border-collapse: collapse; font-size: .82rem; width: 100% } td, th { padding: .15rem .6rem .15rem 0; text-align: left;
-border-bottom: 1px solid #e7ebf1; vertical-align: top; overflow-wrap: anywhere } td.n, th.n { text-align: right;
-white-space: nowrap; font-variant-numeric: tabular-nums } pre { background: #f2f5fa; border-radius: 6px; padding: 1rem;
+.facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0 } .facts div { background: #f2f5fa;
+border-radius: 6px;
+padding: .6rem 1rem; flex: 1 } .facts b { display: block; font-size: 1.35rem } .facts span { color:
+#566176; font-size: .85rem }
+table { border-collapse: collapse; font-size: .82rem; width: 100% } td, th { padding: .15rem .6rem .15rem
+0; text-align: left;
+border-bottom: 1px solid #e7ebf1; vertical-align: top; overflow-wrap: anywhere } td.n, th.n { text-align:
+right;
+white-space: nowrap; font-variant-numeric: tabular-nums } pre { background: #f2f5fa; border-radius: 6px;
+padding: 1rem;
 white-space: pre-wrap; font-size: .85rem } .none { color: #566176 }
 """
 BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"

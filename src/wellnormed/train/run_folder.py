@@ -1,4 +1,4 @@
-"""A run on disk: config, environment, metrics, checkpoints, results. Survives `kill -9`; nothing is pickled."""
+"""A run on disk: config, environment, metrics, checkpoints, results. Survives `kill -9`; no pickle."""
 
 import dataclasses
 import hashlib
@@ -62,7 +62,8 @@ class RunFolder:
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ValueError(
-                f"{self.path} exists; continue it with `wellnormed train --resume {self.path}` or choose another --name"
+                f"{self.path} exists; continue it with `wellnormed train --resume {self.path}` or "
+                "choose another --name"
             )
         self.checkpoints.mkdir(parents=True)
         settings = dataclasses.asdict(config)
@@ -85,7 +86,8 @@ class RunFolder:
             )
         if not isinstance(content.get("train"), dict):
             raise ValueError(
-                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; {remedy}"
+                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; "
+                f"{remedy}"
             )
         config = parse_dataclass(
             TrainConfig, {"model": content.get("model"), **content["train"]}, str(self.config_file)
@@ -182,7 +184,8 @@ class RunFolder:
             expected = meta.get("sha256", {}).get(name)
             if hashlib.sha256(content).hexdigest() != expected:
                 raise ValueError(
-                    f"{path} ({len(content):,} bytes) is truncated or changed: its sha256 is not {expected}; {remedy}"
+                    f"{path} ({len(content):,} bytes) is truncated or changed: its sha256 is not "
+                    f"{expected}; {remedy}"
                 )
             tensors.append(load_tensors(content))
         return Checkpoint(meta["step"], *tensors)

@@ -54,8 +54,20 @@ def constraint_rules(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
 def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
     roles = weight_roles(model)
     factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
-    factors |= {name: config.embedding_rate for name, role in roles.items() if role == "embedding"}
-    return factors
+    own = {"embedding": config.embedding_rate, "head": config.head_rate}
+    return factors | {name: own[role] for name, role in roles.items() if role in own}
+
+
+def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
+    """The optimizer of a run, with the rules that hold after each of its steps."""
+    optimizer = Scion(
+        assign_norms(model),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=True,
+        lr_scales=_rate_factors(model, config),
+    )
+    return optimizer, constraints.constrain(optimizer, constraint_rules(model, config))
 
 
 class TrainingSession:
@@ -64,10 +76,10 @@ class TrainingSession:
     Args:
         config: The run.
         text: The data.
-        device: Where the model lives. The order of the data is drawn on the CPU, so it is the same everywhere.
+        device: Where the model lives. The order of the data is drawn on the CPU, the same everywhere.
 
     Raises:
-        ValueError: A setting that a layer, norm, optimizer or constraint refuses, or a text shorter than the context.
+        ValueError: A setting that a layer, norm, optimizer or constraint refuses, or too short a text.
     """
 
     def __init__(self, config: TrainConfig, text: CharacterText, device: torch.device) -> None:
@@ -76,21 +88,16 @@ class TrainingSession:
         self.device = device
         if min(len(text.train), len(text.validation)) <= config.model.length:
             raise ValueError(
-                f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
-                f"validation, but model.length={config.model.length} needs more than that of each; use a longer text or a "
+                f"the text {text.source!r} has {len(text.train)} characters to train on and "
+                f"{len(text.validation)} for "
+                f"validation, but model.length={config.model.length} needs more than that of each; use "
+                "a longer text or a "
                 "smaller length"
             )
         self.generators = named_generators(config.seed)
         self.order = self.generators["order of the data"]
         self.model = GPT(config.model, self.generators["initial weights"]).to(device)
-        self.optimizer = Scion(
-            assign_norms(self.model),
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            nesterov=True,
-            lr_scales=_rate_factors(self.model, config),
-        )
-        self.constraints = constraints.constrain(self.optimizer, constraint_rules(self.model, config))
+        self.optimizer, self.constraints = build_optimizer(self.model, config)
         self.step = 0
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
@@ -106,7 +113,7 @@ class TrainingSession:
             The loss before it.
 
         Raises:
-            ValueError: The loss or a gradient is not finite (nothing was changed), or a rule cannot hold its promise.
+            ValueError: Loss or gradient is not finite (nothing changed), or a rule cannot hold its promise.
         """
         inputs, targets = self._next_batch()
         logits = self.model(inputs)
@@ -138,7 +145,8 @@ class TrainingSession:
         worst = max(ratios, key=lambda name: ratios[name])
         if not ratios[worst] <= 1:
             raise ValueError(
-                f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so {self.config.constraint} "
+                f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so "
+                f"{self.config.constraint} "
                 "broke its promise; please report this run, and use --constraint hard-cap meanwhile"
             )
         return ratios[worst]
@@ -168,7 +176,8 @@ class TrainingSession:
     def _refuse_loss(self, value: float) -> None:
         named = _first_not_finite(self.model)
         raise ValueError(
-            f"step {self.step + 1}: the loss is {value}; {named}. No weight was changed; lower --learning-rate (now "
+            f"step {self.step + 1}: the loss is {value}; {named}. No weight was changed; lower "
+            "--learning-rate (now "
             f"{self.rate:.4g}) or --model.logit-scale"
         )
 

@@ -9,8 +9,8 @@ Proofs: "Sound bounds", in the documentation.
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
-from wellnormed.certify.bound import Bound, LinearIn, hypotenuse, root_mean_square, sqrt_up
-from wellnormed.certify.certificate import Claim
+from wellnormed.certificates.bound import Bound, LinearIn, hypotenuse, root_mean_square, sqrt_up
+from wellnormed.certificates.certificate import Claim
 
 Constants = Mapping[str, Decimal]
 Primitive = Callable[[Sequence[Bound], Constants, Sequence[Claim]], Bound]
@@ -35,7 +35,7 @@ def multiplied(x: Bound, radius: Decimal, lipschitz: Decimal) -> Bound:
 
 
 def rms_gain(claim: Claim) -> tuple[Decimal, ...]:
-    """RMS -> RMS norms of the parts of a matrix: `sqrt(inputs / outputs of a part)` times the singular value."""
+    """RMS -> RMS norms of a matrix's parts: `sqrt(inputs / outputs of a part)` times the singular value."""
     outputs = claim.shape[0] // len(claim.values)
     unit = sqrt_up(Decimal(claim.shape[1]) / outputs)
     return tuple(Decimal(value) * unit for value in claim.values)
@@ -81,7 +81,7 @@ def _ball_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
 
 
 def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    """Smallest of the valid bounds, head by head; RMS units, logits `scale / K <q, k>` plus any additive mask."""
+    """Smallest valid bound of each head; RMS units, logits `scale / K <q, k>` plus any additive mask."""
     q, k, v = inputs
     scale = c["scale"] * Decimal("1.000000000000001")  # the layer divides it by K in float64
     ell = [
@@ -145,7 +145,7 @@ def _add(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Boun
 
 
 def _normalization(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    """LayerNorm and RMSNorm: slope at most `|gain|_inf / sqrt(eps)`, output RMS at most `|gain|_inf + RMS(bias)`."""
+    """LayerNorm, RMSNorm: slope at most `|gain|_inf / sqrt(eps)`, RMS at most `|gain|_inf + RMS(bias)`."""
     gain = Decimal(claims[0].values[0]) if claims else ONE
     bias = Decimal(claims[1].values[0]) if len(claims) > 1 else ZERO
     slope = gain * sqrt_up(1 / c["eps"])

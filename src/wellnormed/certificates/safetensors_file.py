@@ -1,4 +1,4 @@
-"""Tensors as bytes: from a safetensors file, a NumPy array or a torch tensor, read without torch and without pickle."""
+"""Tensors as bytes, from a safetensors file, a NumPy array or a torch tensor; never by pickle."""
 
 import json
 import math

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from wellnormed.certify import Certificate, Row, VerificationError, certify, verify
+from wellnormed.certificates import Certificate, Row, VerificationError, certify, verify
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
 
@@ -148,7 +148,7 @@ def test_missing_and_added_tensors_fail() -> None:
 
 
 def test_active_projections_may_not_use_the_theorem_for_linear_heads() -> None:
-    """Widening the ball of a row that is active would restore a smaller constant for attention; its radius then fails."""
+    """Widening an active ball would give attention a smaller constant; its radius then fails."""
     model = small_model()
     certificate = certify(model, radius=2.0)
     name = next(row.name for row in certificate.layers if row.name.endswith("key.1"))
@@ -161,7 +161,7 @@ def test_active_projections_may_not_use_the_theorem_for_linear_heads() -> None:
 
 
 def test_the_verifier_needs_no_torch() -> None:
-    code = "import sys, wellnormed.certify.verification; assert 'torch' not in sys.modules"
+    code = "import sys, wellnormed.certificates.verification; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -6,14 +6,14 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from wellnormed.certify import measure
-from wellnormed.certify.algebra import PRIMITIVES
-from wellnormed.certify.bound import Bound, rounding_up
-from wellnormed.certify.certificate import Claim, Row
+from wellnormed.certificates import measure
+from wellnormed.certificates.algebra import PRIMITIVES
+from wellnormed.certificates.bound import Bound, rounding_up
+from wellnormed.certificates.certificate import Claim, Row
 
 
 class UncertifiableError(ValueError):
-    """The model does something that no rule bounds; names the operation, the module and the line of the model."""
+    """The model does something that no rule bounds; names the operation, the module and the model's line."""
 
 
 class Recorder:

@@ -9,7 +9,7 @@ import torch
 from attention_search import Found, Layer, largest_gain
 from torch import Tensor, nn
 
-from wellnormed.certify import Certificate, certify, lower_bound
+from wellnormed.certificates import Certificate, certify, lower_bound
 from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads
 
 
@@ -36,7 +36,7 @@ def certified(layer: Layer, found: Found) -> Certificate:
 
 
 def as_published(query: float, key: float, value: float, tau: float, radius: float) -> float:
-    """LT theorem D.1 with equations 20 to 23, from the norms of whole matrices, times the block's factor 1/3."""
+    """LT theorem D.1 with equations 20 to 23, from norms of whole matrices, times the block's factor 1/3."""
     functional = math.sqrt(tau) * max(1.0, value * radius * max(query * radius, key * radius))
     return functional * (query + key + value) / 3
 
@@ -61,25 +61,44 @@ def test_one_head_comes_within_five_percent_of_the_theorem() -> None:
     layer = Layer(1, width=4)
     found = largest_gain(layer)
     bound = certified(layer, found).lipschitz
-    assert bound == pytest.approx(1 + math.sqrt(2), rel=1e-6)  # c (sqrt(1 + t^2) + t) at c = t = 1
+    theorem = 1 + math.sqrt(2)  # c (sqrt(1 + t^2) + t) at c = t = 1, what norms of 1 allow
+    assert (
+        0.99 * theorem < bound <= theorem * (1 + 1e-6)
+    )  # the found weights' own product is a little smaller
     assert 0.95 * bound < found.gain <= bound
 
 
-BALLS = Layer(1, 4, key_cap=2.0, value_cap=2.0, key_radius=0.5, value_radius=0.5)
+BALLS = Layer(1, 2, key_cap=1.7, value_cap=1.7, key_radius=0.5, value_radius=0.5)
+COUNTEREXAMPLE_WEIGHTS_3DD = torch.tensor(  # by `largest_gain`, rounded
+    [
+        [[-0.60373, 0.79584], [0.77919, 0.57676]],
+        [[-1.42528, -0.04525], [0.91699, -0.31274]],
+        [[0.35940, -0.18729], [1.65758, -0.07667]],
+    ],
+    dtype=torch.float64,
+)
+COUNTEREXAMPLE_TD = torch.tensor([[-0.46158, -1.33677], [0.29313, -1.38350]], dtype=torch.float64)
 
 
 def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
     """A projection's Jacobian differs from token to token, so the theorem's cross term does not vanish."""
-    found = largest_gain(BALLS, searches=32, steps=400)
-    radius_q, radius_k, radius_v = 1.0, 0.5, 0.5
-    theorem = math.hypot(2.0, radius_q * radius_v * 2.0) + radius_k * radius_v * 1.0
-    sum_form = 2.0 + radius_v * (radius_q * 2.0 + radius_k * 1.0)
-    assert found.gain > 1.05 * theorem
-    assert found.gain <= certified(BALLS, found).lipschitz == pytest.approx(sum_form, rel=1e-6)
+    weights, x = COUNTEREXAMPLE_WEIGHTS_3DD, COUNTEREXAMPLE_TD
+    no_mask = torch.zeros(1, 2, dtype=x.dtype)
+    jacobian = torch.autograd.functional.jacobian(lambda x: BALLS(weights[None], x[None], no_mask)[0, 0], x)
+    angle = torch.linspace(0, 2 * math.pi, 10_001, dtype=torch.float64)
+    pulled = torch.einsum("iu,utd->itd", torch.stack((angle.cos(), angle.sin()), 1), jacobian)
+    gain = float(torch.linalg.vector_norm(pulled, dim=-1).sum(-1).max())
+
+    a, b, c = (float(norm) for norm in torch.linalg.matrix_norm(weights, 2))
+    radius = float(x.square().mean(-1).sqrt().max())
+    theorem = math.hypot(c, a * radius * 0.5 * b) + 0.5 * 0.5 * a
+    assert gain > 1.02 * theorem
+    certificate = certify(Attention(BALLS, weights), radius=radius)
+    assert gain <= certificate.lipschitz == pytest.approx(c + 0.5 * (a * radius * b + 0.5 * a), rel=1e-6)
 
 
 def test_inactive_projections_keep_the_theorem() -> None:
-    inactive = dataclasses.replace(BALLS, key_radius=2.1, value_radius=2.1)
+    inactive = dataclasses.replace(BALLS, key_radius=1.8, value_radius=1.8)
     found = largest_gain(inactive, steps=50)
     without = dataclasses.replace(BALLS, key_radius=math.inf, value_radius=math.inf)
     assert certified(inactive, found).lipschitz == certified(without, found).lipschitz

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.certify.certificate import Claim
+from wellnormed.certificates.certificate import Claim
 
 _UNIT = 2.0**-53
 _TINY = 2.0**-900

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-import wellnormed.certify as certificates
-from wellnormed.certify import UncertifiableError, certify, lower_bound
+import wellnormed.certificates as certificates
+from wellnormed.certificates import UncertifiableError, certify, lower_bound
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection, CappedEmbedding, ConvexResidual, PositionMix, Scale, ScaledGELU
 

@@ -9,7 +9,7 @@ from wellnormed.matrix import spectral_norm_upper_bound
 
 _UNIT = 2.0**-53
 _SLACK = 1e-9
-"""Relative excess added to spectral norms, so that another machine's Cholesky factorisation proves them too."""
+"""Relative excess of spectral norms, so that another machine's Cholesky factorisation proves them too."""
 
 
 def spectral(weight: Tensor, parts: int = 1) -> tuple[float, ...]:
@@ -19,7 +19,7 @@ def spectral(weight: Tensor, parts: int = 1) -> tuple[float, ...]:
 
 
 def product(left: Tensor, right: Tensor, parts: int = 1) -> tuple[float, ...]:
-    """Bound on the largest singular value of `A_h^T B_h` for the groups of rows of two weights; plain l2 units.
+    """Bound on the largest singular value of `A_h^T B_h` for groups of rows of two weights; plain l2 units.
 
     The computed product G differs from the exact one by at most `gamma_k |A|_F |B|_F` with k the rows of a
     group.

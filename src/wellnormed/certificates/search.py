@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellnormed.certify.tracing import trace
-from wellnormed.certify.walker import embedding_node
+from wellnormed.certificates.tracing import trace
+from wellnormed.certificates.walker import embedding_node
 from wellnormed.nn import CausalAttention, HeadProjection, PositionMix
 
 _DEFAULT_LENGTH = 16
@@ -87,7 +87,7 @@ def lower_bound(
 
 
 def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
-    """A float64 copy of the model that takes the input variable of its certificate, and that variable's width if known."""
+    """A float64 copy of the model on its certificate's input variable, and that variable's width if known."""
     graph = trace(copy.deepcopy(model).double().requires_grad_(False))
     embedding = embedding_node(graph)
     (placeholder,) = (node for node in graph.graph.nodes if node.op == "placeholder")
@@ -151,7 +151,7 @@ def _search(
 
 
 def _unit_at(pushed: Tensor, token: Tensor) -> Tensor:
-    """Each sample's largest output token as a unit vector, zeros elsewhere; in units that make gains RMS -> RMS."""
+    """Each sample's largest output token, zeros elsewhere; in units that make gains RMS -> RMS."""
     flat = pushed.flatten(1, -2)
     chosen = torch.nn.functional.one_hot(token, flat.shape[1]).to(flat.dtype)[..., None]
     return (flat / (rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)

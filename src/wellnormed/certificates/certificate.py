@@ -4,13 +4,13 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from wellnormed.certify.bound import UPWARD
+from wellnormed._files import write_atomically
+from wellnormed.certificates.bound import UPWARD
 
 FORMAT_VERSION = 1
 ARITHMETIC = "real numbers, parameters as stored"
@@ -22,7 +22,7 @@ class Claim:
     """A proved bound on what a rule uses of a stored tensor."""
 
     measure: str
-    """`spectral`: largest singular value of each part; `product`: that of `A_h^T B_h` for the parts of two tensors;
+    """`spectral`: largest singular value of each part; `product`: that of `A_h^T B_h` for two tensors;
     `row_rms`: largest RMS over the last dimension; `max_abs`: largest entry."""
     tensors: tuple[str, ...]
     """Names among the model's tensors."""
@@ -100,25 +100,14 @@ class Certificate:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
         if Decimal(value) > self.exact_lipschitz:
             raise ValueError(
-                f"lower_bound={value} exceeds the certified {self.lipschitz}: one of the two is wrong. Check that both "
-                "saw the same weights and radius; if they did, please report it, for a certificate may never
-            be beaten" )
+                f"lower_bound={value} exceeds the certified {self.lipschitz}: one is wrong. Check that both "
+                "saw the same weights and radius; if they did, please report it: this may never happen"
+            )
         return replace(self, lower_bound=float(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all."""
-        target = Path(path)
-        content = _encode(_document(self))
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(Path(path), _encode(_document(self)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Certificate":
@@ -142,7 +131,8 @@ class Certificate:
         rule_width = max(len(row.rule) for row in self.layers)
         lines.append(f"{'operation':{width}}  {'rule':{rule_width}}  {'RMS at most':>12}  {'Lipschitz':>12}")
         lines += [
-            f"{row.name:{width}}  {row.rule:{rule_width}}  {_short(max(row.radius)):>12}  {_short(max(row.lipschitz)):>12}"
+            f"{row.name:{width}}  {row.rule:{rule_width}}  "
+            f"{_short(max(row.radius)):>12}  {_short(max(row.lipschitz)):>12}"
             for row in self.layers
         ]
         return "\n".join(lines)

@@ -38,15 +38,15 @@ def sqrt_up(x: Decimal) -> Decimal:
     """A number that the square root does not exceed (`Decimal.sqrt` rounds to nearest whatever the context).
 
     Example:
-        >>> sqrt_up(Decimal(2)) ** 2 > 2
-        True
+        >>> sqrt_up(Decimal(2))  # 1.414213562373095048801688724209698...
+        Decimal('1.41421356237309504880168872422')
     """
     root = UPWARD.sqrt(x)
     return UPWARD.next_plus(root) if x else root
 
 
 def hypotenuse(a: Decimal, b: Decimal) -> Decimal:
-    """`sqrt(a a + b b)`, rounded up. (`Decimal ** 2` does not round as the context says; products do.)"""
+    """`sqrt(a a + b b)`, rounded up; by products, for `Decimal ** 2` may not round as the context says."""
     with rounding_up():
         return sqrt_up(a * a + b * b)
 

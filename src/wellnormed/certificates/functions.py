@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellnormed.certify.bound import Bound
-from wellnormed.certify.recorder import Recorder
-from wellnormed.certify.rules import activation, as_bound, function_rule
+from wellnormed.certificates.bound import Bound
+from wellnormed.certificates.recorder import Recorder
+from wellnormed.certificates.rules import activation, as_bound, function_rule
 
 Operand = Bound | Tensor | float
 

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from wellnormed.certify import functions as functions  # registers the rules of functions
-from wellnormed.certify.bound import Bound, rounding_up
-from wellnormed.certify.certificate import Certificate
-from wellnormed.certify.digest import tensor_digest
-from wellnormed.certify.recorder import Recorder, UncertifiableError
-from wellnormed.certify.rules import FUNCTION_RULES, RULES
-from wellnormed.certify.tracing import EMBEDDINGS, owner, place, shown, trace
+from wellnormed.certificates import functions as functions  # registers the rules of functions
+from wellnormed.certificates.bound import Bound, rounding_up
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.digest import tensor_digest
+from wellnormed.certificates.recorder import Recorder, UncertifiableError
+from wellnormed.certificates.rules import FUNCTION_RULES, RULES
+from wellnormed.certificates.tracing import EMBEDDINGS, owner, place, shown, trace
 
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64:
-    "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.bool: "BOOL", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8",
 }  # fmt: skip
 """Names of dtypes in the safetensors format."""
 
@@ -28,7 +29,7 @@ _TOKENS = object()  # stands for the integers that an embedding looks up
 
 
 def certify(model: nn.Module, example_input: Tensor | None = None, radius: float = 1.0) -> Certificate:
-    """A proved Lipschitz bound of the executed model, in the norm "largest RMS of a token" (LT section 4.2, corrected).
+    """A proved Lipschitz bound of the executed model, by largest token RMS (LT section 4.2, corrected).
 
     The input variable is what the model's embedding looks up, or the model's input if it has no embedding.
     Every operation needs a rule (`rules.rule`, `functions`); what has none is refused. The bound covers real
@@ -102,8 +103,8 @@ def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
         n for n in tokens.users if n != lookups[0]
     ]:
         raise UncertifiableError(
-            f"{place(other)}: the model's integers must go into one embedding and nowhere else, for its vectors are the "
-            "input that the certificate speaks of"
+            f"{place(other)}: the model's integers must go into one embedding and nowhere else, for its "
+            "vectors are the input that the certificate speaks of"
         )
     return lookups[0]
 
@@ -121,7 +122,7 @@ def _walk(graph: fx.GraphModule, recorder: Recorder, radius: float) -> str:
             values[node] = _TOKENS if embedding else recorder.derive("input", constants={"radius": radius})
         elif embedding is not None and node is embedding:
             values[node] = _embed(graph.get_submodule(str(node.target)), recorder, radius)
-            domain = f"all sequences whose tokens have RMS <= {radius} (the vectors of `{recorder.name}` among them)"
+            domain = f"all sequences whose tokens have RMS <= {radius}, those of `{recorder.name}` among them"
         elif node.op == "get_attr":
             values[node] = _attribute(graph, node.target)
         elif node.op == "output":
@@ -167,8 +168,8 @@ def _embed(layer: Any, recorder: Recorder, radius: float) -> Bound:
     claim = recorder.row_rms(layer.weight)
     if claim.values[0] > radius:
         raise ValueError(
-            f"radius={radius} is smaller than the largest row of {claim.tensors[0]}, which has RMS {claim.values[0]}: "
-            f"pass radius={claim.values[0]} or more, or cap the embedding's rows"
+            f"radius={radius} is smaller than the largest row of {claim.tensors[0]}, which has RMS "
+            f"{claim.values[0]}: pass radius={claim.values[0]} or more, or cap the embedding's rows"
         )
     return recorder.derive("embedding", constants={"radius": radius}, claims=(claim,))
 
@@ -206,8 +207,8 @@ def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tenso
         isinstance(executed, Tensor) and executed.shape == traced.shape and torch.allclose(executed, traced)
     ):
         raise UncertifiableError(
-            f"{type(model).__name__} does not compute on example_input what was traced: its control flow depends on "
-            "something that tracing cannot see; remove it"
+            f"{type(model).__name__} does not compute on example_input what was traced: its control flow "
+            "depends on something that tracing cannot see; remove it"
         )
 
 

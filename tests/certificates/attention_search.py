@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellnormed.certify.search import rms
+from wellnormed.certificates.search import rms
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Layer:
     query_radius: float = math.inf
     key_radius: float = math.inf
     value_radius: float = math.inf
+    additive_mask: bool = False
+    """Search over a number added to the logits of each token as well, as relative biases do; bounds allow any."""
 
     def weights(self, raw_N3DD: Tensor) -> Tensor:
         """Raw numbers -> matrices whose norms are exactly at their caps."""
@@ -38,13 +40,13 @@ class Layer:
             return slices.flatten(-3, -2) * caps[:, None, None]
         return raw_N3DD / torch.linalg.matrix_norm(raw_N3DD, 2)[..., None, None] * caps[:, None, None]
 
-    def __call__(self, weights_N3DD: Tensor, x_NTD: Tensor) -> Tensor:
-        """Heads side by side, `(N, T, D)`; no mask, which is one of the masks that the bounds allow."""
+    def __call__(self, weights_N3DD: Tensor, x_NTD: Tensor, mask_NT: Tensor) -> Tensor:
+        """Heads side by side, `(N, T, D)`; the mask is added to the logits of all heads."""
         q, k, v = (
             (x_NTD @ weights_N3DD[:, i].mT).unflatten(-1, (self.heads, -1)).transpose(1, 2) for i in range(3)
         )
         q, k, v = (_ball(q, self.query_radius), _ball(k, self.key_radius), _ball(v, self.value_radius))
-        weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT, -1)
+        weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT + mask_NT[:, None, None], -1)
         return (weights @ v).transpose(1, 2).flatten(2)
 
 
@@ -57,6 +59,7 @@ class Found:
     gain: float
     weights_3DD: Tensor
     x_TD: Tensor
+    mask_T: Tensor
 
 
 def largest_gain(
@@ -70,19 +73,29 @@ def largest_gain(
         return torch.randn(searches, *shape, dtype=torch.float64, generator=generator).requires_grad_()
 
     raw, points, u = draw(3, d, d), draw(tokens, d), draw(d)
-    optimizer = torch.optim.Adam([raw, points, u], lr=rate)
-    best = Found(0.0, layer.weights(raw)[0].detach(), points[0].detach())
+    mask = torch.zeros(searches, tokens, dtype=torch.float64, requires_grad=layer.additive_mask)
+    optimizer = torch.optim.Adam([raw, points, u, mask], lr=rate)
+    best = Found(0.0, layer.weights(raw)[0].detach(), points[0].detach(), mask[0].detach())
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
         weights = layer.weights(raw)
-        x = points * (layer.radius / rms(points))
+        x = points * (layer.radius / rms(points)).clamp(max=1.0)
         direction = u / torch.linalg.vector_norm(u, dim=-1, keepdim=True) / math.sqrt(d)
-        (pulled,) = torch.autograd.grad((layer(weights, x)[:, 0] * direction).sum(), x, create_graph=True)
+        (pulled,) = torch.autograd.grad(
+            (layer(weights, x, mask)[:, 0] * direction).sum(), x, create_graph=True
+        )
         # the largest <direction, J dx> over dx of RMS 1 at every token
         gain = torch.linalg.vector_norm(pulled, dim=-1).sum(-1) * math.sqrt(d)
         leader = int(gain.detach().argmax())
         if float(gain[leader].detach()) > best.gain:
-            best = Found(float(gain[leader].detach()), weights[leader].detach(), x[leader].detach())
+            best = Found(
+                *(
+                    float(gain[leader].detach()),
+                    weights[leader].detach(),
+                    x[leader].detach(),
+                    mask[leader].detach(),
+                )
+            )
         optimizer.zero_grad()
         gain.clamp(min=1e-12).log().sum().neg().backward()
         optimizer.step()

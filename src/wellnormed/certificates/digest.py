@@ -1,4 +1,4 @@
-"""SHA-256 of a tensor: over the name of its dtype, its shape and its bytes. NumPy and the standard library only."""
+"""SHA-256 of a tensor: over the name of its dtype, its shape and its bytes. Standard library only."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def tensor_digest(dtype: str, shape: Sequence[int], content: bytes) -> str:
 
     Example:
         >>> tensor_digest("F32", (0,), b"")[:8]
-        '57a4a7bf'
+        '169dd0e2'
     """
     head = f"{dtype} {','.join(map(str, shape))}\n".encode()
     return hashlib.sha256(head + content).hexdigest()

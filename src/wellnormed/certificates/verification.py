@@ -1,4 +1,4 @@
-"""`verify`: derive a certificate again from stored weights, by a path that shares no rule and no torch with `certify`.
+"""`verify`: derive a certificate again from stored weights, sharing no rule and no torch with `certify`.
 
 It checks that the weights are those of the certificate, that every claim on a weight is true (one float64
 Cholesky factorisation each, with Rump's margin), and that every row follows from its inputs, its constants
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.certify.bound import rounding_up
-from wellnormed.certify.certificate import Certificate, Claim, Row
-from wellnormed.certify.digest import tensor_digest
-from wellnormed.certify.safetensors_file import RawTensor, raw_tensor, read_safetensors
-from wellnormed.certify.verification_rules import CHECKS, Value, derive
+from wellnormed.certificates.bound import rounding_up
+from wellnormed.certificates.certificate import Certificate, Claim, Row
+from wellnormed.certificates.digest import tensor_digest
+from wellnormed.certificates.safetensors_file import RawTensor, raw_tensor, read_safetensors
+from wellnormed.certificates.verification_rules import CHECKS, Value, derive
 
 _DIGITS = 40
 """More than `certify` keeps, so that another order of operations never rounds above what it claims."""
@@ -62,7 +62,7 @@ def verify(
 
     Example:
         >>> from torch import nn
-        >>> from wellnormed.certify.walker import certify
+        >>> from wellnormed.certificates.walker import certify
         >>> model = nn.Linear(3, 2)
         >>> verify(certify(model), model.state_dict()).claims
         2
@@ -130,7 +130,7 @@ def _check_rows(certificate: Certificate) -> None:
 
 
 def _check_row(row: Row, inputs: list[Value]) -> Value:
-    """Derive a row; claimed numbers at least as large are bounds too, and the following rows start from them."""
+    """Derive a row; claims at least as large are bounds too, and the following rows start from them."""
     with rounding_up(_DIGITS):
         try:
             constants = {key: Decimal(value) for key, value in row.constants.items()}

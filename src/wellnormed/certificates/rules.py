@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from wellnormed.certify.bound import Bound
-from wellnormed.certify.recorder import Recorder
+from wellnormed.certificates.bound import Bound
+from wellnormed.certificates.recorder import Recorder
 from wellnormed.nn import (
     BallProjection,
     CausalAttention,
@@ -53,7 +53,7 @@ def rule(*types: type[nn.Module]) -> Callable[[F], F]:
         >>> @rule(Halve)
         ... def halve(layer, step, x):
         ...     return step.derive("scale", x, constants={"factor": layer.share})
-        >>> from wellnormed.certify.walker import certify
+        >>> from wellnormed.certificates.walker import certify
         >>> certify(Halve()).lipschitz
         0.5
     """
@@ -219,7 +219,7 @@ def batch_norm(layer: nn.Module, step: Recorder, x: Bound) -> Bound:
 
 
 def activation(step: Recorder, name: str, x: Bound, inplace: bool = False) -> Bound:
-    """An elementwise function from the table of slopes; in place it would change values that were already bounded."""
+    """An elementwise function from the table of slopes; in place it would change values already bounded."""
     if inplace:
         raise step.refuse("it overwrites its input; set inplace=False")
     return step.derive(name, x)

@@ -12,8 +12,8 @@ import torch
 import torch.nn.modules.module as torch_module
 from torch import Tensor, fx, nn
 
-from wellnormed.certify.recorder import UncertifiableError
-from wellnormed.certify.rules import RULES
+from wellnormed.certificates.recorder import UncertifiableError
+from wellnormed.certificates.rules import RULES
 from wellnormed.nn import CappedEmbedding
 
 EMBEDDINGS = (nn.Embedding, CappedEmbedding)
@@ -83,8 +83,9 @@ def trace(model: nn.Module) -> fx.GraphModule:
         graph = _Tracer().trace(wrapped)
     except Exception as error:  # torch.fx raises whatever the model's own code raises on a symbolic value
         raise UncertifiableError(
-            f"{type(model).__name__} cannot be traced: {_line(error) or error}: {error}. Control flow may not depend on "
-            "the values or shapes of the input; move the operation into a module and give that a rule"
+            f"{type(model).__name__} cannot be traced: {_line(error) or error}: {error}. Control flow may "
+            "not depend on the values or shapes of the input; move the operation into a module and give that a "
+            "rule"
         ) from error
     return fx.GraphModule(wrapped, graph)
 
