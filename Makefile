@@ -41,8 +41,8 @@ lint: $(STAMP)  ## Style and formatting
 types: $(STAMP)  ## Static types
 	$(BIN)/pyrefly check
 
-bench: $(STAMP)  ## Step time against AdamW
-	$(BIN)/python -m benchmarks
+bench: $(STAMP)  ## Step time against AdamW, both presets
+	$(BIN)/python benchmarks/step_time.py
 
 clean:  ## Remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

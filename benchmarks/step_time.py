@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import wellnormed as wn
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.session import build_optimizer
+from wellnormed.train.session import RULES, build_optimizer
 
 
 def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--paper-rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--constraint", choices=list(RULES), help="instead of the presets' own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -85,7 +86,10 @@ def main() -> None:
     print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'ours':>9} {'ratio':>6}")
     for name in options.presets:
         rounds = options.paper_rounds if name == "paper" else options.rounds
-        row = measure(replace(PRESETS[name], device="cpu"), rounds)
+        config = replace(PRESETS[name], device="cpu")
+        if options.constraint:
+            config = replace(config, constraint=options.constraint)
+        row = measure(config, rounds)
         results[name] = row
         print(
             f"{name:8} {row['tokens_per_step']:7} {row['adamw_seconds'] * 1e3:7.1f}ms {row['ours_seconds'] * 1e3:7.1f}ms "

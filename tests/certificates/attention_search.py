@@ -28,7 +28,7 @@ class Layer:
     key_radius: float = math.inf
     value_radius: float = math.inf
     additive_mask: bool = False
-    """Search over a number added to the logits of each token as well, as relative biases do; bounds allow any."""
+    """Search as well over a number added to each token's logits, as relative biases do; bounds allow any."""
 
     def weights(self, raw_N3DD: Tensor) -> Tensor:
         """Raw numbers -> matrices whose norms are exactly at their caps."""

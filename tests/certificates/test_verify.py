@@ -130,6 +130,14 @@ def test_forged_rows_fail(name: str) -> None:
         verify(changed(certificate, rule, change), model.state_dict())
 
 
+@pytest.mark.parametrize("field", ["domain", "norms", "arithmetic", "input_radius"])
+def test_a_larger_promise_fails(field: str) -> None:
+    model = nn.Linear(3, 3)
+    promise = {field: 9.0 if field == "input_radius" else "everything"}
+    with pytest.raises(VerificationError):
+        verify(dataclasses.replace(certify(model), **promise), model.state_dict())
+
+
 def test_wider_numbers_pass_for_they_are_bounds_too() -> None:
     model = nn.Linear(3, 3)
     wider = changed(

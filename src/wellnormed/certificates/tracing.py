@@ -84,8 +84,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
     except Exception as error:  # torch.fx raises whatever the model's own code raises on a symbolic value
         raise UncertifiableError(
             f"{type(model).__name__} cannot be traced: {_line(error) or error}: {error}. Control flow may "
-            "not depend on the values or shapes of the input; move the operation into a module and give that a "
-            "rule"
+            "not depend on the values or shapes of the input; move the operation into a module and give that "
+            "a rule"
         ) from error
     return fx.GraphModule(wrapped, graph)
 

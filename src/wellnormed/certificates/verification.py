@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.certificates.bound import rounding_up
-from wellnormed.certificates.certificate import Certificate, Claim, Row
+from wellnormed.certificates.certificate import ARITHMETIC, NORMS, Certificate, Claim, Row
 from wellnormed.certificates.digest import tensor_digest
 from wellnormed.certificates.safetensors_file import RawTensor, raw_tensor, read_safetensors
 from wellnormed.certificates.verification_rules import CHECKS, Value, derive
@@ -123,6 +123,14 @@ def _check_rows(certificate: Certificate) -> None:
     sources = [row for row in certificate.layers if row.rule in ("input", "embedding")]
     if len(sources) != 1 or Decimal(sources[0].constants["radius"]) < Decimal(certificate.input_radius):
         raise VerificationError(f"the certificate must have one input, of radius {certificate.input_radius}")
+    if f"RMS <= {certificate.input_radius}" not in certificate.domain:
+        raise VerificationError(
+            f"the domain {certificate.domain!r} does not state {certificate.input_radius}"
+        )
+    if (certificate.norms, certificate.arithmetic) != (NORMS, ARITHMETIC):
+        raise VerificationError(
+            f"unknown norms {certificate.norms!r} or arithmetic {certificate.arithmetic!r}"
+        )
     for row in certificate.layers:
         if row.name in values:
             raise VerificationError(f"two rows are called {row.name}")

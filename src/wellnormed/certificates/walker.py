@@ -60,6 +60,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         raise ValueError(f"radius={radius} must be positive and finite")
     tensors = stored_tensors(model)
     for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise UncertifiableError(f"{name} is stored as {tensor.dtype}; certificates cover {list(DTYPES)}")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UncertifiableError(f"{name} has entries that are not finite; nothing holds for them")
     graph = trace(model)

