@@ -31,9 +31,18 @@ class PlainGPT(nn.Module):
         self.tokens = nn.Embedding(vocabulary_size, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, bias=False
+            WIDTH,
+            HEADS,
+            4 * WIDTH,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+            bias=False,
         )
-        self.blocks = nn.TransformerEncoder(layer, BLOCKS, nn.LayerNorm(WIDTH, bias=False), enable_nested_tensor=False)
+        self.blocks = nn.TransformerEncoder(
+            layer, BLOCKS, nn.LayerNorm(WIDTH, bias=False), enable_nested_tensor=False
+        )
         self.apply(self._initialize)
         for name, parameter in self.named_parameters():
             if name.endswith(("out_proj.weight", "linear2.weight")):
@@ -57,7 +66,10 @@ class PlainGPT(nn.Module):
 def validation_loss(model: nn.Module, tokens: Tensor) -> float:
     """Mean cross entropy over all whole windows of a split."""
     count = (len(tokens) - 1) // LENGTH
-    inputs, targets = tokens[: count * LENGTH].view(-1, LENGTH), tokens[1 : count * LENGTH + 1].view(-1, LENGTH)
+    inputs, targets = (
+        tokens[: count * LENGTH].view(-1, LENGTH),
+        tokens[1 : count * LENGTH + 1].view(-1, LENGTH),
+    )
     model.eval()
     losses = [
         F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
@@ -87,7 +99,9 @@ def main() -> None:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.99)
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=1e-3,
+        betas=(0.9, 0.99),
     )
     generator = torch.Generator().manual_seed(options.seed)
     start = time.perf_counter()

@@ -24,7 +24,9 @@ from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.session import RULES, build_optimizer
 
 
-def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:
+def step_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor
+) -> Callable[[], None]:
     """One whole training step on fixed tokens `(batch, length)`."""
 
     def step() -> None:
@@ -39,7 +41,9 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: to
 def measure(config: TrainConfig, rounds: int) -> dict:
     """Median step times in seconds and their ratio."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.model.vocabulary_size, (config.batch, config.model.length), generator=generator)
+    tokens = torch.randint(
+        config.model.vocabulary_size, (config.batch, config.model.length), generator=generator
+    )
     plain = GPT(config.model, torch.Generator().manual_seed(0))
     ours = GPT(config.model, torch.Generator().manual_seed(0))
     adamw = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens)

@@ -48,7 +48,18 @@ __all__ = [
     "verify",
 ]
 
-_ROOMS = ("certificates", "constraints", "data", "experiments", "matrix", "models", "nn", "norms", "optim", "train")
+_ROOMS = (
+    "certificates",
+    "constraints",
+    "data",
+    "experiments",
+    "matrix",
+    "models",
+    "nn",
+    "norms",
+    "optim",
+    "train",
+)
 _EXPORTS = {
     "norms": ("BiasRMS", "ColNorm", "PerHead", "Sign", "Spectral", "assign_norms"),
     "optim": ("ConditionalGradient", "Muon", "Scion"),

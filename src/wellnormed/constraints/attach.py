@@ -58,7 +58,10 @@ class Constraints:
 
     def proved_ratios(self) -> dict[str, float]:
         """Proved bound on the norm over cap of every constrained parameter: at most 1, or the promise is broken."""
-        return {c.name: float(c.norm.upper_bound(c.parameter.detach())) / c.rule.max_norm for c in self._constrained}
+        return {
+            c.name: float(c.norm.upper_bound(c.parameter.detach())) / c.rule.max_norm
+            for c in self._constrained
+        }
 
     def _update_norm(self, name: str) -> float | None:
         return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
@@ -76,7 +79,7 @@ class Constraints:
     def _apply(self) -> None:
         buckets: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
         for c in self._constrained:
-            step = self._update_norm(c.name) or 0.0
+            step = (self._update_norm(c.name) or 0.0) if c.rule.needs_update_norm else 0.0
             key = (c.rule, c.norm, step, c.parameter.shape, c.parameter.dtype, c.parameter.device)
             buckets[key].append(c.parameter)
         for (rule, norm, step, *_), parameters in buckets.items():
@@ -125,7 +128,11 @@ def constrain(
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     constrained: dict[str, _Constrained] = {}
     for pattern, rule in rules.items():
-        named = [a for a in norms if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")]
+        named = [
+            a
+            for a in norms
+            if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")
+        ]
         acting = [a for a in named if rule.acts_on(a.norm)]
         if not acting:
             raise ValueError(
@@ -139,6 +146,8 @@ def constrain(
                     f"parameter {a.name!r} has two rules, {constrained[a.name].rule!r} and {rule!r}; make the patterns disjoint"
                 )
             if id(a.parameter) not in owned:
-                raise ValueError(f"parameter {a.name!r} is not in this optimizer, so its rule would never run; leave it out")
+                raise ValueError(
+                    f"parameter {a.name!r} is not in this optimizer, so its rule would never run; leave it out"
+                )
             constrained[a.name] = _Constrained(a.name, a.parameter, a.norm, rule)
     return Constraints(optimizer, tuple(constrained.values()))

@@ -6,6 +6,7 @@ it: `TARGET` and `SLACK` are several times the rounding of the products involved
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -36,6 +37,9 @@ class Constraint(ABC):
                 "leave the rule out for no constraint"
             )
 
+    needs_update_norm: ClassVar[bool] = False
+    """Whether the promise rests on a bound on the step's norm, which only oracle-based optimizers have."""
+
     @abstractmethod
     def acts_on(self, norm: Norm) -> bool:
         """Whether the rule is defined for weights of this norm."""
@@ -64,9 +68,6 @@ class Constraint(ABC):
 
 class _SpectralConstraint(Constraint):
     """A rule that acts on the singular values of every slice of a `MatrixNorm`."""
-
-    needs_update_norm = False
-    """Whether the promise rests on a bound on the step's norm, which only oracle-based optimizers have."""
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, MatrixNorm)
@@ -118,7 +119,7 @@ class SoftCap(_SpectralConstraint):
     1.6129 times the cap, and refuses longer ones before they are taken.
     """
 
-    needs_update_norm = True
+    needs_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         super().check(norm, update_norm, name)
@@ -142,7 +143,7 @@ class WeightDecay(_SpectralConstraint):
     `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT section 3.
     """
 
-    needs_update_norm = True
+    needs_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         super().check(norm, update_norm, name)

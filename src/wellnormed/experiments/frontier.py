@@ -32,8 +32,10 @@ def _grid() -> dict[str, TrainConfig]:
         "tighter": replace(base, caps=replace(base.caps, feed_in=1.5, head=0.3)),
         "narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
         "two-blocks": replace(base, model=deep, caps=loose),
-        "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
-        "hard-cap": replace(base, constraint="hard-cap"),
+        "no-relative-bias": replace(
+            base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp
+        ),
+        "soft-cap": replace(base, constraint="soft-cap"),
         "spectral-normalize": replace(base, constraint="spectral-normalize"),
         "seed-1": replace(base, seed=1),
         "seed-2": replace(base, seed=2),
@@ -100,7 +102,9 @@ def draw(folder: Path) -> None:
 
     points = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     if not points:
-        raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
+        raise ValueError(
+            f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first"
+        )
     points.sort(key=lambda p: p["results"]["log10_lipschitz"])
     lines = [
         "Drawn by `python -m wellnormed.experiments.frontier draw` from the files beside it; one run each.",

@@ -64,7 +64,9 @@ class PositionMix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[-2]
         if tokens > self.length:
-            raise ValueError(f"{tokens} tokens exceed the {self.length} positions that were learned; shorten the input")
+            raise ValueError(
+                f"{tokens} tokens exceed the {self.length} positions that were learned; shorten the input"
+            )
         return self.token_share * x + (1.0 - self.token_share) * self.weight[:tokens]
 
     def extra_repr(self) -> str:

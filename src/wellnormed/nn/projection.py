@@ -1,6 +1,5 @@
 """Projection onto the RMS ball: turns a measured range of activations into a global fact."""
 
-
 from torch import Tensor, nn
 
 
@@ -27,7 +26,9 @@ class BallProjection(nn.Module):
     def __init__(self, radius: float = 1.0) -> None:
         super().__init__()
         if not 0 < radius < float("inf"):
-            raise ValueError(f"radius={radius} must be positive and finite; to switch a projection off, leave it out")
+            raise ValueError(
+                f"radius={radius} must be positive and finite; to switch a projection off, leave it out"
+            )
         self.radius = radius
         self.count_hits = False
         self.hits = 0
@@ -67,5 +68,3 @@ def count_hits(model: nn.Module, enabled: bool = True) -> None:
                 module.start_counting()
             else:
                 module.count_hits = False
-
-

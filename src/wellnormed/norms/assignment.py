@@ -50,7 +50,9 @@ class Assignment:
         if not rows:
             return "no parameters"
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])) for row in rows)
+        return "\n".join(
+            "  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])) for row in rows
+        )
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -102,7 +104,7 @@ def assign_norms(
         >>> from torch import nn
         >>> print(assign_norms(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))))
         0.weight  (5, 4)  ColNorm(input_axis=0, max_inflation=16)                         nn.Embedding
-        1.weight  (5, 4)  Spectral(coefficients='polar-express-5', method='auto')  nn.Linear
+        1.weight  (5, 4)  Spectral(coefficients='you-5-nanogpt', method='auto')  nn.Linear
     """
     overrides = overrides or {}
     owners = {name: module for name, module in model.named_modules()}
@@ -118,7 +120,9 @@ def assign_norms(
         if name in overriding:
             norm, reason = overrides[overriding[name]], f"override {overriding[name]!r}"
         else:
-            norm, reason = _default_norm(module, leaf, parameter, recipe, bool(linears) and module_name == linears[-1])
+            norm, reason = _default_norm(
+                module, leaf, parameter, recipe, bool(linears) and module_name == linears[-1]
+            )
         if norm is None:
             raise ValueError(
                 f"parameter {name!r} of shape {tuple(parameter.shape)} in {type(module).__name__} has no norm under recipe "

@@ -34,7 +34,9 @@ class ColNorm(Norm):
         if self.input_axis not in (0, 1):
             raise ValueError(f"input_axis={self.input_axis} must be 0 (embedding rows) or 1 (matrix columns)")
         if not self.max_inflation >= 1:
-            raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")
+            raise ValueError(
+                f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)"
+            )
 
     @property
     def feature_dim(self) -> int:
@@ -54,9 +56,9 @@ class ColNorm(Norm):
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with Gaussian images, each scaled to RMS 1."""
+        """Fill with Gaussian images, each scaled to RMS 1, from below: rounding must not leave the unit ball."""
         weight.normal_(generator=generator)
-        return weight.div_(rms(weight, self.feature_dim, keepdim=True))
+        return weight.mul_((1 - 1e-6) / rms(weight, self.feature_dim, keepdim=True))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Spectral(MatrixNorm):
         1.0
     """
 
-    coefficients: str = "polar-express-5"
+    coefficients: str = "you-5-nanogpt"
     method: str = "auto"
 
     def norm(self, weight: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         if step_rule not in ("unconstrained", "constrained"):
             raise ValueError(f"step_rule={step_rule!r} must be 'unconstrained' or 'constrained'")
         if step_rule == "constrained" and lr > 1:
-            raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
+            raise ValueError(
+                f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination"
+            )
         if len(assignment) == 0:
             raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
         scales = dict(lr_scales or {})
@@ -84,11 +86,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         groups: dict[float, list[tuple[str, Tensor]]] = defaultdict(list)
         for a in assignment:
             groups[scales.get(owner.get(a.name, ""), 1.0)].append((a.name, a.parameter))
-        defaults = dict(lr=lr, momentum=momentum, nesterov=nesterov, step_rule=step_rule, radius=radius, steps=0)
+        defaults = dict(
+            lr=lr, momentum=momentum, nesterov=nesterov, step_rule=step_rule, radius=radius, steps=0
+        )
         super().__init__([{"params": named, "lr": lr * scale} for scale, named in groups.items()], defaults)
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{key}={self.defaults[key]}" for key in ("lr", "momentum", "nesterov", "step_rule", "radius"))
+        settings = ", ".join(
+            f"{key}={self.defaults[key]}" for key in ("lr", "momentum", "nesterov", "step_rule", "radius")
+        )
         return f"{type(self).__name__}({settings})\n{self.assignment}"
 
     @torch.no_grad()
@@ -110,7 +116,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             buckets: dict[tuple, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    buckets[self._norms[parameter], parameter.shape, parameter.dtype, parameter.device].append(parameter)
+                    buckets[
+                        self._norms[parameter], parameter.shape, parameter.dtype, parameter.device
+                    ].append(parameter)
             for (norm, *_), parameters in buckets.items():
                 self._step_bucket(norm, parameters, group)
             group["steps"] += 1
@@ -125,7 +133,9 @@ class ConditionalGradient(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffers.append(state["momentum_buffer"])
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(buffers, gradients, 1 - group["momentum"]) if group["nesterov"] else buffers
+        ahead = (
+            torch._foreach_lerp(buffers, gradients, 1 - group["momentum"]) if group["nesterov"] else buffers
+        )
         direction = norm.dualize(torch.stack(list(ahead)))
         lr = float(group["lr"])
         if group["step_rule"] == "constrained":
@@ -135,12 +145,13 @@ class ConditionalGradient(torch.optim.Optimizer):
     def _refuse_non_finite_gradients(self) -> None:
         named = [
             (name, p.grad) for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)
-            if p.grad is not None
+            if p.grad is not None and p.grad.numel()
         ]  # fmt: skip
         if not named:
             return
         # the largest entry carries NaN and infinity; one transfer to the host for all parameters
-        finite = torch.stack([g.detach().float().abs().amax() for _, g in named if g.numel()]).isfinite()
+        largest = torch._foreach_norm([g for _, g in named], ord=float("inf"))
+        finite = torch.stack([each.float() for each in largest]).isfinite()
         if not bool(finite.all()):
             bad = [name for (name, _), ok in zip(named, finite.tolist(), strict=True) if not ok]
             raise NonFiniteGradientError(
@@ -162,4 +173,3 @@ class ConditionalGradient(torch.optim.Optimizer):
             if name in group["param_names"]:
                 return group, group["params"][group["param_names"].index(name)]
         raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
-

@@ -24,7 +24,7 @@ class Scion(ConditionalGradient):
         >>> import torch, wellnormed as wn
         >>> print(Scion(wn.assign_norms(torch.nn.Linear(2, 2, bias=False)), lr=0.1))
         Scion(lr=0.1, momentum=0.9, nesterov=False, step_rule=unconstrained, radius=1.0)
-        weight  (2, 2)  Spectral(coefficients='polar-express-5', method='auto')  nn.Linear
+        weight  (2, 2)  Spectral(coefficients='you-5-nanogpt', method='auto')  nn.Linear
     """
 
     def __init__(
@@ -40,7 +40,13 @@ class Scion(ConditionalGradient):
     ) -> None:
         rule = "unconstrained" if unconstrained else "constrained"
         super().__init__(
-            assignment, lr, momentum=momentum, nesterov=nesterov, step_rule=rule, radius=radius, lr_scales=lr_scales
+            assignment,
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            step_rule=rule,
+            radius=radius,
+            lr_scales=lr_scales,
         )
 
 
@@ -71,7 +77,11 @@ class Muon(ConditionalGradient):
     ) -> None:
         assigned = tuple(replace(a, norm=_with_coefficients(a.norm, coefficients)) for a in assignment)
         super().__init__(
-            Assignment(assigned, assignment.frozen), lr, momentum=momentum, nesterov=nesterov, lr_scales=lr_scales
+            Assignment(assigned, assignment.frozen),
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            lr_scales=lr_scales,
         )
 
 

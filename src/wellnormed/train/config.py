@@ -99,9 +99,16 @@ PRESETS: dict[str, TrainConfig] = {
     # One wide block, small caps where the loss does not need more: results/frontier/frontier.md has the alternatives.
     "cpu": TrainConfig(
         model=GPTConfig(
-            width=128, heads=8, blocks=1, expansion=16, residual_strength=0.85, sharpness=16.0, logit_scale=16.0
+            width=128,
+            heads=8,
+            blocks=1,
+            expansion=16,
+            residual_strength=0.85,
+            sharpness=16.0,
+            logit_scale=16.0,
         ),
         caps=Caps(query=0.2, key=0.2, value=1.5, output=1.2, feed_in=2.0, feed_out=1.5, head=0.5),
+        constraint="hard-cap",
         learning_rate=0.015,
         embedding_rate=2.0,
         bias_rate=2.0,
