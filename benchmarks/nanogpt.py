@@ -1,8 +1,8 @@
 """The unconstrained peer: nanoGPT's documented CPU run on the same text, split and evaluation as our `cpu` preset.
 
-Four pre-norm blocks of width 128 with 4 heads, context 64, batches of 12, 2,000 steps of AdamW (learning rate 1e-3 with 100
-steps of warm-up and cosine decay to 1e-4, betas 0.9 and 0.99, weight decay 0.1 on matrices, clipping at 1.0), no dropout, no
-biases, tied embedding: the settings of nanoGPT's README, built from torch's own layers.
+Four pre-norm blocks of width 128 with 4 heads, context 64, batches of 12, 2,000 steps of AdamW (learning rate 1e-3
+with 100 steps of warm-up and cosine decay to 1e-4, betas 0.9 and 0.99, weight decay 0.1 on matrices, clipping at
+1.0), no dropout, no biases, tied embedding: the settings of nanoGPT's README, built from torch's own layers.
 
     python benchmarks/nanogpt.py --output results/nanogpt.json
 """
@@ -40,9 +40,7 @@ class PlainGPT(nn.Module):
             norm_first=True,
             bias=False,
         )
-        self.blocks = nn.TransformerEncoder(
-            layer, BLOCKS, nn.LayerNorm(WIDTH, bias=False), enable_nested_tensor=False
-        )
+        self.blocks = nn.TransformerEncoder(layer, BLOCKS, nn.LayerNorm(WIDTH, bias=False), enable_nested_tensor=False)
         self.apply(self._initialize)
         for name, parameter in self.named_parameters():
             if name.endswith(("out_proj.weight", "linear2.weight")):

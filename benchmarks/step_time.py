@@ -1,7 +1,8 @@
 """Time of a whole training step against `torch.optim.AdamW` on the same model, in one run.
 
-Ours: forward, backward, optimizer, constraint, and the norm estimates of every logged step, spread over the steps between
-two logs. AdamW: forward, backward, optimizer. The two alternate step by step, so that the machine's drift hits both.
+Ours: forward, backward, optimizer, constraint, and the norm estimates of every logged step, spread over the steps
+between two logs. AdamW: forward, backward, optimizer. The two alternate step by step, so that
+the machine's drift hits both.
 
     python benchmarks/step_time.py --output results/step_time.json
 """
@@ -24,9 +25,7 @@ from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.session import RULES, build_optimizer
 
 
-def step_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor
-) -> Callable[[], None]:
+def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:
     """One whole training step on fixed tokens `(batch, length)`."""
 
     def step() -> None:
@@ -41,9 +40,7 @@ def step_of(
 def measure(config: TrainConfig, rounds: int) -> dict:
     """Median step times in seconds and their ratio."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(
-        config.model.vocabulary_size, (config.batch, config.model.length), generator=generator
-    )
+    tokens = torch.randint(config.model.vocabulary_size, (config.batch, config.model.length), generator=generator)
     plain = GPT(config.model, torch.Generator().manual_seed(0))
     ours = GPT(config.model, torch.Generator().manual_seed(0))
     adamw = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens)
@@ -96,8 +93,8 @@ def main() -> None:
         row = measure(config, rounds)
         results[name] = row
         print(
-            f"{name:8} {row['tokens_per_step']:7} {row['adamw_seconds'] * 1e3:7.1f}ms {row['ours_seconds'] * 1e3:7.1f}ms "
-            f"{row['ratio']:6.2f}"
+            f"{name:8} {row['tokens_per_step']:7} {row['adamw_seconds'] * 1e3:7.1f}ms "
+            f"{row['ours_seconds'] * 1e3:7.1f}ms {row['ratio']:6.2f}"
         )
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # examples are drawn by the same seeds on every machine; a slow machine is not a failure
-settings.register_profile(
-    "wellnormed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("wellnormed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("wellnormed")
 
 

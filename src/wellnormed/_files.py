@@ -101,9 +101,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
             raise ValueError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
     for name in names:
         if name not in content:
-            raise ValueError(
-                f"{where}: the key {name!r} is missing; write it, of type {_spelled(kinds[name])}"
-            )
+            raise ValueError(f"{where}: the key {name!r} is missing; write it, of type {_spelled(kinds[name])}")
     values = {name: _parse(kinds[name], content[name], f"{where}.{name}") for name in names}
     try:
         return typing.cast("type[T]", cls)(**values)
@@ -118,11 +116,7 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in arguments and type(value) in {type(a) for a in arguments}:
             return value
-        hint = (
-            nearest(value, arguments)
-            if isinstance(value, str)
-            else f"known: {', '.join(map(repr, arguments))}"
-        )
+        hint = nearest(value, arguments) if isinstance(value, str) else f"known: {', '.join(map(repr, arguments))}"
         raise ValueError(f"{where}: {value!r} is not allowed; {hint}")
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -132,9 +126,7 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(
-            f"{where}: {value!r} is a {type(value).__name__}; write a value of type {_spelled(kind)}"
-        )
+        raise ValueError(f"{where}: {value!r} is a {type(value).__name__}; write a value of type {_spelled(kind)}")
     return value
 
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def lazy_namespace(
-    package: str, names: dict[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_namespace(package: str, names: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The module-level `__getattr__` and `__dir__` (PEP 562) of a package whose public names load on demand.
 
     Args:

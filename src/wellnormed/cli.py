@@ -33,9 +33,7 @@ class Train:
 
         if self.resume is not None:
             if self.config != PRESETS[self.preset] or self.name is not None:
-                raise ValueError(
-                    "--resume continues with the run's own config and folder; leave out all other options"
-                )
+                raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
             loop.resume(self.resume)
         else:
             loop.train(self.config, Path("runs", self.name) if self.name else _new_folder(self.preset))
@@ -60,12 +58,8 @@ class Certify:
         from wellnormed.train.session import named_generators
 
         if self.attack_steps < 0:
-            raise ValueError(
-                f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out"
-            )
-        certificate = certify_model(
-            load(self.folder), self.attack_steps, named_generators(self.seed)["lower bound"]
-        )
+            raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
+        certificate = certify_model(load(self.folder), self.attack_steps, named_generators(self.seed)["lower bound"])
         path = self.folder / "certificate.json"
         certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
@@ -97,9 +91,7 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        print(
-            f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}"
-        )
+        print(f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}")
         return 0
 
 
@@ -131,9 +123,7 @@ class Sample:
         symbols = model_symbols(self.folder)
         prompt = encode(self.prompt, symbols, "the prompt")
         generator = torch.Generator().manual_seed(self.seed)
-        print(
-            decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols)
-        )
+        print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
         return 0
 
 
@@ -165,9 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
     preset = PRESETS.get(_preset(arguments), PRESETS["cpu"])
-    train = Annotated[
-        Train, tyro.conf.subcommand("train", default=Train(preset, preset=_preset_name(preset)))
-    ]
+    train = Annotated[Train, tyro.conf.subcommand("train", default=Train(preset, preset=_preset_name(preset)))]
     certify = Annotated[Certify, tyro.conf.subcommand("certify")]
     verify = Annotated[Verify, tyro.conf.subcommand("verify")]
     sample = Annotated[Sample, tyro.conf.subcommand("sample")]
@@ -220,9 +208,7 @@ def _first_difference(stored, fresh) -> str | None:
     for a, b in zip(stored.layers, fresh.layers, strict=True):
         for what in ("name", "rule", "inputs", "constants"):
             if getattr(a, what) != getattr(b, what):
-                return (
-                    f"operation {b.name!r} has {what} {getattr(b, what)}, the certificate {getattr(a, what)}"
-                )
+                return f"operation {b.name!r} has {what} {getattr(b, what)}, the certificate {getattr(a, what)}"
     return None
 
 

@@ -42,9 +42,7 @@ class Layer:
 
     def __call__(self, weights_N3DD: Tensor, x_NTD: Tensor, mask_NT: Tensor) -> Tensor:
         """Heads side by side, `(N, T, D)`; the mask is added to the logits of all heads."""
-        q, k, v = (
-            (x_NTD @ weights_N3DD[:, i].mT).unflatten(-1, (self.heads, -1)).transpose(1, 2) for i in range(3)
-        )
+        q, k, v = ((x_NTD @ weights_N3DD[:, i].mT).unflatten(-1, (self.heads, -1)).transpose(1, 2) for i in range(3))
         q, k, v = (_ball(q, self.query_radius), _ball(k, self.key_radius), _ball(v, self.value_radius))
         weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT + mask_NT[:, None, None], -1)
         return (weights @ v).transpose(1, 2).flatten(2)
@@ -81,9 +79,7 @@ def largest_gain(
         weights = layer.weights(raw)
         x = points * (layer.radius / rms(points)).clamp(max=1.0)
         direction = u / torch.linalg.vector_norm(u, dim=-1, keepdim=True) / math.sqrt(d)
-        (pulled,) = torch.autograd.grad(
-            (layer(weights, x, mask)[:, 0] * direction).sum(), x, create_graph=True
-        )
+        (pulled,) = torch.autograd.grad((layer(weights, x, mask)[:, 0] * direction).sum(), x, create_graph=True)
         # the largest <direction, J dx> over dx of RMS 1 at every token
         gain = torch.linalg.vector_norm(pulled, dim=-1).sum(-1) * math.sqrt(d)
         leader = int(gain.detach().argmax())

@@ -62,9 +62,7 @@ def test_one_head_comes_within_five_percent_of_the_theorem() -> None:
     found = largest_gain(layer)
     bound = certified(layer, found).lipschitz
     theorem = 1 + math.sqrt(2)  # c (sqrt(1 + t^2) + t) at c = t = 1, what norms of 1 allow
-    assert (
-        0.99 * theorem < bound <= theorem * (1 + 1e-6)
-    )  # the found weights' own product is a little smaller
+    assert 0.99 * theorem < bound <= theorem * (1 + 1e-6)  # the found weights' own product is a little smaller
     assert 0.95 * bound < found.gain <= bound
 
 
@@ -138,9 +136,7 @@ def test_the_library_search_finds_what_the_plain_one_finds() -> None:
 
 def test_bounds_beyond_floating_point() -> None:
     """Without projections the bound enters attention squared at every block and passes 10^400."""
-    layers = [
-        Attention(Layer(1, 2), 3e20 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)) for _ in range(9)
-    ]
+    layers = [Attention(Layer(1, 2), 3e20 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)) for _ in range(9)]
     certificate = certify(nn.Sequential(*layers))
     assert certificate.lipschitz == math.inf
     assert 400 < certificate.log10_lipschitz < math.inf

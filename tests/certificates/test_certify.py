@@ -46,9 +46,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "activations": lambda: nn.Sequential(
         nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.Tanh(), nn.GELU("tanh")
     ),
-    "functions": lambda: nn.Sequential(
-        nn.Linear(4, 4), Calls(lambda x: F.gelu(x) * 3 - x / 2 + 1 - F.relu(-x))
-    ),
+    "functions": lambda: nn.Sequential(nn.Linear(4, 4), Calls(lambda x: F.gelu(x) * 3 - x / 2 + 1 - F.relu(-x))),
 }
 
 
@@ -57,9 +55,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 def test_no_gain_and_no_activation_exceeds_the_bound(name: str, size: float) -> None:
     model = random_weights(LAYERS[name](), seed=1, size=size)
     certificate = certify(model, torch.randn(2, 5, 4), radius=1.5)
-    found = lower_bound(
-        model, radius=1.5, steps=40, width=4, length=4, generator=torch.Generator().manual_seed(2)
-    )
+    found = lower_bound(model, radius=1.5, steps=40, width=4, length=4, generator=torch.Generator().manual_seed(2))
     assert 0 < found.value <= certificate.lipschitz
     output = model.double()(found.x_TD[None])
     assert output.square().mean(-1).sqrt().max() <= float(max(certificate.layers[-1].radius))
@@ -116,9 +112,7 @@ def test_random_transformers(
 
 
 def test_what_cannot_be_bounded_is_refused_with_its_name_and_line() -> None:
-    with pytest.raises(
-        UncertifiableError, match=r"`softmax`.*test_certify.py:\d+ `return torch.softmax\(x, -1\)`"
-    ):
+    with pytest.raises(UncertifiableError, match=r"`softmax`.*test_certify.py:\d+ `return torch.softmax\(x, -1\)`"):
         certify(nn.Sequential(nn.Linear(4, 4), _Softmax()))
 
 

@@ -140,9 +140,7 @@ def test_a_larger_promise_fails(field: str) -> None:
 
 def test_wider_numbers_pass_for_they_are_bounds_too() -> None:
     model = nn.Linear(3, 3)
-    wider = changed(
-        certify(model), "linear", lambda r: dataclasses.replace(r, lipschitz=(2 * r.lipschitz[0],))
-    )
+    wider = changed(certify(model), "linear", lambda r: dataclasses.replace(r, lipschitz=(2 * r.lipschitz[0],)))
     assert verify(wider, model.state_dict()).lipschitz == wider.lipschitz
 
 
@@ -161,8 +159,7 @@ def test_active_projections_may_not_use_the_theorem_for_linear_heads() -> None:
     certificate = certify(model, radius=2.0)
     name = next(row.name for row in certificate.layers if row.name.endswith("key.1"))
     rows = tuple(
-        dataclasses.replace(row, constants={"radius": 50.0}) if row.name == name else row
-        for row in certificate.layers
+        dataclasses.replace(row, constants={"radius": 50.0}) if row.name == name else row for row in certificate.layers
     )
     with pytest.raises(VerificationError, match="radius"):
         verify(dataclasses.replace(certificate, layers=rows), model.state_dict())

@@ -35,9 +35,7 @@ def test_the_cap_is_proved_after_every_step(rule, shape, cap, relative_lr, align
     for _ in range(12):
         # the worst case pushes every singular value outward; the other is noise
         w = model.weight.detach()
-        model.weight.grad = (
-            -w / w.abs().max().clamp(min=1e-30) if aligned else torch.randn(shape, generator=gen)
-        )
+        model.weight.grad = -w / w.abs().max().clamp(min=1e-30) if aligned else torch.randn(shape, generator=gen)
         optimizer.step()
         assert rules.proved_ratios()["weight"] <= 1
 

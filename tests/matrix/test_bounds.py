@@ -81,9 +81,7 @@ def check_excess(w):
 @pytest.mark.parametrize("shape", [(64, 64), (512, 128), (128, 512)])
 def test_excess_is_below_1e_8(shape):
     check_excess(normal(*shape))
-    flat = with_singular_values(
-        torch.ones(64), *shape, dtype=torch.float32
-    )  # the worst case of Gram iteration
+    flat = with_singular_values(torch.ones(64), *shape, dtype=torch.float32)  # the worst case of Gram iteration
     check_excess(flat)
 
 
@@ -124,9 +122,7 @@ def test_estimate_and_its_gradient(shape, scale):
         spectral_norm(w) / scale, torch.linalg.matrix_norm(w.double(), 2).float() / scale, rtol=3e-7, atol=0
     )
     x = normal(*shape, dtype=torch.float64).requires_grad_()
-    torch.testing.assert_close(
-        spectral_norm(x), spectral_norm(x.detach()), rtol=1e-13, atol=0
-    )  # eigh against eigvalsh
+    torch.testing.assert_close(spectral_norm(x), spectral_norm(x.detach()), rtol=1e-13, atol=0)  # eigh against eigvalsh
     assert torch.autograd.gradcheck(spectral_norm, x)
     zero = torch.zeros(2, 3, requires_grad=True)
     spectral_norm(zero).backward()

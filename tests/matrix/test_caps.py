@@ -67,9 +67,7 @@ def test_normalize_ends_at_or_below_the_cap_by_proof(shape):
     w = with_singular_values(torch.ones(64), *shape, dtype=torch.float32) * 3
     w = w + 1e-3 * normal(*shape)
     value = spectral_normalize(w, 1.0)
-    assert (
-        spectral_norm_upper_bound(value) <= 1.0 + 1e-8
-    )  # excess of the proof itself; the contract allows 1e-6
+    assert spectral_norm_upper_bound(value) <= 1.0 + 1e-8  # excess of the proof itself; the contract allows 1e-6
     assert norm(value) >= 1.0 - 2e-6  # no shrinkage beyond u sqrt(n) = 7e-7 and rounding
 
 

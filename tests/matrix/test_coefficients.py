@@ -17,9 +17,7 @@ def compose(entry, x):
 def dense(low, high):
     # 2 million linear points, and logarithmic ones for the peaks close to zero (watermark-10 peaks at 3.5e-5)
     linear = torch.linspace(low, high, 2_000_001, dtype=torch.float64)
-    return torch.cat(
-        [linear, torch.logspace(-9, math.log10(high), 500_001, dtype=torch.float64).clamp(low, high)]
-    )
+    return torch.cat([linear, torch.logspace(-9, math.log10(high), 500_001, dtype=torch.float64).clamp(low, high)])
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -27,9 +25,7 @@ def test_facts_are_those_of_the_composition(name):
     entry = REGISTRY[name]
     highest = float(compose(entry, dense(0.0, entry.upper)).max())
     lowest = float(compose(entry, dense(entry.lower, entry.upper)).min())
-    assert (
-        highest <= entry.maximum <= highest + 2e-6
-    )  # stored rounded up at the sixth digit (1.20237 at the fifth)
+    assert highest <= entry.maximum <= highest + 2e-6  # stored rounded up at the sixth digit (1.20237 at the fifth)
     assert highest <= entry.overshoot
     assert entry.minimum <= lowest <= entry.minimum + 2e-4  # stored rounded down at the fourth digit
     slope = float(compose(entry, torch.tensor(1e-12, dtype=torch.float64))) / 1e-12
@@ -72,9 +68,7 @@ def test_normalisation_that_leaves_the_interval_is_refused():
 
 
 def test_unsafe_dtype_is_refused():
-    mine = CoefficientSet(
-        "mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, 1.5, safe_dtypes=frozenset({torch.float32})
-    )
+    mine = CoefficientSet("mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, 1.5, safe_dtypes=frozenset({torch.float32}))
     with pytest.raises(ValueError, match="not safe in torch"):
         msign(torch.eye(2, dtype=torch.bfloat16), mine)
     assert msign(torch.eye(2), mine).isfinite().all()

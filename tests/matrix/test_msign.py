@@ -43,11 +43,7 @@ def test_error_against_float64_svd(method, dtype, tolerance, shape):
 def test_norm_stays_below_overshoot(method, name):
     entry = REGISTRY[name]
     for seed, (m, n) in enumerate([(48, 48), (96, 24), (1, 7), (64, 64)]):
-        x = (
-            normal(m, n, seed=seed)
-            if seed < 3
-            else with_singular_values(torch.logspace(-7, 0, 64), 64, 64).float()
-        )
+        x = normal(m, n, seed=seed) if seed < 3 else with_singular_values(torch.logspace(-7, 0, 64), 64, 64).float()
         # Float32 rounding, measured up to 1e-5 at 1024 x 256 for "gram", 3e-7 for Newton-Schulz. What
         # squaring spoils lies below sqrt(eps), where the polynomial is far from its maximum.
         assert torch.linalg.matrix_norm(msign(x, name, method).double(), 2) <= entry.overshoot * (1 + 2e-5)
@@ -107,9 +103,7 @@ def test_equivariance_transposition_and_sign(method):
     x = normal(24, 10, dtype=torch.float64)
     q, p = (torch.linalg.qr(normal(k, k, seed=k, dtype=torch.float64))[0] for k in (24, 10))
     # float64: a few thousand roundings, slope 6363 times 1e-16 at worst
-    torch.testing.assert_close(
-        msign(q @ x @ p, method=method), q @ msign(x, method=method) @ p, atol=1e-10, rtol=0
-    )
+    torch.testing.assert_close(msign(q @ x @ p, method=method), q @ msign(x, method=method) @ p, atol=1e-10, rtol=0)
     torch.testing.assert_close(msign(x.mT, method=method), msign(x, method=method).mT, atol=1e-10, rtol=0)
     torch.testing.assert_close(msign(-x, method=method), -msign(x, method=method), atol=1e-10, rtol=0)
 

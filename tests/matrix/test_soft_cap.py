@@ -35,9 +35,7 @@ def test_published_strength_breaks_at_large_steps_and_ours_does_not(step):
 
 
 def test_published_strength_exceeds_by_a_fifth_at_a_step_of_one_cap():
-    assert highest(2.0, soft_cap_strength_as_published(1.0, 1.0)) == pytest.approx(
-        1.19, abs=0.005
-    )  # printed digits
+    assert highest(2.0, soft_cap_strength_as_published(1.0, 1.0)) == pytest.approx(1.19, abs=0.005)  # printed digits
 
 
 def test_closed_forms():
@@ -50,9 +48,7 @@ def test_closed_forms():
     for step in (1e-6, 0.01, 0.3):  # below the limit the published root is right
         published = soft_cap_strength_as_published(1.0, step)
         assert soft_cap_strength(1.0, step) == pytest.approx(published, rel=1e-9)
-        assert float(p(torch.tensor(1 + step, dtype=torch.float64), published)) == pytest.approx(
-            1.0, abs=1e-14
-        )
+        assert float(p(torch.tensor(1 + step, dtype=torch.float64), published)) == pytest.approx(1.0, abs=1e-14)
 
 
 def test_decay_can_make_the_cap_unnecessary():

@@ -71,5 +71,5 @@ def test_bad_overrides_are_refused(overrides, message):
 def test_a_parameter_without_a_rule_is_refused():
     model = nn.Module()
     model.table = nn.Parameter(torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match="'table'.*has no norm"):
+    with pytest.raises(ValueError, match=r"'table'.*has no norm"):
         wn.assign_norms(model)

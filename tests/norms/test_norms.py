@@ -55,7 +55,7 @@ def test_upper_bound_is_above_the_float64_norm(norm, shape, scale, seed):
     w = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
     bound = float(norm.upper_bound(w))
     # matrix norms: against an SVD of the scaled matrix, whose own error is about 1e-15
-    true = float(norm.norm((w.double() / scale)))
+    true = float(norm.norm(w.double() / scale))
     if isinstance(norm, MatrixNorm):
         slices = norm.matrices(w.double() / scale)
         true = float(torch.linalg.svdvals(slices).amax()) / norm.unit(w)

@@ -48,9 +48,7 @@ def test_caps_are_positive(cap):
         Caps(query=cap)
 
 
-@pytest.mark.parametrize(
-    "change", [{"momentum": 1.0}, {"learning_rate": 0.0}, {"threads": 0}, {"attack_steps": -1}]
-)
+@pytest.mark.parametrize("change", [{"momentum": 1.0}, {"learning_rate": 0.0}, {"threads": 0}, {"attack_steps": -1}])
 def test_settings_out_of_range_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         replace(PRESETS["cpu"], **change)

@@ -94,9 +94,7 @@ def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(ti
         return advance(self)
 
     monkeypatch.setattr(TrainingSession, "advance", poisoned)
-    with pytest.raises(
-        ValueError, match=r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"
-    ):
+    with pytest.raises(ValueError, match=r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"):
         train(tiny, tmp_path / "run")
     checkpoint = RunFolder(tmp_path / "run").load_checkpoint()
     assert checkpoint is not None

@@ -24,9 +24,7 @@ def truncate(path):
 def test_a_truncated_checkpoint_is_refused_with_the_way_back(run, name):
     newest = run.checkpoint_folders()[-1]
     truncate(newest / name)
-    with pytest.raises(
-        ValueError, match=rf"{name} .*truncated or changed.*remove .* to resume from step-00000008"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} .*truncated or changed.*remove .* to resume from step-00000008"):
         resume(run.path)
 
 

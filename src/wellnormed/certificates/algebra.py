@@ -60,9 +60,7 @@ def _head_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
     (x,), gain = inputs, rms_gain(claims[0])
     rows, columns = claims[0].shape
     linear_in = LinearIn(x, claims[0].tensors[0], (rows, columns), gain)
-    return Bound(
-        tuple(g * x.radius[0] for g in gain), tuple(g * x.lipschitz[0] for g in gain), linear_in=linear_in
-    )
+    return Bound(tuple(g * x.radius[0] for g in gain), tuple(g * x.lipschitz[0] for g in gain), linear_in=linear_in)
 
 
 def _position_mix(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
@@ -75,9 +73,7 @@ def _ball_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
     (x,) = inputs
     inactive = max(x.radius) <= c["radius"]
     # An active projection's Jacobian differs from position to position, so the value is no longer linear.
-    return Bound(
-        tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear_in=x.linear_in if inactive else None
-    )
+    return Bound(tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear_in=x.linear_in if inactive else None)
 
 
 def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:

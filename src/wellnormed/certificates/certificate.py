@@ -179,18 +179,14 @@ def _certificate(document: dict[str, Any]) -> Certificate:
             inputs=tuple(row["inputs"]),
             constants=row["constants"],
             weights=tuple(
-                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"]))
-                for w in row["weights"]
+                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"])) for w in row["weights"]
             ),
             radius=tuple(Decimal(number) for number in row["radius"]),
             lipschitz=tuple(Decimal(number) for number in row["lipschitz"]),
         )
         for row in document["layers"]
     )
-    fields = {
-        key: document[key]
-        for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")
-    }
+    fields = {key: document[key] for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")}
     certificate = Certificate(layers=rows, versions=document["versions"], **fields)
     if str(certificate.exact_lipschitz) != document["lipschitz"]:
         raise ValueError("the result is not that of its last row")

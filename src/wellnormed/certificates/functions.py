@@ -44,9 +44,7 @@ def multiply(step: Recorder, a: Operand, b: Operand) -> Bound:
     if isinstance(b, float | int):
         return step.derive("scale", a, constants={"factor": b})
     if isinstance(b, Bound):
-        raise step.refuse(
-            "both factors depend on the input: the RMS of a product is not bounded by the factors' RMS"
-        )
+        raise step.refuse("both factors depend on the input: the RMS of a product is not bounded by the factors' RMS")
     return step.derive("gain", a, claims=(step.max_abs(b),))
 
 
@@ -92,7 +90,5 @@ def tanh(step: Recorder, x: Bound) -> Bound:
 def dropout(step: Recorder, x: Bound, p: float = 0.5, training: bool = True, inplace: bool = False) -> Bound:
     """The identity when training is off."""
     if training and p > 0:
-        raise step.refuse(
-            "dropout is active in training mode; call `model.eval()` first, and pass `self.training`"
-        )
+        raise step.refuse("dropout is active in training mode; call `model.eval()` first, and pass `self.training`")
     return x

@@ -66,9 +66,7 @@ class Recorder:
         if not all(Decimal(value).is_finite() for value in constants.values()):
             raise self.refuse(f"its constants {constants} are not finite; make them so")
         with rounding_up():
-            bound = PRIMITIVES[rule](
-                inputs, {key: Decimal(value) for key, value in constants.items()}, claims
-            )
+            bound = PRIMITIVES[rule](inputs, {key: Decimal(value) for key, value in constants.items()}, claims)
         name, repeats = self.name, 1
         while name in self._taken:
             repeats += 1
@@ -114,7 +112,5 @@ class Recorder:
                 "register it as a parameter or a persistent buffer"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise self.refuse(
-                f"{name} is a {type(tensor).__name__}, whose values its operations may compute anew"
-            )
+            raise self.refuse(f"{name} is a {type(tensor).__name__}, whose values its operations may compute anew")
         return name

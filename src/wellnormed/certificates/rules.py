@@ -103,9 +103,7 @@ def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
 @rule(HeadProjection)
 def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
     """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
-    return step.derive(
-        "head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),)
-    )
+    return step.derive("head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),))
 
 
 @rule(PositionMix)
@@ -202,9 +200,7 @@ def normalization(layer: nn.LayerNorm | nn.RMSNorm, step: Recorder, x: Bound) ->
     if len(layer.normalized_shape) != 1:
         raise step.refuse(f"it normalises {layer.normalized_shape}, more than a token's entries")
     if layer.eps is None or not layer.eps > 0:
-        raise step.refuse(
-            f"eps={layer.eps} puts no floor under its input's size; set it to a positive number"
-        )
+        raise step.refuse(f"eps={layer.eps} puts no floor under its input's size; set it to a positive number")
     bias = getattr(layer, "bias", None)
     claims: tuple = () if layer.weight is None else (step.max_abs(layer.weight),)
     if bias is not None:

@@ -45,9 +45,7 @@ def raw_tensor(value: Any) -> RawTensor:
     kind = array.dtype.newbyteorder("<")
     dtype = next((name for name, code in _NUMPY.items() if np.dtype(code) == kind and name != "BF16"), None)
     if dtype is None:
-        raise ValueError(
-            f"dtype {array.dtype} is not one that a certificate covers; store floats or integers"
-        )
+        raise ValueError(f"dtype {array.dtype} is not one that a certificate covers; store floats or integers")
     return RawTensor(dtype, array.shape, array.astype(kind).tobytes())
 
 
@@ -66,9 +64,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
     header = json.loads(content[8:start], object_pairs_hook=_without_repeats)
     tensors: dict[str, RawTensor] = {}
     position = 0
-    entries = sorted(
-        ((n, e) for n, e in header.items() if n != "__metadata__"), key=lambda e: e[1]["data_offsets"]
-    )
+    entries = sorted(((n, e) for n, e in header.items() if n != "__metadata__"), key=lambda e: e[1]["data_offsets"])
     for name, entry in entries:
         if entry.keys() != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _NUMPY:
             raise ValueError(f"{path}: unknown description of {name}: {entry}")

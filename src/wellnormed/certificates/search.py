@@ -129,9 +129,7 @@ def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Te
     return (pulled / rms(pulled)).detach(), pushed, torch.nan_to_num(uphill)
 
 
-def _search(
-    function: nn.Module, x: Tensor, radius: float, steps: int, generator: torch.Generator | None
-) -> LowerBound:
+def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator: torch.Generator | None) -> LowerBound:
     u = torch.randn(function(x).shape, dtype=torch.float64, generator=generator)
     best = LowerBound(0.0, x[0], torch.ones_like(x[0]), 0.0)
     velocity = torch.zeros_like(x)

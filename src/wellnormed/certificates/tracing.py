@@ -109,9 +109,7 @@ def owner(node: fx.Node) -> str:
 
 def shown(path: str) -> str:
     """A path as the user knows it, without the wrapper's attribute."""
-    return (
-        path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
-    )
+    return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
 
 
 def _refuse_overrides(model: nn.Module) -> None:
@@ -120,13 +118,9 @@ def _refuse_overrides(model: nn.Module) -> None:
     for name, module in model.named_modules():
         where = f"module `{name or 'model'}` ({type(module).__name__})"
         if "forward" in vars(module):
-            raise UncertifiableError(
-                f"{where} has a `forward` of its own instance; give it a class and a rule"
-            )
+            raise UncertifiableError(f"{where} has a `forward` of its own instance; give it a class and a rule")
         if module._forward_hooks or module._forward_pre_hooks:
-            raise UncertifiableError(
-                f"{where} carries forward hooks, which may change its values; remove them"
-            )
+            raise UncertifiableError(f"{where} carries forward hooks, which may change its values; remove them")
         if hasattr(module, "parametrizations"):
             raise UncertifiableError(
                 f"{where} is parametrized, so its weight is not the one stored; "

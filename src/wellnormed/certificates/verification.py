@@ -113,9 +113,7 @@ def _check_claim(claim: Claim, tensors: Mapping[str, RawTensor]) -> None:
     if not claim.values or not all(0 <= value < np.inf for value in claim.values):
         raise VerificationError(f"claim on {claim.tensors}: {claim.values} are not norms")
     if not CHECKS[claim.measure](arrays, claim.values):
-        raise VerificationError(
-            f"claim on {claim.tensors}: {claim.measure} {claim.values} could not be proved"
-        )
+        raise VerificationError(f"claim on {claim.tensors}: {claim.measure} {claim.values} could not be proved")
 
 
 def _check_rows(certificate: Certificate) -> None:
@@ -124,13 +122,9 @@ def _check_rows(certificate: Certificate) -> None:
     if len(sources) != 1 or Decimal(sources[0].constants["radius"]) < Decimal(certificate.input_radius):
         raise VerificationError(f"the certificate must have one input, of radius {certificate.input_radius}")
     if f"RMS <= {certificate.input_radius}" not in certificate.domain:
-        raise VerificationError(
-            f"the domain {certificate.domain!r} does not state {certificate.input_radius}"
-        )
+        raise VerificationError(f"the domain {certificate.domain!r} does not state {certificate.input_radius}")
     if (certificate.norms, certificate.arithmetic) != (NORMS, ARITHMETIC):
-        raise VerificationError(
-            f"unknown norms {certificate.norms!r} or arithmetic {certificate.arithmetic!r}"
-        )
+        raise VerificationError(f"unknown norms {certificate.norms!r} or arithmetic {certificate.arithmetic!r}")
     for row in certificate.layers:
         if row.name in values:
             raise VerificationError(f"two rows are called {row.name}")

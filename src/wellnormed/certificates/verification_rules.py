@@ -121,9 +121,7 @@ _SLOPES = {  # largest |slope|; all have |f(x)| <= |x|
 }  # fmt: skip
 
 
-def derive(
-    name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]
-) -> Value:
+def derive(name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]) -> Value:
     """The smallest radius and Lipschitz constant that the verifier can justify for a row."""
     measures = [claim.measure for claim in claims]
     if rule in ("input", "embedding", "constant"):
@@ -169,9 +167,7 @@ def derive(
     )
 
 
-def _start(
-    name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]
-) -> Value:
+def _start(name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]) -> Value:
     assert not inputs
     if rule == "constant":
         assert claims[0].measure == "row_rms"

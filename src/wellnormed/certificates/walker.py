@@ -81,9 +81,7 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name: the very objects that the model uses."""
-    return {
-        name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
-    }
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
@@ -101,9 +99,7 @@ def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
     ]
     if not lookups:
         return None
-    for other in [node for node in lookups if tokens not in node.args] + [
-        n for n in tokens.users if n != lookups[0]
-    ]:
+    for other in [node for node in lookups if tokens not in node.args] + [n for n in tokens.users if n != lookups[0]]:
         raise UncertifiableError(
             f"{place(other)}: the model's integers must go into one embedding and nowhere else, for its "
             "vectors are the input that the certificate speaks of"
@@ -142,15 +138,11 @@ def _rule_of(
         module = graph.get_submodule(str(node.target))
         return RULES[type(module)], (module, recorder, *args)
     if node.target not in FUNCTION_RULES:
-        raise recorder.refuse(
-            "there is no rule for it; write one with `rule` for a module or `function_rule`"
-        )
+        raise recorder.refuse("there is no rule for it; write one with `rule` for a module or `function_rule`")
     return FUNCTION_RULES[node.target], (recorder, *args)
 
 
-def _apply(
-    function: Callable[..., Bound], recorder: Recorder, args: tuple, keywords: Mapping[str, Any]
-) -> Bound:
+def _apply(function: Callable[..., Bound], recorder: Recorder, args: tuple, keywords: Mapping[str, Any]) -> Bound:
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
@@ -189,9 +181,7 @@ def _finish(output: Any, recorder: Recorder) -> None:
 def _row_name(node: fx.Node) -> str:
     if node.op == "call_module":
         return shown(str(node.target)) or "model"
-    operation = (
-        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    )
+    operation = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return ".".join(filter(None, (owner(node), operation)))
 
 
@@ -205,9 +195,7 @@ def _attribute(graph: fx.GraphModule, target: str) -> Any:
 def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tensor) -> None:
     with torch.no_grad():
         executed, traced = model(example_input), graph(example_input)
-    if not (
-        isinstance(executed, Tensor) and executed.shape == traced.shape and torch.allclose(executed, traced)
-    ):
+    if not (isinstance(executed, Tensor) and executed.shape == traced.shape and torch.allclose(executed, traced)):
         raise UncertifiableError(
             f"{type(model).__name__} does not compute on example_input what was traced: its control flow "
             "depends on something that tracing cannot see; remove it"
@@ -216,9 +204,7 @@ def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tenso
 
 def _digest(tensor: Tensor) -> str:
     plain = tensor.detach().cpu().contiguous()
-    return tensor_digest(
-        DTYPES[plain.dtype], plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    )
+    return tensor_digest(DTYPES[plain.dtype], plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _version(package: str) -> str:

@@ -58,10 +58,7 @@ class Constraints:
 
     def proved_ratios(self) -> dict[str, float]:
         """Proved bound on the norm over cap of every constrained parameter: at most 1, or the promise is broken."""
-        return {
-            c.name: float(c.norm.upper_bound(c.parameter.detach())) / c.rule.max_norm
-            for c in self._constrained
-        }
+        return {c.name: float(c.norm.upper_bound(c.parameter.detach())) / c.rule.max_norm for c in self._constrained}
 
     def _update_norm(self, name: str) -> float | None:
         return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
@@ -92,14 +89,15 @@ def constrain(
 ) -> Constraints:
     """Keep weights in bounds after every `optimizer.step()`.
 
-    Weights above their cap are brought below it at once; from then on every step is checked before and corrected after.
+    Weights above their cap are brought below it at once; from then on every step is checked before and corrected
+    after.
 
     Args:
-        optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of their
-            steps; for any other pass `norms`.
-        rules: Name pattern (`fnmatch`; a module's name stands for all below it) -> rule. Every rule must act on at least one
-            parameter that its pattern matches (a spectral rule passes by biases; `print` shows what is constrained), and no
-            parameter may have two.
+        optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
+            their steps; for any other pass `norms`.
+        rules: Name pattern (`fnmatch`; a module's name stands for all below it) -> rule. Every rule must act on at
+            least one parameter that its pattern matches (a spectral rule passes by biases; `print` shows what is
+            constrained), and no parameter may have two.
         norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
 
     Returns:
@@ -128,11 +126,7 @@ def constrain(
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     constrained: dict[str, _Constrained] = {}
     for pattern, rule in rules.items():
-        named = [
-            a
-            for a in norms
-            if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")
-        ]
+        named = [a for a in norms if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")]
         acting = [a for a in named if rule.acts_on(a.norm)]
         if not acting:
             raise ValueError(
@@ -143,7 +137,8 @@ def constrain(
         for a in acting:
             if a.name in constrained:
                 raise ValueError(
-                    f"parameter {a.name!r} has two rules, {constrained[a.name].rule!r} and {rule!r}; make the patterns disjoint"
+                    f"parameter {a.name!r} has two rules, {constrained[a.name].rule!r} and {rule!r}; "
+                    "make the patterns disjoint"
                 )
             if id(a.parameter) not in owned:
                 raise ValueError(

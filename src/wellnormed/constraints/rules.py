@@ -1,7 +1,7 @@
 """Rules that bring a weight back below `max_norm` after a step, in the units of the weight's own norm.
 
-Each rule aims a little below its cap, so that the float32 result, rounding included, can be *proved* to lie at or below
-it: `TARGET` and `SLACK` are several times the rounding of the products involved (measured: 2e-7 relative at 768).
+Each rule aims a little below its cap, so that the float32 result, rounding included, can be *proved* to lie at or
+below it: `TARGET` and `SLACK` are several times the rounding of the products involved (measured: 2e-7 relative at 768).
 """
 
 from abc import ABC, abstractmethod
@@ -75,8 +75,8 @@ class _SpectralConstraint(Constraint):
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         if self.needs_update_norm and update_norm is None:
             raise ValueError(
-                f"{type(self).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not give; "
-                "use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
+                f"{type(self).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
+                "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
             )
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float) -> Tensor:
@@ -140,7 +140,8 @@ class SoftCap(_SpectralConstraint):
 class WeightDecay(_SpectralConstraint):
     """Shrink the whole weight by `1 - update_norm / max_norm`: the decay whose equilibrium is the cap.
 
-    `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT section 3.
+    `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT
+    section 3.
     """
 
     needs_update_norm: ClassVar[bool] = True
@@ -149,8 +150,8 @@ class WeightDecay(_SpectralConstraint):
         super().check(norm, update_norm, name)
         if update_norm is not None and update_norm > self.max_norm:
             raise ValueError(
-                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {update_norm:.4g} is longer than the cap, so the "
-                "decay would flip the weight's sign; lower the learning rate or use HardCap"
+                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {update_norm:.4g} is longer than the cap: "
+                "the decay would flip the weight's sign; lower the learning rate or use HardCap"
             )
 
     def _act(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

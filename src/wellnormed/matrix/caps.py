@@ -13,9 +13,7 @@ from wellnormed.matrix._checks import check_finite, check_matrix, positive_over_
 from wellnormed.matrix._spectral_function import Clip, attach_gradient
 
 _METHODS = ("auto", "gram", "svd")
-_EIGENVALUE_ERROR = (
-    1e-13  # relative, of the largest eigenvalue of a float64 Gram matrix; some hundred roundings
-)
+_EIGENVALUE_ERROR = 1e-13  # relative, of the largest eigenvalue of a float64 Gram matrix; some hundred roundings
 
 _UNDECIDED = 1e-5
 """Relative distance from the cap within which float32 cannot tell inside from outside (measured error 5e-6)."""
@@ -89,8 +87,8 @@ def _hardcap(w: Tensor, bound: Tensor, method: str) -> Tensor:
 def _hardcap_single(w: Tensor, bound: Tensor) -> Tensor | None:
     """The cap of tall float32 matrices with both large products in float32; None where that is not accurate enough.
 
-    Half the time at 2048 x 128. A float32 Gram matrix knows its eigenvalues to some 1e-6 of the largest, so no matrix may
-    be near the decision (inside or outside) nor much above the cap; after a training step that is the usual case.
+    Half the time at 2048 x 128. A float32 Gram matrix knows its eigenvalues to some 1e-6 of the largest, so no
+    matrix may be near the decision (inside or outside) nor much above the cap: the usual case after a step.
     """
     low, high = _SAFE_SQUARES
     if not bool(((bound > low) & (bound < high)).all()):
@@ -109,9 +107,7 @@ def _hardcap_single(w: Tensor, bound: Tensor) -> Tensor | None:
     return capped if bool((ratio > 1).all()) else torch.where(ratio < 1, w, capped)
 
 
-def spectral_normalize(
-    w: Float[Tensor, "*batch m n"], max_norm: float | Tensor
-) -> Float[Tensor, "*batch m n"]:
+def spectral_normalize(w: Float[Tensor, "*batch m n"], max_norm: float | Tensor) -> Float[Tensor, "*batch m n"]:
     """Divide a matrix that is too large by its spectral norm: `w * min(1, max_norm / upper)`.
 
     `upper` is the largest eigenvalue of the float64 Gram matrix plus its rounding, not a power iteration,

@@ -83,9 +83,7 @@ class CoefficientSet:
         return max(1.0, self.maximum)
 
 
-def _damped(
-    steps: tuple[tuple[float, float, float], ...], safety: float
-) -> tuple[tuple[float, float, float], ...]:
+def _damped(steps: tuple[tuple[float, float, float], ...], safety: float) -> tuple[tuple[float, float, float], ...]:
     return tuple((a / safety, b / safety**3, c / safety**5) for a, b, c in steps)
 
 
@@ -157,9 +155,7 @@ _TABLE = (
         0.9955,
     ),
     _set("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
-    _set(
-        "polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999
-    ),
+    _set("polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
     _set("polar-express-5", f"{_PE}, stopped at 5 steps", _damped(_POLAR_EXPRESS[:5], 1.01), 1.12356, 0.8702),
     _set(
         "polar-express-5-modded",
@@ -213,8 +209,7 @@ def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
         return REGISTRY[name_or_set]
     nearest = difflib.get_close_matches(str(name_or_set), REGISTRY, n=1, cutoff=0.0)[0]
     raise ValueError(
-        f"coefficients={name_or_set!r} is not a registered set; did you mean {nearest!r}? Known: "
-        f"{', '.join(REGISTRY)}"
+        f"coefficients={name_or_set!r} is not a registered set; did you mean {nearest!r}? Known: {', '.join(REGISTRY)}"
     )
 
 

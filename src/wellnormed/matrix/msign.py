@@ -75,9 +75,7 @@ def resolve_method(x: Tensor) -> str:
     """
     short, long = sorted(x.shape[-2:])
     wide_dtype = x.dtype in (torch.float32, torch.float64)
-    return (
-        "gram" if wide_dtype and x.device.type == "cpu" and long >= _GRAM_ASPECT * short else "newton-schulz"
-    )
+    return "gram" if wide_dtype and x.device.type == "cpu" and long >= _GRAM_ASPECT * short else "newton-schulz"
 
 
 def _forward(x: Tensor, chosen: CoefficientSet, method: str) -> Tensor:

@@ -125,8 +125,7 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
 def _reached_norm(max_norm: float, update_norm: float, decay: float) -> float:
     if not (max_norm > 0 and math.isfinite(max_norm)):
         raise ValueError(
-            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight "
-            f"instead"
+            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight instead"
         )
     if not (update_norm >= 0 and math.isfinite(update_norm)):
         raise ValueError(

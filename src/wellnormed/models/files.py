@@ -56,9 +56,7 @@ def export(model: GPT, folder: str | Path, symbols: str | None = None) -> Path:
         raise ValueError(f"{folder} already holds a config.json; choose a new folder")
     size = model.config.vocabulary_size
     if symbols is not None and len(symbols) != size:
-        raise ValueError(
-            f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order"
-        )
+        raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save_tensors(weights))
@@ -108,9 +106,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_tensors(path.read_bytes())
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is truncated or no safetensors file ({error}); restore it, or train again"
-        ) from None
+        raise ValueError(f"{path} is truncated or no safetensors file ({error}); restore it, or train again") from None
 
 
 @torch.no_grad()
@@ -126,9 +122,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
         ("holds the unknown", weights.keys() - own.keys()),
     ):
         if names:
-            raise ValueError(
-                f"{where} {what} tensor {min(names)!r}; config and weights are of different models"
-            )
+            raise ValueError(f"{where} {what} tensor {min(names)!r}; config and weights are of different models")
     for name, tensor in own.items():
         given = weights[name]
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
@@ -146,7 +140,5 @@ def _config(folder: str | Path) -> dict[str, object]:
         raise ValueError(f"{folder} is no folder; {_REMEDY}")
     content = read_json(folder / "config.json", _REMEDY)
     if content.get("format") != FORMAT:
-        raise ValueError(
-            f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}"
-        )
+        raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
     return content

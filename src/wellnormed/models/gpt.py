@@ -30,9 +30,7 @@ class Attention(nn.Module):
         self.query = _projected(HeadProjection(config.width, config.heads), config.query_radius)
         self.key = _projected(HeadProjection(config.width, config.heads), config.key_radius)
         self.value = _projected(HeadProjection(config.width, config.heads), config.value_radius)
-        self.attend = CausalAttention(
-            config.heads, config.attention_scale, config.length, config.relative_bias
-        )
+        self.attend = CausalAttention(config.heads, config.attention_scale, config.length, config.relative_bias)
         self.merge = MergeHeads()
         self.output = nn.Linear(config.width, config.width, bias=False)
         self.factor = Scale(config.output_factor)
@@ -92,8 +90,7 @@ class GPT(nn.Module):
         """Matrices start at norm 1 in their own norm; output projections, biases and the head at 0 (LT appendix F)."""
         for assigned in assign_norms(self):
             starts_at_zero = (
-                assigned.name.endswith((".output.weight", "bias", "bias_HT"))
-                or assigned.name == "head.weight"
+                assigned.name.endswith((".output.weight", "bias", "bias_HT")) or assigned.name == "head.weight"
             )
             if starts_at_zero:
                 assigned.parameter.zero_()

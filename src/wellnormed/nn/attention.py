@@ -69,20 +69,14 @@ class CausalAttention(nn.Module):
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         tokens, entries = q_BHTK.shape[-2:]
         if self.bias_HT is None:
-            return F.scaled_dot_product_attention(
-                q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale / entries
-            )
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale / entries)
         if tokens > self.length:
-            raise ValueError(
-                f"{tokens} tokens exceed the {self.length} distances that were learned; shorten the input"
-            )
+            raise ValueError(f"{tokens} tokens exceed the {self.length} distances that were learned; shorten the input")
         position = torch.arange(tokens, device=q_BHTK.device)
         distance = position[:, None] - position[None, :]
         future = torch.full((tokens, tokens), float("-inf"), dtype=q_BHTK.dtype, device=q_BHTK.device).triu(1)
         bias_HTT = self.bias_HT[:, distance.clamp(min=0)] + future
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BHTK, v_BHTK, attn_mask=bias_HTT, scale=self.scale / entries
-        )
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias_HTT, scale=self.scale / entries)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, scale={self.scale}, relative_bias={self.bias_HT is not None}"

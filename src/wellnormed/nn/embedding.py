@@ -23,7 +23,7 @@ class CappedEmbedding(nn.Module):
         nn.init.normal_(self.weight)
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """Columns of the map from one-hot symbols, which are this weight's rows; rare ones inflated at most 16 times."""
+        """Columns of the map from one-hot symbols, this weight's rows; rare ones inflated at most 16 times."""
         return {"weight": ColNorm(input_axis=0, max_inflation=16)}
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -64,9 +64,7 @@ class PositionMix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[-2]
         if tokens > self.length:
-            raise ValueError(
-                f"{tokens} tokens exceed the {self.length} positions that were learned; shorten the input"
-            )
+            raise ValueError(f"{tokens} tokens exceed the {self.length} positions that were learned; shorten the input")
         return self.token_share * x + (1.0 - self.token_share) * self.weight[:tokens]
 
     def extra_repr(self) -> str:

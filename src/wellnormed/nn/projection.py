@@ -26,9 +26,7 @@ class BallProjection(nn.Module):
     def __init__(self, radius: float = 1.0) -> None:
         super().__init__()
         if not 0 < radius < float("inf"):
-            raise ValueError(
-                f"radius={radius} must be positive and finite; to switch a projection off, leave it out"
-            )
+            raise ValueError(f"radius={radius} must be positive and finite; to switch a projection off, leave it out")
         self.radius = radius
         self.count_hits = False
         self.hits = 0

@@ -50,9 +50,7 @@ class Assignment:
         if not rows:
             return "no parameters"
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            "  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])) for row in rows
-        )
+        return "\n".join("  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])) for row in rows)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -77,7 +75,8 @@ def match_patterns(patterns: Iterable[str], names: Iterable[str], what: str) -> 
         for name in hits:
             if name in owner:
                 raise ValueError(
-                    f"{what}: parameter {name!r} matches both {owner[name]!r} and {pattern!r}; make the patterns disjoint"
+                    f"{what}: parameter {name!r} matches both {owner[name]!r} and {pattern!r}; "
+                    "make the patterns disjoint"
                 )
             owner[name] = pattern
     return owner
@@ -107,7 +106,7 @@ def assign_norms(
         1.weight  (5, 4)  Spectral(coefficients='you-5-nanogpt', method='auto')  nn.Linear
     """
     overrides = overrides or {}
-    owners = {name: module for name, module in model.named_modules()}
+    owners = dict(model.named_modules())
     parameters = dict(model.named_parameters())
     names = [name for name, parameter in parameters.items() if parameter.requires_grad]
     overriding = match_patterns(overrides, names, "overrides of assign_norms")
@@ -120,13 +119,11 @@ def assign_norms(
         if name in overriding:
             norm, reason = overrides[overriding[name]], f"override {overriding[name]!r}"
         else:
-            norm, reason = _default_norm(
-                module, leaf, parameter, recipe, bool(linears) and module_name == linears[-1]
-            )
+            norm, reason = _default_norm(module, leaf, parameter, recipe, bool(linears) and module_name == linears[-1])
         if norm is None:
             raise ValueError(
-                f"parameter {name!r} of shape {tuple(parameter.shape)} in {type(module).__name__} has no norm under recipe "
-                f"{recipe!r}; pass overrides={{{name!r}: ...}} or give the layer a `parameter_norms()` method"
+                f"parameter {name!r} of shape {tuple(parameter.shape)} in {type(module).__name__} has no norm under "
+                f"recipe {recipe!r}; pass overrides={{{name!r}: ...}} or give the layer a `parameter_norms()` method"
             )
         norm.check_shape(parameter.shape, name)
         assigned.append(AssignedParameter(name, parameter, norm, reason))

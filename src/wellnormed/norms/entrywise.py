@@ -34,9 +34,7 @@ class ColNorm(Norm):
         if self.input_axis not in (0, 1):
             raise ValueError(f"input_axis={self.input_axis} must be 0 (embedding rows) or 1 (matrix columns)")
         if not self.max_inflation >= 1:
-            raise ValueError(
-                f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)"
-            )
+            raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")
 
     @property
     def feature_dim(self) -> int:

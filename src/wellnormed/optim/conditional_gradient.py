@@ -72,9 +72,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         if step_rule not in ("unconstrained", "constrained"):
             raise ValueError(f"step_rule={step_rule!r} must be 'unconstrained' or 'constrained'")
         if step_rule == "constrained" and lr > 1:
-            raise ValueError(
-                f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination"
-            )
+            raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
         if len(assignment) == 0:
             raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
         scales = dict(lr_scales or {})
@@ -86,9 +84,14 @@ class ConditionalGradient(torch.optim.Optimizer):
         groups: dict[float, list[tuple[str, Tensor]]] = defaultdict(list)
         for a in assignment:
             groups[scales.get(owner.get(a.name, ""), 1.0)].append((a.name, a.parameter))
-        defaults = dict(
-            lr=lr, momentum=momentum, nesterov=nesterov, step_rule=step_rule, radius=radius, steps=0
-        )
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "step_rule": step_rule,
+            "radius": radius,
+            "steps": 0,
+        }
         super().__init__([{"params": named, "lr": lr * scale} for scale, named in groups.items()], defaults)
 
     def __str__(self) -> str:
@@ -116,9 +119,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             buckets: dict[tuple, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    buckets[
-                        self._norms[parameter], parameter.shape, parameter.dtype, parameter.device
-                    ].append(parameter)
+                    buckets[self._norms[parameter], parameter.shape, parameter.dtype, parameter.device].append(
+                        parameter
+                    )
             for (norm, *_), parameters in buckets.items():
                 self._step_bucket(norm, parameters, group)
             group["steps"] += 1
@@ -133,9 +136,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffers.append(state["momentum_buffer"])
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        ahead = (
-            torch._foreach_lerp(buffers, gradients, 1 - group["momentum"]) if group["nesterov"] else buffers
-        )
+        ahead = torch._foreach_lerp(buffers, gradients, 1 - group["momentum"]) if group["nesterov"] else buffers
         direction = norm.dualize(torch.stack(list(ahead)))
         lr = float(group["lr"])
         if group["step_rule"] == "constrained":
@@ -155,8 +156,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         if not bool(finite.all()):
             bad = [name for (name, _), ok in zip(named, finite.tolist(), strict=True) if not ok]
             raise NonFiniteGradientError(
-                f"the gradient of {', '.join(bad)} holds NaN or infinity at step {self.param_groups[0]['steps']}; nothing was "
-                "changed. Lower the learning rate, or look for the operation with torch.autograd.set_detect_anomaly(True)"
+                f"the gradient of {', '.join(bad)} holds NaN or infinity at step {self.param_groups[0]['steps']}; "
+                "nothing was changed. Lower the learning rate, or find the operation with "
+                "torch.autograd.set_detect_anomaly(True)"
             )
 
     def overshoot(self, name: str) -> float:

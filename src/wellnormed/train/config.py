@@ -90,9 +90,7 @@ class TrainConfig:
 
 def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
     if not (value >= 0 if or_zero else value > 0) or not math.isfinite(value):
-        raise ValueError(
-            f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}"
-        )
+        raise ValueError(f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}")
 
 
 PRESETS: dict[str, TrainConfig] = {

@@ -70,9 +70,7 @@ def sample(
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")
     if not 0 <= temperature < float("inf"):
-        raise ValueError(
-            f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token"
-        )
+        raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
     device = next(model.parameters()).device
     tokens = prompt
     for _ in range(count):

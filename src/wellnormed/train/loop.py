@@ -40,9 +40,7 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
     text = load_shakespeare(config.source)
     config = _with_vocabulary(config, len(text.symbols))
     with _threads(config.threads):
-        session = TrainingSession(
-            config, text, _device(config.device)
-        )  # refuses settings before a folder exists
+        session = TrainingSession(config, text, _device(config.device))  # refuses settings before a folder exists
         run = RunFolder(folder)
         run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
         _run(session, run, console or Console())

@@ -39,9 +39,7 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -57,6 +55,4 @@ class ProgressDisplay:
             self._bar.update(self._task, values=values)
         elif step % self._line_every == 0 or step == self._steps:
             left = (time.perf_counter() - self._start) / (step - self._first) * (self._steps - step)
-            print(
-                f"step {step:>{len(str(self._steps))}}/{self._steps}  {values}  {left:.0f} s left", flush=True
-            )
+            print(f"step {step:>{len(str(self._steps))}}/{self._steps}  {values}  {left:.0f} s left", flush=True)

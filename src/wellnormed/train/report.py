@@ -90,9 +90,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
 
 def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) -> Figure:
     figure, axes = _axes("Loss", "step", "nats a character")
-    axes.plot(
-        [r["step"] for r in metrics], [r["loss"] for r in metrics], color=GREY, lw=0.8, label="training batch"
-    )
+    axes.plot([r["step"] for r in metrics], [r["loss"] for r in metrics], color=GREY, lw=0.8, label="training batch")
     validated = [r for r in metrics if "validation_loss" in r]
     axes.plot(
         [r["step"] for r in validated],
@@ -164,21 +162,15 @@ def _section(title: str, body: str | None) -> str:
 def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None") -> str:
     facts = []
     if results:
-        facts.append(
-            (f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}")
-        )
+        facts.append((f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}"))
     if certificate:
         facts.append((f"{certificate.log10_lipschitz:.3f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
-            facts.append(
-                (f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search")
-            )
+            facts.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
     if results:
         facts.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         facts.append((f"{results['parameters']:,}", "parameters"))
-    boxes = "".join(
-        f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts
-    )
+    boxes = "".join(f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts)
     return f"<div class='facts' style='margin-top:1.2rem'>{boxes}</div>"
 
 

@@ -62,8 +62,7 @@ class RunFolder:
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ValueError(
-                f"{self.path} exists; continue it with `wellnormed train --resume {self.path}` or "
-                "choose another --name"
+                f"{self.path} exists; continue it with `wellnormed train --resume {self.path}` or choose another --name"
             )
         self.checkpoints.mkdir(parents=True)
         settings = dataclasses.asdict(config)
@@ -81,24 +80,17 @@ class RunFolder:
         remedy = "pass the folder of a run that `wellnormed train` made, or train again"
         content = read_json(self.config_file, remedy)
         if content.get("format") != FORMAT:
-            raise ValueError(
-                f"{self.config_file}: format {content.get('format')!r} is not {FORMAT}; {remedy}"
-            )
+            raise ValueError(f"{self.config_file}: format {content.get('format')!r} is not {FORMAT}; {remedy}")
         if not isinstance(content.get("train"), dict):
             raise ValueError(
-                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; "
-                f"{remedy}"
+                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; {remedy}"
             )
         config = parse_dataclass(
             TrainConfig, {"model": content.get("model"), **content["train"]}, str(self.config_file)
         )
         text = content.get("text")
-        if not isinstance(text, dict) or not all(
-            isinstance(text.get(k), str) for k in ("source", "sha256", "symbols")
-        ):
-            raise ValueError(
-                f"{self.config_file}: the section 'text' needs source, sha256 and symbols; {remedy}"
-            )
+        if not isinstance(text, dict) or not all(isinstance(text.get(k), str) for k in ("source", "sha256", "symbols")):
+            raise ValueError(f"{self.config_file}: the section 'text' needs source, sha256 and symbols; {remedy}")
         return config, text
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -169,9 +161,7 @@ class RunFolder:
         if not folders:
             return None
         folder = folders[-1]
-        remedy = f"remove {folder} to resume from " + (
-            folders[-2].name if len(folders) > 1 else "the beginning"
-        )
+        remedy = f"remove {folder} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
         meta = read_json(folder / "meta.json", remedy)
         if meta.get("format") != FORMAT or not isinstance(meta.get("step"), int):
             raise ValueError(f"{folder / 'meta.json'} has no format {FORMAT} and step; {remedy}")
@@ -184,8 +174,7 @@ class RunFolder:
             expected = meta.get("sha256", {}).get(name)
             if hashlib.sha256(content).hexdigest() != expected:
                 raise ValueError(
-                    f"{path} ({len(content):,} bytes) is truncated or changed: its sha256 is not "
-                    f"{expected}; {remedy}"
+                    f"{path} ({len(content):,} bytes) is truncated or changed: its sha256 is not {expected}; {remedy}"
                 )
             tensors.append(load_tensors(content))
         return Checkpoint(meta["step"], *tensors)
