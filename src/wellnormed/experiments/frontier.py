@@ -28,8 +28,9 @@ def _grid() -> dict[str, TrainConfig]:
     sharp = replace(loose, query=1.5, key=1.5)
     return {
         "default": base,
-        "looser": replace(base, caps=replace(base.caps, output=1.5, feed_out=2.0)),
-        "tighter": replace(base, caps=replace(base.caps, feed_in=1.5, head=0.3)),
+        "looser": replace(base, caps=replace(base.caps, output=2.0, feed_in=2.5, feed_out=2.5)),
+        "tighter": replace(base, caps=replace(base.caps, output=1.2, feed_out=1.5, head=0.35)),
+        "tightest": replace(base, caps=replace(base.caps, output=1.2, feed_in=1.5, feed_out=1.5, head=0.3)),
         "narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
         "two-blocks": replace(base, model=deep, caps=loose),
         "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
@@ -73,7 +74,7 @@ def run_point(name: str, threads: int) -> dict[str, Any]:
         results = json.loads(run.results_file.read_text(encoding="utf-8"))
         environment = json.loads(run.environment_file.read_text(encoding="utf-8"))
     return {
-        "command": f"python -m wellnormed.experiments.frontier run --only {name}",
+        "command": f"python -m wellnormed.experiments.frontier run --only {name} --threads {threads}",
         "point": name,
         "runs": 1,
         "results": results,

@@ -50,7 +50,7 @@ class TrainConfig:
     embedding_rate: float = 1.0
     """Factor on the learning rate of embedding vectors."""
     bias_rate: float = 1.0
-    """Factor on the learning rate of biases."""
+    """Factor on the learning rate of biases, that of the logits' biases being divided by the logit scale."""
     head_rate: float = 1.0
     """Factor on the learning rate of the map to logits."""
     momentum: float = 0.95
@@ -97,20 +97,14 @@ PRESETS: dict[str, TrainConfig] = {
     # One wide block, small caps where the loss does not need more: results/frontier/frontier.md has the alternatives.
     "cpu": TrainConfig(
         model=GPTConfig(
-            width=128,
-            heads=8,
-            blocks=1,
-            expansion=16,
-            residual_strength=0.85,
-            sharpness=16.0,
-            logit_scale=16.0,
+            width=128, heads=8, blocks=1, expansion=16, residual_strength=0.85, sharpness=4.0, logit_scale=16.0
         ),
-        caps=Caps(query=0.2, key=0.2, value=1.5, output=1.2, feed_in=2.0, feed_out=1.5, head=0.5),
+        caps=Caps(query=0.2, key=0.2, value=1.5, output=1.3, feed_in=2.0, feed_out=2.0, head=0.4),
         constraint="hard-cap",
         learning_rate=0.015,
         embedding_rate=2.0,
-        bias_rate=2.0,
-        head_rate=2.0,
+        bias_rate=1.0,
+        head_rate=3.0,
         threads=2,
     ),
     # LT section 4.2 and appendix F: the Shakespeare transformer, three blocks of width 256

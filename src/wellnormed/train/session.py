@@ -54,6 +54,8 @@ def constraint_rules(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
 def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
     roles = weight_roles(model)
     factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
+    if model.head.bias is not None:  # it stands before the logit scale, and would move that much faster
+        factors["head.bias"] = config.bias_rate / config.model.logit_scale
     own = {"embedding": config.embedding_rate, "head": config.head_rate}
     return factors | {name: own[role] for name, role in roles.items() if role in own}
 
