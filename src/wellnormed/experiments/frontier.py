@@ -35,7 +35,6 @@ def _grid() -> dict[str, TrainConfig]:
         "two-blocks": replace(base, model=deep, caps=loose),
         "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
         "soft-cap": replace(base, constraint="soft-cap"),
-        "spectral-normalize": replace(base, constraint="spectral-normalize"),
         "seed-1": replace(base, seed=1),
         "seed-2": replace(base, seed=2),
     }
