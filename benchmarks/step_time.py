@@ -70,8 +70,8 @@ def main() -> None:
     """Measure the presets that were asked for and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["cpu", "paper"], choices=list(PRESETS))
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--paper-rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--paper-rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--constraint", choices=list(RULES), help="instead of the presets' own")
     parser.add_argument("--output", type=Path)

@@ -124,9 +124,9 @@ def _by_gram(x: Tensor, steps: tuple[tuple[float, float, float], ...]) -> Tensor
 
     Rounding leaves R with eigenvalues near `-eps`; every step multiplies them by `a^2`, and below zero the
     polynomial grows without bound. A segment therefore ends, and R is formed anew from `X Q`, before `slope^2
-    eps` can reach 1e-2.
+    eps` can reach 3e-2.
     """
-    limit = (1e-2 / torch.finfo(x.dtype).eps) ** 0.5
+    limit = (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
     r, q, slope = x.mT @ x, None, 1.0
     for index, (a, b, c) in enumerate(steps):
         z = _plus_product(r, r, r, beta=b, alpha=c)

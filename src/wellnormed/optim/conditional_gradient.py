@@ -150,9 +150,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         ]  # fmt: skip
         if not named:
             return
-        # the largest entry carries NaN and infinity; one transfer to the host for all parameters
-        largest = torch._foreach_norm([g for _, g in named], ord=float("inf"))
-        finite = torch.stack([each.float() for each in largest]).isfinite()
+        sizes = torch._foreach_norm([g for _, g in named])
+        if bool(torch.stack([size.float() for size in sizes]).isfinite().all()):  # one transfer for all parameters
+            return
+        finite = torch.stack([g.isfinite().all() for _, g in named])  # squares of finite entries may overflow
         if not bool(finite.all()):
             bad = [name for (name, _), ok in zip(named, finite.tolist(), strict=True) if not ok]
             raise NonFiniteGradientError(
