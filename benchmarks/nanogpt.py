@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from wellnormed.data import load_shakespeare
 from wellnormed.train.environment import describe
+from wellnormed.train.evaluate import validation_loss
 
 LENGTH, WIDTH, HEADS, BLOCKS, BATCH, STEPS = 64, 128, 4, 4, 12, 2000
 
@@ -58,22 +59,6 @@ class PlainGPT(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(length)
         x = self.tokens(tokens) + self.positions.weight[:length]
         return F.linear(self.blocks(x, mask=mask, is_causal=True), self.tokens.weight)
-
-
-@torch.no_grad()
-def validation_loss(model: nn.Module, tokens: Tensor) -> float:
-    """Mean cross entropy over all whole windows of a split."""
-    count = (len(tokens) - 1) // LENGTH
-    inputs, targets = (
-        tokens[: count * LENGTH].view(-1, LENGTH),
-        tokens[1 : count * LENGTH + 1].view(-1, LENGTH),
-    )
-    model.eval()
-    losses = [
-        F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
-        for x, y in zip(inputs.split(64), targets.split(64), strict=True)
-    ]
-    return float(sum(losses)) / (count * LENGTH)
 
 
 def learning_rate(step: int) -> float:
@@ -124,7 +109,7 @@ def main() -> None:
         "steps": STEPS,
         "training_tokens": STEPS * BATCH * LENGTH,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "validation_loss": validation_loss(model, text.validation),
+        "validation_loss": validation_loss(model.eval(), text.validation, LENGTH),
         "training_seconds": seconds,
         "environment": describe(torch.device("cpu"), 0),
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wellnormed._lazy import lazy_namespace
 
 if TYPE_CHECKING:
-    from wellnormed import certificates, constraints, data, matrix, models, nn, norms, optim, train
+    from wellnormed import certificates, constraints, data, experiments, matrix, models, nn, norms, optim, train
     from wellnormed.certificates import Certificate, certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, SpectralNormalize, WeightDecay, constrain
     from wellnormed.norms import BiasRMS, ColNorm, PerHead, Sign, Spectral, assign_norms
@@ -38,6 +38,7 @@ __all__ = [
     "constrain",
     "constraints",
     "data",
+    "experiments",
     "lower_bound",
     "matrix",
     "models",
@@ -48,18 +49,6 @@ __all__ = [
     "verify",
 ]
 
-_ROOMS = (
-    "certificates",
-    "constraints",
-    "data",
-    "experiments",
-    "matrix",
-    "models",
-    "nn",
-    "norms",
-    "optim",
-    "train",
-)
 _EXPORTS = {
     "norms": ("BiasRMS", "ColNorm", "PerHead", "Sign", "Spectral", "assign_norms"),
     "optim": ("ConditionalGradient", "Muon", "Scion"),
@@ -67,7 +56,7 @@ _EXPORTS = {
     "certificates": ("Certificate", "certify", "lower_bound", "verify"),
 }
 
-__getattr__, __dir__ = lazy_namespace(
-    __name__,
-    dict.fromkeys(_ROOMS, "") | {name: f".{room}" for room, names in _EXPORTS.items() for name in names},
-)
+_HOMES = {name: f".{room}" for room, names in _EXPORTS.items() for name in names}
+
+# what no room exports is a room itself
+__getattr__, __dir__ = lazy_namespace(__name__, {name: _HOMES.get(name, "") for name in __all__})

@@ -7,7 +7,6 @@ leave one JSON file each; table and figure are drawn from the files, so a grid c
     python -m wellnormed.experiments.frontier draw                        # table and figure from all files
 """
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from wellnormed.models.config import GPTConfig
+from wellnormed._files import read_json, write_json
 from wellnormed.train.config import PRESETS, Caps, TrainConfig
 
 FOLDER = Path("results/frontier")
+_REMEDY = "run that point again"
 
 
 def _grid() -> dict[str, TrainConfig]:
@@ -70,8 +70,8 @@ def run_point(name: str, threads: int) -> dict[str, Any]:
     config = replace(GRID[name], threads=threads, sample_characters=0)
     with tempfile.TemporaryDirectory() as scratch:
         run = train(config, Path(scratch) / name)
-        results = json.loads(run.results_file.read_text(encoding="utf-8"))
-        environment = json.loads(run.environment_file.read_text(encoding="utf-8"))
+        results = read_json(run.results_file, _REMEDY)
+        environment = read_json(run.environment_file, _REMEDY)
     return {
         "command": f"python -m wellnormed.experiments.frontier run --only {name} --threads {threads}",
         "point": name,
@@ -80,11 +80,6 @@ def run_point(name: str, threads: int) -> dict[str, Any]:
         "environment": environment,
         "config": asdict(config),
     }
-
-
-def _changed(model: GPTConfig | Caps, base: GPTConfig | Caps) -> str:
-    before = asdict(base)
-    return ", ".join(f"{key} {value}" for key, value in asdict(model).items() if value != before[key])
 
 
 def draw(folder: Path) -> None:
@@ -98,7 +93,7 @@ def draw(folder: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    points = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    points = [read_json(path, _REMEDY) for path in sorted(folder.glob("*.json"))]
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
     points.sort(key=lambda p: p["results"]["log10_lipschitz"])
@@ -139,8 +134,7 @@ def main() -> None:
         raise ValueError(f"no point {', '.join(unknown)} in the grid; the points are {', '.join(GRID)}")
     command.folder.mkdir(parents=True, exist_ok=True)
     for name in command.only or GRID:
-        content = run_point(name, command.threads)
-        (command.folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(command.folder / f"{name}.json", run_point(name, command.threads))
 
 
 if __name__ == "__main__":

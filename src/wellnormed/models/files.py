@@ -58,8 +58,7 @@ def export(model: GPT, folder: str | Path, symbols: str | None = None) -> Path:
     if symbols is not None and len(symbols) != size:
         raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
-    write_atomically(folder / "model.safetensors", save_tensors(weights))
+    write_atomically(folder / "model.safetensors", tensor_bytes(model.state_dict()))
     text = {} if symbols is None else {"text": {"symbols": symbols}}
     write_json(folder / "config.json", {"format": FORMAT, "model": dataclasses.asdict(model.config), **text})
     return folder
@@ -95,6 +94,11 @@ def weights_path(folder: str | Path) -> Path:
     if not checkpoints:
         raise ValueError(f"{folder} holds neither model.safetensors nor a checkpoint; {_REMEDY}")
     return checkpoints[-1]
+
+
+def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors in the safetensors format; each is copied, since the format refuses shared memory."""
+    return save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellnormed.models.gpt import GPT
 
@@ -11,13 +11,13 @@ TOKENS_AT_ONCE = 8192
 
 
 @torch.no_grad()
-def validation_loss(model: GPT, tokens: Tensor, length: int, windows: int | None = None) -> float:
+def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int | None = None) -> float:
     """Mean cross entropy, in nats a token, over non-overlapping windows.
 
     The windows cover the split: every token but the first is predicted once, the last window being shorter.
 
     Args:
-        model: In any mode; layers here do not differ between modes.
+        model: Integers `(B, T)` -> logits `(B, T, symbols)`; call `eval` where modes differ (ours do not).
         tokens: One split, int64.
         length: Tokens of a window.
         windows: Only so many, from the start; None for all.

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import parse_dataclass, read_json, sync_folder, write_atomically, write_json
+from wellnormed.models.files import FORMAT, tensor_bytes
 from wellnormed.train.config import TrainConfig
 
-FORMAT = 1
 KEPT = 2
 """Checkpoints that are kept: the newest may be lost to a bad disk, the one before it is the way back."""
 
@@ -141,7 +140,7 @@ class RunFolder:
             ("weights.safetensors", checkpoint.weights),
             ("state.safetensors", checkpoint.state),
         ):
-            content = _to_bytes(tensors)
+            content = tensor_bytes(tensors)
             sums[name] = hashlib.sha256(content).hexdigest()
             write_atomically(temporary / name, content)
         write_json(temporary / "meta.json", {"format": FORMAT, "step": checkpoint.step, "sha256": sums})
@@ -181,11 +180,7 @@ class RunFolder:
 
     def save_weights(self, weights: dict[str, Tensor]) -> None:
         """Write the final weights."""
-        write_atomically(self.weights_file, _to_bytes(weights))
-
-
-def _to_bytes(tensors: dict[str, Tensor]) -> bytes:
-    return save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
+        write_atomically(self.weights_file, tensor_bytes(weights))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
