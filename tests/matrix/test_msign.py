@@ -7,7 +7,8 @@ from wellnormed.matrix import REGISTRY, msign
 
 from .conftest import with_singular_values
 
-METHODS = ("newton-schulz", "gram", "svd")
+METHODS = ("newton-schulz", "gram", "spectrum", "svd", "eigh", "inverse-root")
+POLYNOMIAL = ("newton-schulz", "gram", "spectrum")
 SIGNS = [name for name, entry in REGISTRY.items() if entry.normalisation is not None]
 
 
@@ -38,7 +39,7 @@ def test_error_against_float64_svd(method, dtype, tolerance, shape):
     assert error(msign(x, method=method), polar(x)) < tolerance
 
 
-@pytest.mark.parametrize("method", ["newton-schulz", "gram"])
+@pytest.mark.parametrize("method", POLYNOMIAL)
 @pytest.mark.parametrize("name", SIGNS)
 def test_norm_stays_below_overshoot(method, name):
     entry = REGISTRY[name]
@@ -132,8 +133,66 @@ def test_gradient_does_not_depend_on_the_method():
         x = normal(6, 4).requires_grad_()
         (msign(x, method=method) * normal(6, 4, seed=1)).sum().backward()
         gradients.append(x.grad)
-    assert torch.equal(gradients[0], gradients[1])
-    assert torch.equal(gradients[0], gradients[2])
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:])
+
+
+@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("values", [torch.linspace(0.2, 1, 32), torch.logspace(-5, 0, 32), torch.ones(32)])
+def test_spectrum_is_the_sets_own_polynomial(name, values):
+    """Both branches, float32 and float64, against the composition on a float64 SVD."""
+    x = with_singular_values(values, 96, 32)
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    scale = REGISTRY[name].normalisation.scale * s.norm() + REGISTRY[name].normalisation.epsilon
+    s = s / scale
+    for a, b, c in REGISTRY[name].steps:
+        s = a * s + b * s**3 + c * s**5
+    truth = (u * s) @ vh
+    # epsilon of a set is relative to the largest entry, not to the norm: 1e-6 at most
+    assert error(msign(x, name, "spectrum"), truth) < 1e-5
+    # float32 rounds the singular values by 6e-8, and a slope of up to 6363 amplifies that
+    assert error(msign(x.float(), name, "spectrum"), truth) < 1e-5 + 1e-7 * REGISTRY[name].slope
+
+
+def test_eigh_and_inverse_root_on_ill_conditioned_and_deficient_matrices():
+    values = torch.tensor([1.0, 1e-2, 1e-4, 1e-6, 0.0], dtype=torch.float64)
+    x = with_singular_values(values, 9, 5)
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    truth = (u * (s > 1e-9)) @ vh
+    # the float64 Gram matrix knows 1e-12 to a few 1e-16, so 1e-6 to some 1e-4
+    assert error(msign(x, method="eigh"), truth) < 1e-3
+    # its ridge of 1e-15 shrinks s = 1e-6 by a factor 1 / sqrt(1 + 1e-3)
+    assert error(msign(x, method="inverse-root"), truth) < 2e-3
+
+
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (2, 3, 20, 20)])
+def test_sketch_is_the_sign_of_the_leading_part(shape):
+    k = min(shape[-2:])
+    values = torch.cat((torch.linspace(1, 2, 4), torch.full((k - 4,), 1e-3)))
+    x = with_singular_values(values, *shape[-2:]).expand(shape)
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    truth = u[..., :4] @ vh[..., :4, :]
+    value = msign(x, method="sketch", rank=4, generator=torch.Generator().manual_seed(0))
+    # two power iterations leave (1e-3)^5 of the small singular values
+    torch.testing.assert_close(value, truth, atol=1e-10, rtol=0)
+    assert torch.linalg.matrix_norm(value, 2).max() <= 1 + 1e-12
+    full = msign(x, method="sketch", rank=k)
+    torch.testing.assert_close(full, polar(x), atol=1e-10, rtol=0)  # full rank: nothing is left out
+    again = msign(x, method="sketch", rank=4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(value, again)
+
+
+@pytest.mark.parametrize("values", [(3.0, 2.0, 0.7), (3.0, 2.0, 2.0), (3.0, 3.0, 0.0)])
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+def test_gradient_of_a_sketch(values, shape):
+    x = with_singular_values(values, *shape).requires_grad_()
+    rank = 1 if values[0] > values[1] else 2
+    assert torch.autograd.gradcheck(lambda w: msign(w, method="sketch", rank=rank), x)
+
+
+def test_rank_belongs_to_sketch():
+    for arguments in ({"method": "sketch"}, {"rank": 2}, {"method": "sketch", "rank": 5}):
+        with pytest.raises(ValueError, match="rank="):
+            msign(torch.eye(4), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +208,4 @@ def test_bad_input_is_refused(x, message):
     with pytest.raises(ValueError, match=message):
         msign(x)
     with pytest.raises(ValueError, match="method="):
-        msign(torch.eye(2), method="eigh")
+        msign(torch.eye(2), method="qr")

@@ -1,4 +1,4 @@
-"""Functions of a matrix through its singular values: signs, caps, norms and proved bounds.
+"""Functions of a matrix through its singular values: signs, clips, caps, norms and proved bounds.
 
 All take `(*batch, m, n)` in any floating dtype and work in plain spectral (l2 -> l2) units; nothing here
 knows of layers or optimizers.
@@ -6,13 +6,18 @@ knows of layers or optimizers.
 
 from wellnormed.matrix import coefficients as coefficients
 from wellnormed.matrix.bounds import spectral_norm_upper_bound as spectral_norm_upper_bound
-from wellnormed.matrix.caps import spectral_hardcap as spectral_hardcap
-from wellnormed.matrix.caps import spectral_normalize as spectral_normalize
+from wellnormed.matrix.clips import spectral_clip as spectral_clip
+from wellnormed.matrix.clips import spectral_clipped_decoupled_weight_decay as spectral_clipped_decoupled_weight_decay
+from wellnormed.matrix.clips import spectral_clipped_weight_decay as spectral_clipped_weight_decay
+from wellnormed.matrix.clips import spectral_hardcap as spectral_hardcap
+from wellnormed.matrix.clips import spectral_relu as spectral_relu
 from wellnormed.matrix.coefficients import REGISTRY as REGISTRY
 from wellnormed.matrix.coefficients import CoefficientSet as CoefficientSet
 from wellnormed.matrix.coefficients import Normalisation as Normalisation
 from wellnormed.matrix.estimate import spectral_norm as spectral_norm
+from wellnormed.matrix.foreach import foreach as foreach
 from wellnormed.matrix.msign import msign as msign
+from wellnormed.matrix.normalize import spectral_normalize as spectral_normalize
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
@@ -22,12 +27,17 @@ __all__ = [
     "CoefficientSet",
     "Normalisation",
     "coefficients",
+    "foreach",
     "msign",
     "soft_cap",
     "soft_cap_strength",
     "soft_cap_strength_as_published",
+    "spectral_clip",
+    "spectral_clipped_decoupled_weight_decay",
+    "spectral_clipped_weight_decay",
     "spectral_hardcap",
     "spectral_norm",
     "spectral_norm_upper_bound",
     "spectral_normalize",
+    "spectral_relu",
 ]

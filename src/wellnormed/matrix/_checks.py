@@ -42,8 +42,8 @@ def check_finite(largest: Tensor, name: str) -> None:
         )
 
 
-def positive_over_batch(value: float | Tensor, x: Tensor, name: str) -> Tensor:
-    """A bound in spectral units as a float64 tensor that broadcasts against `(*batch, 1, 1)`.
+def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
+    """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value.
 
     Args:
         value: Number, or tensor broadcastable to the batch dimensions of `x`.
@@ -51,21 +51,36 @@ def positive_over_batch(value: float | Tensor, x: Tensor, name: str) -> Tensor:
         name: Parameter name, for the message.
 
     Raises:
-        ValueError: Not positive, NaN, or not broadcastable to the batch.
+        ValueError: Not broadcastable to the batch.
     """
     bound = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach()
-    if not torch.compiler.is_compiling() and not bool((bound > 0).all()):
-        raise ValueError(
-            f"{name}={value} must be positive: a bound of zero or less admits no weight; freeze it instead"
-        )
     try:
-        bound = bound.broadcast_to(x.shape[:-2])
-    except RuntimeError as error:
+        fits = torch.broadcast_shapes(bound.shape, x.shape[:-2]) == x.shape[:-2]
+    except RuntimeError:
+        fits = False
+    if not fits:
         raise ValueError(
             f"{name} has shape {tuple(bound.shape)}, which does not broadcast to the batch shape "
             f"{tuple(x.shape[:-2])}; give one bound per matrix or a number"
-        ) from error
-    return bound[..., None, None]
+        )
+    return bound
+
+
+def check_positive(bound: Tensor, name: str) -> None:
+    """Refuse a bound of zero or less, or NaN; skipped in `torch.compile`.
+
+    Raises:
+        ValueError: Naming the value.
+    """
+    if not torch.compiler.is_compiling() and not bool((bound > 0).all()):
+        raise ValueError(
+            f"{name}={shown(bound)} must be positive: a bound of zero or less admits no weight; freeze it instead"
+        )
+
+
+def shown(value: Tensor) -> str:
+    """A bound as an error message shows it."""
+    return f"{value.item():g}" if value.ndim == 0 else str(value.tolist())
 
 
 def power_of_two_scale(x: Tensor) -> Tensor:

@@ -1,129 +1,206 @@
-"""Exact gradient of `F(W) = U f(S) V^T` for odd `f`, shared by the matrix sign and the hard cap.
+"""Exact derivatives of `F(W) = U f(S) V^T`, shared by the matrix sign, the clips and the caps.
 
-With `M = U^T G V`, the adjoint of the derivative applies to `G` (Higham, Functions of Matrices, chapter 3;
-Noferini 2017)
+With `M = U^T G V`, the derivative of `F` along `G` (its own adjoint, so it serves forward and reverse mode) is
+`U (core + outside) V^T` (Higham, Functions of Matrices, chapter 3; Noferini 2017), where
 
-    core_ij = [f(s_i) - f(s_j)] / (s_i - s_j) * (M_ij + M_ji) / 2  +  [f(s_i) + f(s_j)] / (s_i + s_j) * (M_ij
-    - M_ji) / 2
+    core_ij = [f(s_i) - f(s_j)] / (s_i - s_j) * (M_ij + M_ji) / 2
+            + [f(s_i) + f(s_j)] / (s_i + s_j) * (M_ij - M_ji) / 2
 
-plus `f(s)/s` on what lies outside the column space of U and V. Every quotient has a finite limit that each
-function below states, so repeated and zero singular values need no special case.
+and what lies outside the column spaces of U and V is multiplied by `f(s)/s`. Every quotient has a finite limit that
+each function below states, so repeated and zero singular values need no special case.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class OddFunction(Protocol):
-    """An odd scalar function through its quotients, on singular values in float64."""
+class Derivative(ABC):
+    """The derivative of a function of matrices, made from the tensors (bounds) that the function depends on."""
 
-    def symmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        """`(f(s) - f(t)) / (s - t)`, or its limit."""
-        ...
+    @abstractmethod
+    def along(self, x: Tensor, tangent: Tensor) -> Tensor:
+        """Derivative at `x`, `(*batch, m, n)`, along a tangent of the same shape."""
 
-    def antisymmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        """`(f(s) + f(t)) / (s + t)`, or its limit; at `t = s` it is the ratio `f(s) / s`."""
-        ...
-
-
-class Sign:
-    """`f(s) = 1` for `s > 0` and `f(0) = 0`: the polar factor.
-
-    The derivative is infinite at zero; there, the one along matrices of constant rank is taken (zero inside
-    the null space), which is finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`.
-    """
-
-    def symmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        one_zero = (s > 0) != (t > 0)
-        return torch.where(one_zero, 1 / torch.where(one_zero, s + t, 1), 0)
-
-    def antisymmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        total = s + t
-        value = (s > 0).to(s.dtype) + (t > 0).to(s.dtype)
-        return value / torch.where(total > 0, total, 1)
+    @abstractmethod
+    def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """The adjoint of `along`, applied to a gradient of the shape of the function's value."""
 
 
-class Clip:
-    """`f(s) = min(s, bound)`; at `s = bound` the derivative is that of the identity.
+class SpectralFunction(Derivative):
+    """A function of the singular values through its difference quotients; its derivative is its own adjoint."""
+
+    @abstractmethod
+    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of `s`, `(*batch, k)` in falling order: symmetric and antisymmetric `(*batch, k, k)`, and `f(s)/s`."""
+
+    def along(self, x: Tensor, tangent: Tensor) -> Tensor:
+        return _derivative(x, tangent, self)
+
+    def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
+        return _derivative(x, gradient, self)
+
+
+class Clip(SpectralFunction):
+    """`f(0) = 0`, `f(s) = lower` below `lower`, `s` up to `upper`, then `upper + (1 - decay)(s - upper)`.
+
+    At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where the
+    derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
+    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`.
 
     Args:
-        bound: float64 tensor `(*batch, 1, 1)`, in the units of the singular values.
+        lower: float64 tensor that broadcasts to the batch, in the units of the singular values.
+        upper: The same.
+        decay: The same, between 0 and 1.
     """
 
-    def __init__(self, bound: Tensor) -> None:
-        self.bound = bound
+    def __init__(self, lower: Tensor, upper: Tensor, decay: Tensor) -> None:
+        self.lower, self.upper, self.decay = (bound[..., None] for bound in (lower, upper, decay))
 
-    def symmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        gap = s - t
-        mixed = (s > self.bound) != (t > self.bound)
-        ratio = (s.minimum(self.bound) - t.minimum(self.bound)) / torch.where(mixed, gap, 1)
-        both_inside = (s <= self.bound) & (t <= self.bound)
-        return torch.where(mixed, ratio, both_inside.to(s.dtype))
+    def values(self, s: Tensor) -> Tensor:
+        """`f(s)`, for `s` of shape `(*batch, k)`."""
+        clipped = s.maximum(self.lower).minimum(self.upper) + (1 - self.decay) * (s - self.upper).clamp_min(0)
+        return torch.where(s > 0, clipped, 0)
 
-    def antisymmetric(self, s: Tensor, t: Tensor) -> Tensor:
-        total = s + t
-        value = s.minimum(self.bound) + t.minimum(self.bound)
-        return torch.where(total > 0, value / torch.where(total > 0, total, 1), 1)
+    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value = self.values(s)
+        band = (s >= self.lower) & (self.lower < self.upper)
+        slope = torch.where(s > self.upper, 1 - self.decay, band.to(s.dtype))
+        piece = (s >= self.lower).int() + (s > self.upper).int()
+        row, column = s[..., :, None], s[..., None, :]
+        gap, total = row - column, row + column
+        across = piece[..., :, None] != piece[..., None, :]
+        both = (row > 0) & (column > 0)
+        # one of the two zero: f(0) = 0 makes the quotient f(s)/s, also across the jump
+        differs = (across & both) | ((row > 0) != (column > 0))
+        ratio = (value[..., :, None] - value[..., None, :]) / torch.where(differs, gap, 1)
+        # next to a corner the difference cancels; every slope lies between 0 and 1
+        ratio = torch.where(both, ratio.clamp(0, 1), ratio)
+        flat = torch.where(s > 0, slope, (self.lower <= 0).to(s.dtype))
+        symmetric = torch.where(differs, ratio, flat[..., :, None].expand_as(ratio))
+        at_zero = (self.lower <= 0).to(s.dtype)
+        antisymmetric = (value[..., :, None] + value[..., None, :]) / torch.where(total > 0, total, 1)
+        antisymmetric = torch.where(total > 0, antisymmetric, at_zero[..., None])
+        return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
 
 
-def zero_tolerance(s: Tensor, m: int, n: int) -> Tensor:
+class Sign(SpectralFunction):
+    """`f = 1` for the `rank` largest nonzero singular values and 0 for the others.
+
+    Where it jumps at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
+
+    Args:
+        rank: 0-d tensor.
+    """
+
+    def __init__(self, rank: Tensor) -> None:
+        self.rank = rank
+
+    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        top = (torch.arange(s.shape[-1], device=s.device) < self.rank) & (s > 0)
+        value = top.to(s.dtype)
+        row, column = s[..., :, None], s[..., None, :]
+        differs = (top[..., :, None] != top[..., None, :]) & (row != column)
+        symmetric = torch.where(
+            differs, (value[..., :, None] - value[..., None, :]) / torch.where(differs, row - column, 1), 0
+        )
+        total = row + column
+        antisymmetric = (value[..., :, None] + value[..., None, :]) / torch.where(total > 0, total, 1)
+        return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
+
+
+def zero_tolerance(largest: Tensor, m: int, n: int) -> Tensor:
     """Singular values at or below this are rounding of zero, by the rule of `torch.linalg.matrix_rank`."""
-    return max(m, n) * torch.finfo(s.dtype).eps * s[..., :1]
+    return max(m, n) * torch.finfo(largest.dtype).eps * largest
 
 
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, value: Tensor, function: OddFunction) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.function = function
-        return value.view_as(value)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: Tensor):  # pyrefly: ignore
-        (x,) = ctx.saved_tensors
-        return apply_derivative(x, gradient, ctx.function), None, None
-
-
-def attach_gradient(x: Tensor, value: Tensor, function: OddFunction) -> Tensor:
-    """Give `value`, computed from `x` by any method, the exact gradient of `U f(S) V^T`.
-
-    Args:
-        x: Matrices `(*batch, m, n)`.
-        value: `F(x)`, same shape and dtype, without a graph.
-        function: The quotients of `f`.
-
-    Returns:
-        `value`, differentiable once with respect to `x`.
-    """
-    if not (torch.is_grad_enabled() and x.requires_grad):
-        return value
-    return _WithGradient.apply(x, value, function)  # pyrefly: ignore
-
-
-def apply_derivative(x: Tensor, direction: Tensor, function: OddFunction) -> Tensor:
-    """Derivative of `F` at `x` along `direction`; self-adjoint, so it serves forward and backward.
-
-    Args:
-        x: Matrices `(*batch, m, n)`.
-        direction: Same shape.
-        function: The quotients of `f`.
-
-    Returns:
-        Same shape and dtype as `direction`; computed by a float64 SVD.
-    """
+def _derivative(x: Tensor, direction: Tensor, function: SpectralFunction) -> Tensor:
+    """In the dtype of `direction`; computed by a float64 SVD."""
     if x.numel() == 0:
         return torch.zeros_like(direction)
     if x.shape[-2] < x.shape[-1]:
-        return apply_derivative(x.mT, direction.mT, function).mT
+        return _derivative(x.mT, direction.mT, function).mT
     u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    s = torch.where(s > zero_tolerance(s, *x.shape[-2:]), s, 0)
+    s = torch.where(s > zero_tolerance(s[..., :1], *x.shape[-2:]), s, 0)
     g = direction.double() @ vh.mT
     m = u.mT @ g
-    row, column = s[..., :, None], s[..., None, :]
-    core = function.symmetric(row, column) * (m + m.mT) / 2 + function.antisymmetric(row, column) * (m - m.mT) / 2
-    outside = (g - u @ m) * function.antisymmetric(column, column)
+    symmetric, antisymmetric, ratio = function.quotients(s)
+    core = symmetric * (m + m.mT) / 2 + antisymmetric * (m - m.mT) / 2
+    outside = (g - u @ m) * ratio[..., None, :]
     return ((u @ core + outside) @ vh).to(direction.dtype)
+
+
+def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[Derivative], *bounds: Tensor) -> Tensor:
+    """`compute(x, *bounds)` with the exact derivative `derivative(*bounds)`, by whatever method it computes.
+
+    Reverse mode once, forward mode, and `torch.func.vmap` (over `x` and the bounds): the whole batch reaches
+    `compute` at once, as plain tensors whose values it may look at.
+
+    Args:
+        x: Matrices `(*batch, m, n)`.
+        compute: Called without autograd; its result starts with the batch dimensions.
+        derivative: Made from the bounds.
+        *bounds: Tensors that broadcast to the batch shape; no gradient flows to them.
+    """
+    if not torch.compiler.is_compiling():
+        return _Exact.apply(x, compute, derivative, *bounds)  # pyrefly: ignore
+    # The compiler follows no custom forward-mode or vmap rule: there, reverse mode only.
+    with torch.no_grad():
+        value = compute(x.detach(), *bounds)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _ReverseOnly.apply(x, value, derivative, *bounds)  # pyrefly: ignore
+    return value
+
+
+class _ReverseOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, value, derivative, *bounds):  # pyrefly: ignore
+        ctx.save_for_backward(x, *bounds)
+        ctx.derivative = derivative
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # pyrefly: ignore
+        x, *bounds = ctx.saved_tensors
+        return ctx.derivative(*bounds).adjoint(x, gradient), None, None, *(None for _ in bounds)
+
+
+class _Exact(torch.autograd.Function):
+    @staticmethod
+    def forward(x, compute, derivative, *bounds):  # pyrefly: ignore
+        value = compute(x, *bounds)
+        return value.clone() if value is x else value.contiguous()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # pyrefly: ignore
+        x, _, derivative, *bounds = inputs
+        ctx.save_for_backward(x, *bounds)
+        ctx.save_for_forward(x, *bounds)
+        ctx.derivative = derivative
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):  # pyrefly: ignore
+        x, *bounds = ctx.saved_tensors
+        return ctx.derivative(*bounds).adjoint(x, gradient), None, None, *(None for _ in bounds)
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):  # pyrefly: ignore
+        x, *bounds = ctx.saved_tensors
+        return ctx.derivative(*bounds).along(x, tangent).contiguous()  # the layout of the value, as torch demands
+
+    @staticmethod
+    def vmap(info, in_dims, x, compute, derivative, *bounds):  # pyrefly: ignore
+        x_dim, _, _, *bound_dims = in_dims
+        x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+        moved = []
+        for bound, dim in zip(bounds, bound_dims, strict=True):
+            if dim is not None:
+                bound = bound.movedim(dim, 0)
+                padding = (1,) * (x.ndim - 2 - bound.ndim)
+                bound = bound.reshape(bound.shape[0], *padding, *bound.shape[1:])
+            moved.append(bound)
+        return _Exact.apply(x, compute, derivative, *moved), 0

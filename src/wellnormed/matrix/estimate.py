@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale
+from wellnormed.matrix._spectral_function import Derivative, differentiable
 
 
 def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -28,27 +29,37 @@ def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
         tensor(5.)
     """
     check_matrix(w, "w")
+    return differentiable(w, _compute, _LargestSingularValue)
+
+
+def leading_product(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`u v^T` of the largest singular value, in float64 (zero for a zero matrix), and that value `(*batch, 1, 1)`."""
+    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    s = s[..., :1, None]
+    return u[..., :1] @ vh[..., :1, :] * (s > 0), s
+
+
+class _LargestSingularValue(Derivative):
+    def along(self, x: Tensor, tangent: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return tangent.sum((-2, -1))
+        return (leading_product(x)[0] * tangent).sum((-2, -1)).to(tangent.dtype)
+
+    def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return torch.zeros_like(x)
+        return (leading_product(x)[0] * gradient[..., None, None]).to(x.dtype)
+
+
+def _compute(w: Tensor) -> Tensor:
     if w.numel() == 0:
         return w.new_zeros(w.shape[:-2])
-    if w.shape[-2] < w.shape[-1]:
-        w = w.mT
-    wants_gradient = torch.is_grad_enabled() and w.requires_grad
-    with torch.no_grad():
-        wide = w.detach().double()
-        check_finite(wide.abs().amax((-2, -1)), "w")
-        scale = power_of_two_scale(wide)
-        wide = wide / scale
-        gram = wide.mT @ wide
-        if not wants_gradient:
-            top = torch.linalg.eigvalsh(gram)[..., -1]
-            return _rounded_down(top.clamp_min(0).sqrt() * scale[..., 0, 0], w.dtype)
-        top, v = (part[..., -1:] for part in torch.linalg.eigh(gram))
-        norm = top[..., None, :].clamp_min(0).sqrt()
-        u = (wide @ v) / norm.clamp_min(torch.finfo(torch.float64).tiny)
-        value = _rounded_down((norm * scale)[..., 0, 0], w.dtype)
-    # u^T W v has the exact gradient u v^T; the value is the one computed above.
-    linear = (u * (w.double() @ v)).sum((-2, -1)).to(w.dtype)
-    return value + (linear - linear.detach())
+    wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
+    check_finite(wide.abs().amax((-2, -1)), "w")
+    scale = power_of_two_scale(wide)
+    wide = wide / scale
+    top = torch.linalg.eigvalsh(wide.mT @ wide)[..., -1]
+    return _rounded_down(top.clamp_min(0).sqrt() * scale[..., 0, 0], w.dtype)
 
 
 def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,50 +1,81 @@
-"""The matrix sign (polar factor) `U V^T` by polynomial iterations or by an SVD.
+"""The matrix sign (polar factor) `U V^T`: which method, which coefficient set, and its exact gradient.
 
-What lives here: running a coefficient set on a batch of matrices. What does not: the sets themselves
-(`coefficients`), the exact gradient (`_spectral_function`), and any unit of a layer (`norms`).
+The methods themselves are in `_msign_methods`, the sets in `coefficients`; units of a layer belong to `norms`.
 """
+
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wellnormed.matrix import _msign_methods
 from wellnormed.matrix._checks import check_finite, check_matrix
-from wellnormed.matrix._spectral_function import Sign, attach_gradient, zero_tolerance
+from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
-METHODS = ("auto", "newton-schulz", "gram", "svd")
-_GRAM_ASPECT = 2.0  # measured on CPU, float32 and float64: below it, the Gram form saves nothing
+_POLYNOMIAL = {
+    "newton-schulz": _msign_methods.newton_schulz,
+    "gram": _msign_methods.gram,
+    "spectrum": _msign_methods.spectrum,
+}
+_EXACT = {
+    "svd": _msign_methods.svd,
+    "eigh": _msign_methods.eigh,
+    "inverse-root": _msign_methods.inverse_root,
+}
+METHODS = ("auto", *_POLYNOMIAL, *_EXACT, "sketch")
+
+_TALL = 2.0  # measured on a CPU in float32 and float64: below this aspect an eigendecomposition saves nothing
 
 
 def msign(
     x: Float[Tensor, "*batch m n"],
     coefficients: str | CoefficientSet = "polar-express-8",
     method: str = "auto",
+    rank: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch m n"]:
     """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1 (within the set's own error).
 
-    The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality in Deep Learning).
-    Polynomial methods map a singular value `s` to `p(s / |x|_F)`: values below about `1 / slope` of the
-    Frobenius norm do not reach 1. The scale of `x` does not matter.
+    The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality in Deep Learning, MD). Polynomial
+    methods map a singular value `s` to `p(s / |x|_F)`: values below about `1 / slope` of the Frobenius norm do not
+    reach 1. The scale of `x` does not matter.
+
+    With the short side `n`, T steps, and products counted as multiply and add:
+
+    | method | computes | cost | error, float32 |
+    |---|---|---|---|
+    | "newton-schulz" | the set, on the matrix, in its dtype | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5 |
+    | "gram" | the set, on the Gram matrix | `4 to 8 m n^2 + 8 T n^3`, x read 2 to 4 times | 1e-3, see below |
+    | "spectrum" | the set, on the Gram matrix's eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5 |
+    | "eigh" | the sign, by the same | the same in float64 | 1e-7, zero below 1e-7 of the largest |
+    | "svd" | the sign | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
+    | "inverse-root" | the sign (MD section 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-6 of the largest |
+    | "sketch" | `U_r V_r^T` (MD section 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
+
+    In "gram", singular values below `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some
+    percent, because squaring loses them, and restarts keep that error from growing. `benchmarks/matrix.py` measures
+    all of it.
 
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        coefficients: Name in `coefficients.REGISTRY`, or a set. Not used by "svd", but the name must exist.
-        method: "newton-schulz" iterates on the matrix, in its own dtype. "gram" iterates on the Gram matrix
-            of the smaller side (float32 or wider) and touches `x` two to four times; singular values below
-            `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some percent, because
-            squaring loses them, and restarts keep that error from growing. "svd" is exact, in float64. "auto"
-            takes "gram" for matrices at least twice as long as wide in float32 or float64 on a CPU, else
-            "newton-schulz".
+        coefficients: Name in `coefficients.REGISTRY`, or a set, for example from `optimal_coefficients`. The exact
+            methods do not use it, but the name must exist.
+        method: One of the table, or "auto": "spectrum" for matrices at least twice as long as wide in float32 or
+            float64 on a CPU, else "newton-schulz" ("gram" for long ones in `torch.compile`).
+        rank: Number of singular values that "sketch" keeps.
+        generator: Random numbers of "sketch"; torch's default without it.
 
     Returns:
         Same shape and dtype; spectral norm at most `overshoot` of the set, within rounding (1e-5 in float32,
-        2% in bfloat16 and float16). A zero matrix gives zero. Differentiable once: the gradient is that of
-        the exact polar factor, whatever the method.
+        2% in bfloat16 and float16). A zero matrix gives zero. The gradient (reverse mode once, forward mode,
+        `torch.func.vmap`) is that of the exact polar factor, or of the exact `U_r V_r^T`, whatever the method.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), unknown
-            method or set, a set that is not a matrix sign or not safe in this dtype.
+            method or set, a set that is not a matrix sign or not safe in this dtype, "sketch" without a rank or a
+            rank without "sketch".
 
     Example:
         >>> x = torch.tensor([[3.0, 0.0], [0.0, -0.5], [0.0, 0.0]])
@@ -58,12 +89,23 @@ def msign(
         raise ValueError(
             f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks by shape, dtype and device"
         )
-    chosen = get(coefficients) if method == "svd" else get_for_msign(coefficients, x.dtype)
+    if (rank is not None) != (method == "sketch"):
+        raise ValueError(f"rank={rank} with method={method!r}: give a rank to 'sketch', and to no other method")
+    if method == "auto":
+        method = resolve_method(x)
+    chosen = get_for_msign(coefficients, x.dtype) if method in _POLYNOMIAL else get(coefficients)
     if x.numel() == 0:
         return x.clone()
-    with torch.no_grad():
-        value = _forward(x.detach(), chosen, resolve_method(x) if method == "auto" else method)
-    return attach_gradient(x, value, Sign())
+    short = min(x.shape[-2:])
+    if rank is not None and not 1 <= rank <= short:
+        raise ValueError(f"rank={rank} must lie between 1 and the short side of the matrix, {short}")
+    if rank is not None:
+        compute = partial(_exact, by=partial(_msign_methods.sketch, rank=rank, generator=generator))
+    elif method in _EXACT:
+        compute = partial(_exact, by=_EXACT[method])
+    else:
+        compute = partial(_polynomial, chosen, method)
+    return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
 
 
 def resolve_method(x: Tensor) -> str:
@@ -71,24 +113,34 @@ def resolve_method(x: Tensor) -> str:
 
     Example:
         >>> resolve_method(torch.empty(512, 64)), resolve_method(torch.empty(64, 64))
-        ('gram', 'newton-schulz')
+        ('spectrum', 'newton-schulz')
     """
     short, long = sorted(x.shape[-2:])
     wide_dtype = x.dtype in (torch.float32, torch.float64)
-    return "gram" if wide_dtype and x.device.type == "cpu" and long >= _GRAM_ASPECT * short else "newton-schulz"
+    if not (wide_dtype and x.device.type == "cpu" and long >= _TALL * short):
+        return "newton-schulz"
+    return "gram" if torch.compiler.is_compiling() else "spectrum"
 
 
-def _forward(x: Tensor, chosen: CoefficientSet, method: str) -> Tensor:
-    if x.shape[-2] < x.shape[-1]:
-        return _forward(x.mT, chosen, method).mT.contiguous()
-    # From here m >= n. Division by the largest entry first: squares of 1e-30 or 1e30 leave the range of
-    # float32.
+def _scaled(x: Tensor) -> Tensor:
+    """In float32 or wider, with largest entry 1: squares of 1e-30 or 1e30 leave the range of float32."""
     work = x if x.dtype == torch.float64 else x.float()
     largest = work.abs().amax((-2, -1), keepdim=True)
     check_finite(largest, "x")
-    work = work / torch.where(largest > 0, largest, 1)
-    if method == "svd":
-        return _by_svd(work).to(x.dtype)
+    return work / torch.where(largest > 0, largest, 1)
+
+
+def _exact(x: Tensor, *_: Tensor, by) -> Tensor:
+    if x.shape[-2] < x.shape[-1]:
+        return _exact(x.mT, by=by).mT.contiguous()
+    work = _scaled(x)
+    return by(work / torch.linalg.matrix_norm(work, keepdim=True).clamp_min(1)).to(x.dtype)
+
+
+def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> Tensor:
+    if x.shape[-2] < x.shape[-1]:
+        return _polynomial(chosen, method, x.mT).mT.contiguous()
+    work = _scaled(x)
     assert chosen.normalisation is not None  # get_for_msign
     # Largest entry 1, so the Frobenius norm is at least 1; only a zero matrix is below.
     frobenius = torch.linalg.matrix_norm(work, keepdim=True).clamp_min(1)
@@ -96,49 +148,6 @@ def _forward(x: Tensor, chosen: CoefficientSet, method: str) -> Tensor:
     batch = work.flatten(0, -3) if work.ndim > 3 else work
     if batch.ndim == 3 and batch.shape[0] == 1:
         batch = batch[0]
-    iterate = _by_gram if method == "gram" else _by_newton_schulz
-    out = iterate(batch if method == "gram" else batch.to(x.dtype), chosen.steps)
-    return out.to(x.dtype).reshape(x.shape)
-
-
-def _by_svd(x: Tensor) -> Tensor:
-    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    return (u * (s > zero_tolerance(s, *x.shape[-2:]))[..., None, :]) @ vh
-
-
-def _plus_product(c: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float = 1.0) -> Tensor:
-    """`beta c + alpha a b` in one pass over memory."""
-    return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)
-
-
-def _by_newton_schulz(x: Tensor, steps: tuple[tuple[float, float, float], ...]) -> Tensor:
-    """The readable iteration: `X <- a X + X (b G + c G^2)` with `G = X^T X`, m >= n."""
-    for a, b, c in steps:
-        g = x.mT @ x
-        x = _plus_product(x, x, _plus_product(g, g, g, beta=b, alpha=c), beta=a)
-    return x
-
-
-def _by_gram(x: Tensor, steps: tuple[tuple[float, float, float], ...]) -> Tensor:
-    """The same polynomial through `R = X^T X` and `Q`: n x n products only, except once per segment.
-
-    Rounding leaves R with eigenvalues near `-eps`; every step multiplies them by `a^2`, and below zero the
-    polynomial grows without bound. A segment therefore ends, and R is formed anew from `X Q`, before `slope^2
-    eps` can reach 3e-2.
-    """
-    limit = (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
-    r, q, slope = x.mT @ x, None, 1.0
-    for index, (a, b, c) in enumerate(steps):
-        z = _plus_product(r, r, r, beta=b, alpha=c)
-        z.diagonal(dim1=-2, dim2=-1).add_(a)
-        q = z if q is None else q @ z
-        slope *= a
-        if index + 1 == len(steps):
-            break
-        if slope * steps[index + 1][0] > limit:
-            x, q, slope = x @ q, None, 1.0
-            r = x.mT @ x
-        else:
-            r = (r @ z) @ z
-    assert q is not None  # a set has at least one step
-    return x @ q
+    if method == "newton-schulz":
+        batch = batch.to(x.dtype)
+    return _POLYNOMIAL[method](batch, chosen.steps).to(x.dtype).reshape(x.shape)

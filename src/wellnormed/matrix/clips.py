@@ -1,0 +1,218 @@
+"""Clips of the singular values, in plain spectral (l2 -> l2) units: caps, floors, bands and clipped weight decay.
+
+Exact by default; the methods are in `_clip_methods`, those of the paper in `_published_clips`. Units of a layer
+(RMS -> RMS), schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wellnormed.matrix import _clip_methods, _published_clips
+from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, shown
+from wellnormed.matrix._spectral_function import Clip, differentiable
+
+_PUBLISHED = {
+    "nested": _published_clips.nested,
+    "block": _published_clips.block,
+    "blockwise": _published_clips.blockwise,
+}
+METHODS = ("auto", "gram", "svd", *_PUBLISHED)
+
+
+def spectral_clip(
+    w: Float[Tensor, "*batch m n"], lower: float | Tensor, upper: float | Tensor, method: str = "auto"
+) -> Float[Tensor, "*batch m n"]:
+    """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
+
+    With the short side `n`, T = 6 Newton-Schulz steps, and for one bound (`lower = 0`):
+
+    | method | what it is | cost | error, float32, over the largest singular value |
+    |---|---|---|---|
+    | "gram" | `W f(W^T W)`, one eigendecomposition of the small side | `4 m n^2 + 11 n^3`, w read 2 to 3 times | 1e-6 |
+    | "svd" | the definition | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
+    | "nested" | SC sections 2 and 3, two matrix signs | `2 T (4 m n^2 + 2 n^3) + 4 m n^2` | up to 1e-1 |
+    | "block" | SC section 4.2, one sign of side m + n | `6 T (m + n)^3` | up to 1e-2 |
+    | "blockwise" | SC section 4.3, the same by blocks | `6 T (m + n)^3`, less memory | up to 1e-2 |
+
+    The Gram form has no cancellation where a singular value is close to a bound. It computes in float64 unless float32
+    is known to suffice; `benchmarks/matrix.py` measures the errors and the ratios of time.
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        lower: Least singular value, at least 0, a number or one per matrix. Zero singular values have no
+            directions to be raised in and stay zero.
+        upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
+        method: One of the table; "auto" is "gram".
+
+    Returns:
+        Same shape and dtype. A matrix within the bounds comes back bit for bit ("gram", "svd"). Otherwise the
+        spectral norm ends at or below `upper` in float32 and float64: the cap is lowered by what rounding to the
+        dtype can add (below 1e-5); in bfloat16 and float16 within rounding. The gradient (reverse mode once,
+        forward mode, `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
+
+    Raises:
+        ValueError: Not a floating-point matrix, NaN or infinity, bounds out of order, not positive or not
+            broadcastable, unknown method.
+
+    Example:
+        >>> w = torch.diag(torch.tensor([4.0, 0.5, 0.1]))
+        >>> spectral_clip(w, 0.25, 1.0).diagonal().round(decimals=5)
+        tensor([1.0000, 0.5000, 0.2500])
+    """
+    return _clipped(w, lower, upper, 1.0, method, ("lower", "upper", "decay"))
+
+
+def spectral_hardcap(
+    w: Float[Tensor, "*batch m n"], upper: float | Tensor, method: str = "auto"
+) -> Float[Tensor, "*batch m n"]:
+    """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        upper: Cap in spectral units, a number or one per matrix; no gradient flows to it.
+        method: As in `spectral_clip`, where cost and errors are.
+
+    Returns:
+        As `spectral_clip`: bit for bit `w` inside the ball, else at or below the cap.
+
+    Raises:
+        ValueError: As `spectral_clip`.
+
+    Example:
+        >>> spectral_hardcap(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
+        tensor([1.0000, 0.5000])
+    """
+    return _clipped(w, 0.0, upper, 1.0, method, ("lower", "upper", "decay"))
+
+
+def spectral_relu(
+    w: Float[Tensor, "*batch m n"], lower: float | Tensor, method: str = "auto"
+) -> Float[Tensor, "*batch m n"]:
+    """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        lower: Floor in spectral units, at least 0, a number or one per matrix; no gradient flows to it.
+        method: As in `spectral_clip`.
+
+    Returns:
+        Same shape and dtype, bit for bit `w` when nothing is below the floor. Differentiable as `spectral_clip`.
+
+    Raises:
+        ValueError: As `spectral_clip`.
+
+    Example:
+        >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
+        tensor([4., 1.])
+    """
+    return _clipped(w, lower, math.inf, 1.0, method, ("lower", "upper", "decay"))
+
+
+def spectral_clipped_weight_decay(
+    w: Float[Tensor, "*batch m n"], upper: float | Tensor, decay: float | Tensor, method: str = "auto"
+) -> Float[Tensor, "*batch m n"]:
+    """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
+
+    Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
+    `clipped_weight_decay_equilibrium`.
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        upper: Threshold in spectral units, a number or one per matrix.
+        decay: Part of the excess that is removed, from 0 (nothing happens) to 1 (`spectral_hardcap`).
+        method: As in `spectral_clip`.
+
+    Returns:
+        Same shape and dtype, bit for bit `w` when nothing exceeds the threshold. Differentiable as
+        `spectral_clip`.
+
+    Raises:
+        ValueError: As `spectral_clip`, or a decay outside [0, 1].
+
+    Example:
+        >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
+        tensor([2.5000, 0.5000])
+    """
+    return _clipped(w, 0.0, upper, decay, method, ("lower", "upper", "decay"))
+
+
+def spectral_clipped_decoupled_weight_decay(
+    w: Float[Tensor, "*batch m n"], upper: float | Tensor, decay: float, lr: float, method: str = "auto"
+) -> Float[Tensor, "*batch m n"]:
+    """`spectral_clipped_weight_decay` with the decay `decay * lr` (SC section 3.4, end).
+
+    Applied before the step, its equilibrium `upper + 1 / decay` does not depend on the learning rate.
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        upper: Threshold in spectral units, a number or one per matrix.
+        decay: Decay per unit of learning rate.
+        lr: Learning rate.
+        method: As in `spectral_clip`.
+
+    Returns:
+        As `spectral_clipped_weight_decay`.
+
+    Raises:
+        ValueError: As `spectral_clip`, or `decay * lr` outside [0, 1].
+
+    Example:
+        >>> w = torch.diag(torch.tensor([4.0, 0.5]))
+        >>> spectral_clipped_decoupled_weight_decay(w, 1.0, decay=5.0, lr=0.1).diagonal()
+        tensor([2.5000, 0.5000])
+    """
+    return _clipped(w, 0.0, upper, decay * lr, method, ("lower", "upper", "decay * lr"))
+
+
+def _clipped(
+    w: Tensor,
+    lower: float | Tensor,
+    upper: float | Tensor,
+    decay: float | Tensor,
+    method: str,
+    names: tuple[str, str, str],
+) -> Tensor:
+    check_matrix(w, "w")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' is 'gram'")
+    bounds = [as_bound(value, w, name) for value, name in zip((lower, upper, decay), names, strict=True)]
+    if method in _PUBLISHED:
+        # what is absent by its number alone, so that a compiler need not look at a tensor
+        raises = isinstance(lower, Tensor) or lower > 0
+        caps = isinstance(upper, Tensor) or upper != math.inf
+        compute = partial(_by_published, by=_PUBLISHED[method], raises=raises, caps=caps)
+    else:
+        compute = partial(_by_exact, "gram" if method == "auto" else method)
+    return differentiable(w, partial(_checked, names, compute), Clip, *bounds)
+
+
+def _checked(names: tuple[str, str, str], compute, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        check_positive(upper, names[1])
+        if not bool(((lower >= 0) & (lower <= upper) & lower.isfinite()).all()):
+            raise ValueError(
+                f"{names[0]}={shown(lower)} must be finite and lie between 0 and {names[1]}={shown(upper)}; "
+                "no singular value is at least one and at most the other"
+            )
+        if not bool(((decay >= 0) & (decay <= 1)).all()):
+            raise ValueError(
+                f"{names[2]}={shown(decay)} must lie in [0, 1]: it is the part of the excess that is removed"
+            )
+    return compute(w, lower, upper, decay) if w.numel() else w.clone()
+
+
+def _by_exact(method: str, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
+    return _clip_methods.clip(w, lower, upper, decay, method)
+
+
+def _by_published(
+    w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, by: Callable[..., Tensor], raises: bool, caps: bool
+) -> Tensor:
+    check_finite(w.abs().amax((-2, -1)), "w")
+    part = decay.to(w.dtype)[..., None, None]
+    return (1 - part) * w + part * by(w, lower if raises else None, upper if caps else None)

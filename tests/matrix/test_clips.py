@@ -1,0 +1,284 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellnormed.matrix import (
+    _clip_methods,
+    msign,
+    spectral_clip,
+    spectral_clipped_decoupled_weight_decay,
+    spectral_clipped_weight_decay,
+    spectral_hardcap,
+    spectral_norm,
+    spectral_norm_upper_bound,
+    spectral_normalize,
+    spectral_relu,
+)
+
+from .conftest import with_singular_values
+
+METHODS = ("gram", "svd")
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def clipped(w, bound):
+    u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
+    return (u * s.clamp_max(bound)[..., None, :]) @ vh
+
+
+def norm(w):
+    return torch.linalg.matrix_norm(w.double(), 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(40, 40), (96, 24), (24, 96), (2, 3, 8, 12)])
+@pytest.mark.parametrize("outlier", [1.0, 1.01, 3.0, 1000.0])
+def test_hardcap_in_float32(method, shape, outlier):
+    w = normal(*shape)
+    w = w / norm(w).amax() * outlier
+    value = spectral_hardcap(w, 1.0, method)
+    assert norm(value).max() <= 1.0 + 1e-12  # the bound itself; 1e-12 is the oracle's own error
+    assert norm(value.double() - clipped(w, 1.0)).max() <= 1e-5 * outlier  # contract; measured about 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (1, 5), (5, 1), (2, 0, 3), (0, 4), (3, 4, 2), (2, 1, 3, 3)]),
+    st.integers(-30, 30),
+    st.floats(0.01, 100.0),
+    st.sampled_from([spectral_hardcap, spectral_normalize]),
+)
+def test_caps_hold_at_every_scale_and_do_nothing_twice(shape, exponent, ratio, cap):
+    w = normal(*shape) * 10.0**exponent
+    bound = ratio * 10.0**exponent
+    once = cap(w, bound)
+    assert once.shape == w.shape
+    if w.numel():
+        assert (norm(once) <= bound * (1 + 1e-12)).all()
+    assert torch.equal(cap(once, bound), once)
+
+
+@pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
+def test_inside_the_ball_is_bit_for_bit(cap):
+    w = normal(3, 7, 5)
+    w[1] *= 100
+    value = cap(w, 20.0)
+    assert torch.equal(value[0], w[0])
+    assert torch.equal(value[2], w[2])
+    assert norm(value[1]) <= 20.0
+    assert torch.equal(cap(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (512, 64), (64, 512)])
+def test_normalize_ends_at_or_below_the_cap_by_proof(shape):
+    w = with_singular_values(torch.ones(64), *shape, dtype=torch.float32) * 3
+    w = w + 1e-3 * normal(*shape)
+    value = spectral_normalize(w, 1.0)
+    assert spectral_norm_upper_bound(value) <= 1.0 + 1e-8  # excess of the proof itself; the contract allows 1e-6
+    assert norm(value) >= 1.0 - 2e-6  # no shrinkage beyond u sqrt(n) = 7e-7 and rounding
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hardcap_laws(method):
+    w = normal(12, 7, dtype=torch.float64)
+    q, p = (torch.linalg.qr(normal(k, k, seed=k, dtype=torch.float64))[0] for k in (12, 7))
+    value = spectral_hardcap(w, 2.0, method)
+    # float64, condition below 1e2: 1e-11 is ample for the Gram form
+    torch.testing.assert_close(spectral_hardcap(q @ w @ p, 2.0, method), q @ value @ p, atol=1e-11, rtol=0)
+    torch.testing.assert_close(spectral_hardcap(w.mT, 2.0, method), value.mT, atol=1e-11, rtol=0)
+    torch.testing.assert_close(spectral_hardcap(3 * w, 6.0, method), 3 * value, atol=1e-11, rtol=0)
+    before, after = torch.linalg.svdvals(w), torch.linalg.svdvals(value)
+    torch.testing.assert_close(after, before.clamp_max(2.0), atol=1e-11, rtol=0)
+
+
+def test_bounds_per_matrix_of_the_batch():
+    w = normal(2, 6, 4)
+    value = spectral_hardcap(w, torch.tensor([0.5, 1.5]))
+    # singular values of both matrices exceed 1.5; the cap is lowered by at most 1e-6
+    torch.testing.assert_close(spectral_norm(value), torch.tensor([0.5, 1.5]), rtol=2e-6, atol=0)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        spectral_hardcap(w, torch.ones(3))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "values",
+    [(3.0, 2.0, 0.7), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (3.0, 3.0, 0.5), (2.0, 0.5, 0.0), (3.0, 0.0, 0.0)],
+)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+def test_hardcap_gradient(method, values, shape):
+    w = with_singular_values(values, *shape).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: spectral_hardcap(x, 1.0, method), w)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
+def test_half_precision(dtype, cap):
+    value = cap(normal(64, 32, dtype=dtype), 1.0)
+    assert value.dtype == dtype
+    # lowered by 4 u; rounding noise of a 64 x 32 matrix stays near 2 u
+    assert norm(value) <= 1.0
+
+
+@pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
+def test_bad_arguments_are_refused(cap):
+    for bound in (0.0, -1.0, float("nan"), torch.tensor([1.0, 0.0])):
+        with pytest.raises(ValueError, match="upper"):
+            cap(torch.ones(2, 3, 3), bound)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        cap(torch.tensor([[float("inf")]]), 1.0)
+    with pytest.raises(ValueError, match="method="):
+        spectral_hardcap(torch.eye(2), 1.0, "newton-schulz")
+
+
+@pytest.mark.parametrize("shape", [(2048, 128), (128, 512), (160, 160)])
+@pytest.mark.parametrize("largest", [1.001, 1.3, 1.9, 5.0, 19.0])
+@pytest.mark.parametrize("above", [3, 100])
+def test_float32_products_serve_large_matrices(shape, largest, above):
+    """They keep the promises of float64, near the cap with a float32 decomposition and farther away without."""
+    n = min(shape)
+    values = torch.cat((torch.linspace(0.05, 0.99, n - above), torch.linspace(1.0, largest, above)))
+    w = with_singular_values(values, *shape).float()
+    one, tall = torch.ones((), dtype=torch.float64), w if shape[0] >= shape[1] else w.mT
+    assert _clip_methods._with_single_products(tall, one, one) is not None
+    capped = spectral_hardcap(w, 1.0).double()
+    exact = spectral_hardcap(w.double(), 1.0, method="svd")
+    # aims 6e-6 below the cap near it, 5e-7 times the ratio farther away; rounding adds some 4e-6
+    assert norm(capped - exact) <= 1e-5 * largest
+    assert norm(capped) <= 1
+    far = w * (30 / largest)
+    assert _clip_methods._with_single_products(far if shape[0] >= shape[1] else far.mT, one, one) is None
+
+
+def test_float32_cannot_decide_what_lies_on_the_cap():
+    w = with_singular_values(torch.linspace(0.05, 1, 128), 256, 128)
+    w = (w / norm(w)).float()
+    w = w * (1 - 1e-6)
+    assert torch.equal(spectral_hardcap(w, 1.0), w)
+    once = spectral_hardcap(w * 1.5, 1.0)
+    assert torch.equal(spectral_hardcap(once, 1.0), once)
+
+
+PUBLISHED = ("nested", "block", "blockwise")
+FUNCTIONS = {
+    "clip": (lambda w, **k: spectral_clip(w, 0.7, 2.0, **k), lambda s: s.clamp(0.7, 2.0)),
+    "sign": (lambda w, **k: spectral_clip(w, 1.5, 1.5, **k), lambda s: s * 0 + 1.5),
+    "hardcap": (lambda w, **k: spectral_hardcap(w, 2.0, **k), lambda s: s.clamp_max(2.0)),
+    "relu": (lambda w, **k: spectral_relu(w, 0.7, **k), lambda s: s.clamp_min(0.7)),
+    "decay": (
+        lambda w, **k: spectral_clipped_weight_decay(w, 1.0, 0.25, **k),
+        lambda s: torch.where(s > 1, 1 + 0.75 * (s - 1), s),
+    ),
+    "decoupled": (
+        lambda w, **k: spectral_clipped_decoupled_weight_decay(w, 1.0, 5.0, 0.1, **k),
+        lambda s: torch.where(s > 1, 1 + 0.5 * (s - 1), s),
+    ),
+}
+SPECTRA = [(3.0, 2.5, 0.2), (1.2, 1.2, 1.2), (0.5, 0.5, 0.1), (3.0, 3.0, 0.5), (2.5, 0.3, 0.0), (3.0, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(40, 40), (96, 24), (2, 3, 8, 12)])
+def test_every_clip_is_its_definition(name, method, shape):
+    function, scalar = FUNCTIONS[name]
+    w = normal(*shape)
+    w = w / norm(w).amax() * 3
+    u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
+    assert norm(function(w, method=method).double() - (u * scalar(s)[..., None, :]) @ vh).max() < 3e-6
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_published_forms_are_the_same_function_away_from_the_bounds(name, method):
+    function, scalar = FUNCTIONS[name]
+    values = torch.tensor([3.0, 2.6, 0.3, 0.25, 0.2], dtype=torch.float64)
+    for shape in ((9, 5), (5, 9)):
+        w = with_singular_values(values, *shape)
+        u, s, vh = torch.linalg.svd(w, full_matrices=False)
+        # the coefficient set itself errs by 0.0096 at most in each sign; two or three of them, times norms up to 3
+        assert norm(function(w, method=method) - (u * scalar(s)) @ vh) < 0.1
+
+
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_published_forms_fail_beside_the_bound_where_the_default_does_not(method):
+    """Correction 8: a singular value close to the cap is close to zero for the outer sign."""
+    values = torch.cat((torch.ones(60) * 0.99, torch.tensor([3.0, 1.5, 0.5, 0.1])))
+    w = with_singular_values(values, 128, 64).float()
+    truth = clipped(w, 1.0)
+    assert norm(spectral_hardcap(w, 1.0) - truth) < 3e-6
+    assert norm(spectral_hardcap(w, 1.0, method) - truth) > 1e-3
+
+
+def test_clip_with_equal_bounds_is_a_multiple_of_the_sign_and_zero_stays_zero():
+    w = with_singular_values((3.0, 0.5, 0.0), 6, 4)
+    torch.testing.assert_close(spectral_clip(w, 2.0, 2.0), 2 * msign(w, method="svd"), atol=1e-10, rtol=0)
+    assert torch.equal(spectral_relu(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+
+
+def test_floor_raises_what_a_gram_matrix_cannot_see():
+    values = torch.tensor([1.0, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
+    w = with_singular_values(values, 8, 4)
+    torch.testing.assert_close(
+        torch.linalg.svdvals(spectral_relu(w, 0.5)), values.clamp_min(0.5), atol=1e-6, rtol=0
+    )  # an SVD knows 1e-9 to 1e-16, so its direction to some 1e-7
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("values", SPECTRA)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+def test_gradient_of_every_clip(name, values, shape):
+    function, _ = FUNCTIONS[name]
+    if name in ("clip", "sign", "relu") and values[-1] == 0:
+        return check_gradient_at_constant_rank(function, values, shape)
+    w = with_singular_values(values, *shape).requires_grad_()
+    assert torch.autograd.gradcheck(function, w, check_forward_ad=True)
+    return None
+
+
+def check_gradient_at_constant_rank(function, values, shape):
+    """A floor jumps at zero; there the gradient is that along factors of the same rank, and finite."""
+    rank = sum(value > 0 for value in values)
+    w = with_singular_values(values, *shape)
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    left, right = (u[:, :rank] * s[:rank]).requires_grad_(), vh[:rank].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: function(a @ b, method="svd"), (left, right))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (1, 7), (7, 1), (6, 4), (3, 5, 5)]),
+    st.integers(-30, 30),
+    st.sampled_from([(1.0, 0.0), (1.0, 1.0), (2.0, 1.0), (0.5, 0.5)]),
+    st.integers(0, 99),
+)
+def test_clip_at_every_scale(shape, exponent, bounds, seed):
+    scale = 10.0**exponent
+    w = normal(*shape, seed=seed) * scale
+    upper, lower = bounds[0] * scale, bounds[1] * bounds[0] * scale
+    value = spectral_clip(w, lower, upper)
+    values = torch.linalg.svdvals(value.double() / scale)
+    assert (values <= upper / scale * (1 + 1e-6)).all()
+    assert (values >= lower / scale * (1 - 1e-5)).all()
+    torch.testing.assert_close(spectral_clip(value, lower * (1 - 1e-5), upper), value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w: spectral_clip(w, 2.0, 1.0), "between 0 and upper=1"),
+        (lambda w: spectral_clip(w, -1.0, 1.0), "lower=-1"),
+        (lambda w: spectral_relu(w, float("inf")), "lower=inf"),
+        (lambda w: spectral_relu(w, float("nan")), "lower=nan"),
+        (lambda w: spectral_clipped_weight_decay(w, 1.0, 1.5), "decay=1.5"),
+        (lambda w: spectral_clipped_decoupled_weight_decay(w, 1.0, 3.0, 0.5), "decay \\* lr=1.5"),
+        (lambda w: spectral_clip(w, torch.zeros(3), 1.0), "does not broadcast"),
+    ],
+)
+def test_bad_bounds_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.eye(2))

@@ -1,0 +1,87 @@
+"""Forward mode, vmap and the compiler, for every function of the room: table-driven, one law per test."""
+
+import pytest
+import torch
+
+from wellnormed.matrix import (
+    msign,
+    soft_cap,
+    spectral_clip,
+    spectral_clipped_weight_decay,
+    spectral_hardcap,
+    spectral_norm,
+    spectral_normalize,
+    spectral_relu,
+)
+
+FUNCTIONS = {
+    "msign": msign,
+    "msign svd": lambda w: msign(w, method="svd"),
+    "msign spectrum": lambda w: msign(w, method="spectrum"),
+    "clip": lambda w: spectral_clip(w, 0.5, 2.0),
+    "hardcap": lambda w: spectral_hardcap(w, 1.5),
+    "hardcap nested": lambda w: spectral_hardcap(w, 1.5, "nested"),
+    "relu": lambda w: spectral_relu(w, 1.0),
+    "decay": lambda w: spectral_clipped_weight_decay(w, 1.0, 0.5),
+    "normalize": lambda w: spectral_normalize(w, 1.0),
+    "norm": spectral_norm,
+    "soft cap": lambda w: soft_cap(w, 0.1),
+}
+POLYNOMIAL = {
+    "newton-schulz": lambda w: msign(w, method="newton-schulz"),
+    "gram": lambda w: msign(w, method="gram"),
+    "auto": msign,
+    "nested": lambda w: spectral_hardcap(w, 1.5, "nested"),
+    "block": lambda w: spectral_hardcap(w, 1.5, "block"),
+    "blockwise": lambda w: spectral_clip(w, 0.5, 1.5, "blockwise"),
+    "nested decay": lambda w: spectral_clipped_weight_decay(w, 1.5, 0.5, "nested"),
+    "soft cap": lambda w: soft_cap(w, 0.1),
+}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_vmap_is_the_batch(name):
+    function, w = FUNCTIONS[name], normal(5, 6, 4)
+    torch.testing.assert_close(torch.func.vmap(function)(w), function(w))
+    torch.testing.assert_close(torch.func.vmap(function, in_dims=2, out_dims=0)(w.movedim(0, 2)), function(w))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_and_reverse_mode_are_adjoint(name):
+    function, w, tangent = FUNCTIONS[name], normal(5, 6, 4).requires_grad_(), normal(5, 6, 4, seed=1)
+    value, along = torch.func.jvp(function, (w.detach(),), (tangent,))
+    cotangent = normal(*value.shape, seed=2)
+    (gradient,) = torch.autograd.grad(function(w), w, cotangent)
+    torch.testing.assert_close((gradient * tangent).sum(), (along * cotangent).sum())
+    # per matrix, and inside vmap
+    mapped = torch.func.vmap(lambda x, t: torch.func.jvp(function, (x,), (t,))[1])(w.detach(), tangent)
+    torch.testing.assert_close(mapped, along)
+    torch.testing.assert_close(torch.func.jacrev(function)(w.detach()[0]), torch.func.jacfwd(function)(w.detach()[0]))
+
+
+def test_vmap_over_the_bounds():
+    w, bounds = normal(5, 2, 6, 4), torch.linspace(0.5, 2, 5, dtype=torch.float64)
+    mapped = torch.func.vmap(spectral_hardcap)(w, bounds)
+    torch.testing.assert_close(mapped, spectral_hardcap(w, bounds[:, None]))
+    torch.testing.assert_close(torch.func.vmap(lambda b: spectral_hardcap(w[0], b))(bounds)[2], mapped[2] * 0
+                               + spectral_hardcap(w[0], bounds[2]))  # fmt: skip
+    with pytest.raises(ValueError, match="upper="):
+        torch.func.vmap(spectral_hardcap)(w, -bounds)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", POLYNOMIAL)
+def test_compile_without_a_break(name, requires_grad):
+    function = POLYNOMIAL[name]
+    w = normal(20, 8).requires_grad_(requires_grad)
+    torch._dynamo.reset()
+    value = torch.compile(function, fullgraph=True, backend="aot_eager")(w)
+    # "auto" iterates where it would otherwise look at eigenvalues; both are the set's polynomial to 1e-8 in float64
+    torch.testing.assert_close(value, function(w), atol=1e-7, rtol=0)
+    if requires_grad:
+        compiled, eager = (torch.autograd.grad(v.sum(), w)[0] for v in (value, function(w)))
+        torch.testing.assert_close(compiled, eager)
