@@ -35,7 +35,7 @@ class SpectralFunction(Derivative):
 
     @abstractmethod
     def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of `s`, `(*batch, k)` in falling order: symmetric and antisymmetric `(*batch, k, k)`, and `f(s)/s`."""
+        """Symmetric and antisymmetric, `(*batch, k, k)`, and `f(s)/s`, of falling `s`, `(*batch, k)`."""
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
         return _derivative(x, tangent, self)
