@@ -47,8 +47,8 @@ class SpectralFunction(Derivative):
 class Clip(SpectralFunction):
     """`f(0) = 0`, `f(s) = lower` below `lower`, `s` up to `upper`, then `upper + (1 - decay)(s - upper)`.
 
-    At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where the
-    derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
+    At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where
+    the derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
     finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`.
 
     Args:
