@@ -11,7 +11,19 @@ from wellnormed._lazy import lazy_namespace
 if TYPE_CHECKING:
     from wellnormed import certificates, constraints, data, experiments, matrix, models, nn, norms, optim, train
     from wellnormed.certificates import Certificate, certify, lower_bound, verify
-    from wellnormed.constraints import ColumnCap, HardCap, SoftCap, SpectralNormalize, WeightDecay, constrain
+    from wellnormed.constraints import (
+        Clip,
+        ClippedWeightDecay,
+        ColumnCap,
+        Hammer,
+        HardCap,
+        SoftCap,
+        SpectralNormalize,
+        SpectralWeightDecay,
+        Stiefel,
+        WeightDecay,
+        constrain,
+    )
     from wellnormed.norms import BiasRMS, ColNorm, PerHead, Sign, Spectral, assign_norms
     from wellnormed.optim import ConditionalGradient, Muon, Scion
 
@@ -20,9 +32,12 @@ __version__ = "0.1.0"
 __all__ = [
     "BiasRMS",
     "Certificate",
+    "Clip",
+    "ClippedWeightDecay",
     "ColNorm",
     "ColumnCap",
     "ConditionalGradient",
+    "Hammer",
     "HardCap",
     "Muon",
     "PerHead",
@@ -31,6 +46,8 @@ __all__ = [
     "SoftCap",
     "Spectral",
     "SpectralNormalize",
+    "SpectralWeightDecay",
+    "Stiefel",
     "WeightDecay",
     "assign_norms",
     "certificates",
@@ -52,7 +69,19 @@ __all__ = [
 _EXPORTS = {
     "norms": ("BiasRMS", "ColNorm", "PerHead", "Sign", "Spectral", "assign_norms"),
     "optim": ("ConditionalGradient", "Muon", "Scion"),
-    "constraints": ("ColumnCap", "HardCap", "SoftCap", "SpectralNormalize", "WeightDecay", "constrain"),
+    "constraints": (
+        "Clip",
+        "ClippedWeightDecay",
+        "ColumnCap",
+        "Hammer",
+        "HardCap",
+        "SoftCap",
+        "SpectralNormalize",
+        "SpectralWeightDecay",
+        "Stiefel",
+        "WeightDecay",
+        "constrain",
+    ),
     "certificates": ("Certificate", "certify", "lower_bound", "verify"),
 }
 

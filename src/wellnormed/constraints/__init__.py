@@ -2,9 +2,14 @@
 
 from wellnormed.constraints.attach import Constraints as Constraints
 from wellnormed.constraints.attach import constrain as constrain
-from wellnormed.constraints.rules import ColumnCap as ColumnCap
-from wellnormed.constraints.rules import Constraint as Constraint
-from wellnormed.constraints.rules import HardCap as HardCap
-from wellnormed.constraints.rules import SoftCap as SoftCap
-from wellnormed.constraints.rules import SpectralNormalize as SpectralNormalize
-from wellnormed.constraints.rules import WeightDecay as WeightDecay
+from wellnormed.constraints.base import Constraint as Constraint
+from wellnormed.constraints.caps import Clip as Clip
+from wellnormed.constraints.caps import ColumnCap as ColumnCap
+from wellnormed.constraints.caps import HardCap as HardCap
+from wellnormed.constraints.caps import SoftCap as SoftCap
+from wellnormed.constraints.caps import SpectralNormalize as SpectralNormalize
+from wellnormed.constraints.caps import Stiefel as Stiefel
+from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDecay
+from wellnormed.constraints.decays import WeightDecay as WeightDecay
+from wellnormed.constraints.leading import Hammer as Hammer
+from wellnormed.constraints.leading import SpectralWeightDecay as SpectralWeightDecay

@@ -1,14 +1,14 @@
 """Attach constraints to an optimizer through its step hooks, and measure whether they hold."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.rules import Constraint
+from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
@@ -29,7 +29,7 @@ class Constraints:
         self._optimizer = optimizer
         self._constrained = constrained
         self._check()
-        self._project()
+        self._state = {c.name: self._start(c) for c in constrained}
         self._hooks = (
             optimizer.register_step_pre_hook(lambda *_: self._check()),
             optimizer.register_step_post_hook(lambda *_: self._apply()),
@@ -45,20 +45,63 @@ class Constraints:
             hook.remove()
 
     @torch.no_grad()
-    def norm_ratios(self) -> dict[str, float]:
-        """Estimated norm over cap of every constrained parameter; cheap enough for every logged step."""
-        buckets = defaultdict(list)
-        for c in self._constrained:
-            buckets[c.norm, c.parameter.shape, c.parameter.dtype, c.parameter.device].append(c)
-        ratios = {}
-        for (norm, *_), members in buckets.items():
+    def norms(self) -> dict[str, float]:
+        """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
+        norms = {}
+        for (norm, *_), members in self._in_buckets(lambda c: (c.norm,)):
             values = norm.norm(torch.stack([c.parameter for c in members])).tolist()
-            ratios |= {c.name: value / c.rule.max_norm for c, value in zip(members, values, strict=True)}
-        return ratios
+            norms |= {c.name: value for c, value in zip(members, values, strict=True)}
+        return norms
+
+    def promised(self) -> dict[str, float]:
+        """The bound that holds now for every parameter whose rule promises one; the others are left out."""
+        bounds = {c.name: c.rule.promised(self._state[c.name]) for c in self._constrained}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def norm_ratios(self) -> dict[str, float]:
+        """Estimated norm over the promised bound, of every parameter whose rule promises one."""
+        norms = self.norms()
+        return {name: norms[name] / bound for name, bound in self.promised().items()}
 
     def proved_ratios(self) -> dict[str, float]:
-        """Proved bound on the norm over cap of every constrained parameter: at most 1, or the promise is broken."""
-        return {c.name: float(c.norm.upper_bound(c.parameter.detach())) / c.rule.max_norm for c in self._constrained}
+        """Proved bound on the norm over the promised one: at most 1, or the promise is broken.
+
+        Parameters whose rule promises nothing are left out.
+        """
+        promised = self.promised()
+        return {
+            c.name: float(c.norm.upper_bound(c.parameter.detach())) / promised[c.name]
+            for c in self._constrained
+            if c.name in promised
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the rules remember from step to step, `PARAMETER.KEY` -> a copy; save it beside the optimizer's state.
+
+        Empty if no rule remembers anything.
+        """
+        return {f"{name}.{key}": tensor.clone() for name, own in self._state.items() for key, tensor in own.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict` of the same rules, after the weights of the same step were loaded.
+
+        Raises:
+            ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
+        """
+        own = {f"{name}.{key}": tensor for name, owned in self._state.items() for key, tensor in owned.items()}
+        if own.keys() != state.keys():
+            raise ValueError(
+                f"the state lacks {sorted(own.keys() - state.keys())} and has unknown "
+                f"{sorted(state.keys() - own.keys())}; load it into the rules that it was saved from"
+            )
+        for name, tensor in own.items():
+            if tensor.shape != state[name].shape:
+                raise ValueError(
+                    f"the state of {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}; "
+                    "load it into a model of the same sizes"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
 
     def _update_norm(self, name: str) -> float | None:
         return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
@@ -68,20 +111,34 @@ class Constraints:
             c.rule.check(c.norm, self._update_norm(c.name), c.name)
 
     @torch.no_grad()
-    def _project(self) -> None:
-        for c in self._constrained:
-            c.parameter.copy_(c.rule.project(c.parameter, c.norm))
+    def _start(self, c: _Constrained) -> State:
+        c.parameter.copy_(c.rule.project(c.parameter, c.norm))
+        return {key: value[0].clone() for key, value in c.rule.initial_state(c.parameter[None], c.norm).items()}
 
     @torch.no_grad()
     def _apply(self) -> None:
-        buckets: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+        def settings(c: _Constrained) -> tuple[Any, ...]:
+            return c.rule, c.norm, self._update_norm(c.name) if c.rule.uses_update_norm else None
+
+        for (rule, norm, step), members in self._in_buckets(settings):
+            moved = [c for c in members if c.parameter.grad is not None]  # the others the optimizer passed by
+            if not moved:
+                continue
+            states = [self._state[c.name] for c in moved]
+            stacked = {key: torch.stack([own[key] for own in states]) for key in states[0]}
+            weights, stacked = rule.apply(torch.stack([c.parameter for c in moved]), norm, step, stacked)
+            torch._foreach_copy_([c.parameter for c in moved], list(weights.unbind()))
+            for key, values in stacked.items():
+                torch._foreach_copy_([own[key] for own in states], list(values.unbind()))
+
+    def _in_buckets(
+        self, settings: Callable[[_Constrained], tuple[Any, ...]]
+    ) -> Iterable[tuple[tuple[Any, ...], list[_Constrained]]]:
+        """Parameters of equal settings, shape, dtype and device, which are treated as one batch."""
+        buckets: dict[tuple[Any, ...], list[_Constrained]] = defaultdict(list)
         for c in self._constrained:
-            step = (self._update_norm(c.name) or 0.0) if c.rule.needs_update_norm else 0.0
-            key = (c.rule, c.norm, step, c.parameter.shape, c.parameter.dtype, c.parameter.device)
-            buckets[key].append(c.parameter)
-        for (rule, norm, step, *_), parameters in buckets.items():
-            capped = rule.apply(torch.stack(parameters), norm, step)
-            torch._foreach_copy_(parameters, list(capped.unbind()))
+            buckets[settings(c), c.parameter.shape, c.parameter.dtype, c.parameter.device].append(c)
+        return ((key[0], members) for key, members in buckets.items())
 
 
 def constrain(
@@ -90,7 +147,8 @@ def constrain(
     """Keep weights in bounds after every `optimizer.step()`.
 
     Weights above their cap are brought below it at once; from then on every step is checked before and corrected
-    after.
+    after. A parameter without a gradient took no step and is left alone. What a rule promises, or that it promises
+    nothing, is said in its own text.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
@@ -101,7 +159,7 @@ def constrain(
         norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
 
     Returns:
-        The attached rules, with `norm_ratios()` (estimates), `proved_ratios()` and `remove()`.
+        The attached rules, with `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and `remove()`.
 
     Raises:
         ValueError: Naming parameter, value, rule and remedy.
@@ -132,7 +190,7 @@ def constrain(
             raise ValueError(
                 f"{rule!r} acts on none of the parameters that {pattern!r} matches: "
                 + ", ".join(f"{a.name} lives in {a.norm!r}" for a in named)
-                + "; use ColumnCap for ColNorm, and SoftCap, HardCap or SpectralNormalize for Spectral and PerHead"
+                + "; use ColumnCap for ColNorm, and SoftCap, HardCap or another spectral rule for Spectral and PerHead"
             )
         for a in acting:
             if a.name in constrained:

@@ -14,20 +14,30 @@ from wellnormed.matrix.clips import spectral_relu as spectral_relu
 from wellnormed.matrix.coefficients import REGISTRY as REGISTRY
 from wellnormed.matrix.coefficients import CoefficientSet as CoefficientSet
 from wellnormed.matrix.coefficients import Normalisation as Normalisation
+from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium as clipped_weight_decay_equilibrium
+from wellnormed.matrix.equilibrium import weight_decay_equilibrium as weight_decay_equilibrium
 from wellnormed.matrix.estimate import spectral_norm as spectral_norm
 from wellnormed.matrix.foreach import foreach as foreach
+from wellnormed.matrix.leading import Triplet as Triplet
+from wellnormed.matrix.leading import leading_singular_triplet as leading_singular_triplet
+from wellnormed.matrix.leading_maps import spectral_hammer as spectral_hammer
+from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_weight_decay
 from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.normalize import spectral_normalize as spectral_normalize
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
+from wellnormed.matrix.stiefel import stiefel_project as stiefel_project
 
 __all__ = [
     "REGISTRY",
     "CoefficientSet",
     "Normalisation",
+    "Triplet",
+    "clipped_weight_decay_equilibrium",
     "coefficients",
     "foreach",
+    "leading_singular_triplet",
     "msign",
     "soft_cap",
     "soft_cap_strength",
@@ -35,9 +45,13 @@ __all__ = [
     "spectral_clip",
     "spectral_clipped_decoupled_weight_decay",
     "spectral_clipped_weight_decay",
+    "spectral_hammer",
     "spectral_hardcap",
     "spectral_norm",
     "spectral_norm_upper_bound",
     "spectral_normalize",
     "spectral_relu",
+    "spectral_weight_decay",
+    "stiefel_project",
+    "weight_decay_equilibrium",
 ]

@@ -1,5 +1,7 @@
 """One training run in memory: model, optimizer, constraints, order of the data; and its checkpoint."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from wellnormed.optim import NonFiniteGradientError, Scion
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.run_folder import Checkpoint, optimizer_state, restore_optimizer
 
-RULES: dict[str, type[Constraint]] = {
+RULES: dict[str, Callable[[float], Constraint]] = {
     "soft-cap": constraints.SoftCap,
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
@@ -155,17 +157,21 @@ class TrainingSession:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that the next step depends on."""
-        state = {"generator.order": self.order.get_state()} | optimizer_state(self.optimizer)
+        rules = {f"constraints.{name}": tensor for name, tensor in self.constraints.state_dict().items()}
+        state = {"generator.order": self.order.get_state()} | optimizer_state(self.optimizer) | rules
         return Checkpoint(self.step, dict(self.model.state_dict()), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same config.
 
         Raises:
-            ValueError: Its tensors do not fit the model.
+            ValueError: Its tensors do not fit the model, the optimizer or the rules.
         """
         load_weights(self.model, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
         restore_optimizer(self.optimizer, checkpoint.state)
+        prefix = "constraints."
+        rules = {name.removeprefix(prefix): t for name, t in checkpoint.state.items() if name.startswith(prefix)}
+        self.constraints.load_state_dict(rules)
         self.order.set_state(checkpoint.state["generator.order"])
         self.step = checkpoint.step
 

@@ -1,0 +1,149 @@
+"""What every rule says of itself, and the two bases that the rules share.
+
+A rule is a value: what it remembers of a weight from step to step is handed in and out as tensors.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from wellnormed.matrix import spectral_hardcap
+from wellnormed.norms import MatrixNorm, Norm
+
+TARGET = 1 - 1e-5
+"""Where a rule aims, as a share of its cap, so that the float32 result, rounding included, can be *proved* to lie at or
+below the cap: several times the rounding of the products involved (measured: 2e-7 relative at 768)."""
+SLACK = 1e-5
+"""Growth beyond the declared update that a rule also undoes, relative: rounding never accumulates."""
+
+State = dict[str, Tensor]
+"""What a rule remembers: of one weight, or of a batch of them stacked along a new first dimension."""
+
+
+class Constraint(ABC):
+    """What happens to a weight after every step, and what that promises about its norm."""
+
+    uses_update_norm: ClassVar[bool] = False
+    """Whether `apply` looks at the bound on the step's norm."""
+
+    @abstractmethod
+    def acts_on(self, norm: Norm) -> bool:
+        """Whether the rule is defined for weights of this norm."""
+
+    @abstractmethod
+    def promised(self, state: State) -> float | None:
+        """The bound on the norm of a weight with this state, in units of its norm, that holds after every step.
+
+        None if the rule makes the norm smaller, or keeps it near a value, but proves nothing.
+        """
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
+        """Refuse, before a step, what the rule cannot hold.
+
+        Args:
+            norm: The weight's norm.
+            update_norm: Bound on the norm of the coming step; None if the optimizer gives none.
+            name: The parameter's name, for the message.
+
+        Raises:
+            ValueError: Naming parameter, value, rule and remedy.
+        """
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        """The weights `(*batch, *shape)` brought from anywhere to where training may start; as they are by default."""
+        return weights
+
+    def initial_state(self, weights: Tensor, norm: Norm) -> State:
+        """What the rule remembers of each projected weight of a batch before the first step; nothing by default."""
+        return {}
+
+    @abstractmethod
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        """The constrained weights of a batch, and their new state, of the same keys and shapes.
+
+        Args:
+            weights: `(*batch, *shape)`, after the optimizer's step.
+            norm: Their norm.
+            update_norm: Bound on the norm of that step; None if the optimizer gives none.
+            state: What `initial_state` or the last call returned.
+        """
+
+
+def require_positive(rule: Constraint, **values: float) -> None:
+    """Refuse a norm, in a rule's settings, that is not positive and finite.
+
+    Raises:
+        ValueError: Naming rule, setting and value.
+    """
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(
+                f"{type(rule).__name__}: {name}={value} must be positive and finite; "
+                "leave the rule out for no constraint"
+            )
+
+
+def require_update_norm(rule: Constraint, update_norm: float | None, name: str) -> float:
+    """The bound on the step's norm, for rules that are nothing without it.
+
+    Raises:
+        ValueError: The optimizer gives none.
+    """
+    if update_norm is None:
+        raise ValueError(
+            f"{type(rule).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
+            "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
+        )
+    return update_norm
+
+
+class SpectralConstraint(Constraint):
+    """A rule that acts on the singular values of every slice of a `MatrixNorm`."""
+
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, MatrixNorm)
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        slices, unit = in_slices(weights, norm)
+        acted, state = self._act(slices, unit, update_norm, state)
+        return acted.reshape(weights.shape), state
+
+    @abstractmethod
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        """Act on slices `(*batch, m, n)`, of which one unit of the norm is the largest singular value `unit`."""
+
+
+@dataclass(frozen=True)
+class SpectralCap(SpectralConstraint):
+    """A rule without memory that promises: after every step, `norm(weight) <= max_norm`.
+
+    Args:
+        max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, max_norm=self.max_norm)
+
+    def promised(self, state: State) -> float | None:
+        return self.max_norm
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        return spectral_hardcap(slices, self.max_norm * TARGET * unit).reshape(weights.shape)
+
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit), {}
+
+    @abstractmethod
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        """Bring the slices to the cap; both numbers are largest singular values."""
+
+
+def in_slices(weights: Tensor, norm: Norm) -> tuple[Tensor, float]:
+    """The matrices whose largest singular value makes the norm, and that value in a slice of norm 1."""
+    assert isinstance(norm, MatrixNorm)
+    return norm.matrices(weights), norm.unit(weights)

@@ -1,0 +1,162 @@
+"""Rules that set bounds on a weight's singular values, or on the size of its columns, after a step of any length.
+
+All but the soft cap, which refuses longer steps, serve any optimizer. Decays, which hold a norm by balance with the
+step, are in `decays`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+import wellnormed.matrix as matrix
+from wellnormed.constraints.base import (
+    SLACK,
+    TARGET,
+    Constraint,
+    SpectralCap,
+    SpectralConstraint,
+    State,
+    in_slices,
+    require_positive,
+    require_update_norm,
+)
+from wellnormed.matrix import coefficients as registry
+from wellnormed.matrix import stiefel_project
+from wellnormed.norms import ColNorm, Norm
+from wellnormed.norms.base import rms
+
+
+@dataclass(frozen=True)
+class HardCap(SpectralCap):
+    """Singular values above the cap become the cap; the others stay (Spectral Clipping, section 3)."""
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return matrix.spectral_hardcap(slices, cap)
+
+
+@dataclass(frozen=True)
+class SpectralNormalize(SpectralCap):
+    """A weight above the cap is divided by a bound on its norm, so that it really ends below (LT section 3.1)."""
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return matrix.spectral_normalize(slices, cap)
+
+
+@dataclass(frozen=True)
+class SoftCap(SpectralCap):
+    """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
+
+    The strength comes from learning rate x overshoot of the coefficient set. It holds the promise for steps up to
+    1.6129 times the cap, and refuses longer ones before they are taken.
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
+        step = require_update_norm(self, update_norm, name)
+        try:
+            matrix.soft_cap_strength(self.max_norm * TARGET, self._growth(step, self.max_norm))
+        except ValueError as error:
+            raise ValueError(f"SoftCap({self.max_norm}) on {name!r}: {error}") from error
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, self._growth(update_norm, cap)))
+
+    @staticmethod
+    def _growth(update_norm: float, cap: float) -> float:
+        return update_norm + SLACK * cap
+
+
+@dataclass(frozen=True)
+class Clip(SpectralConstraint):
+    """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
+
+    Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
+    zero stays zero.
+
+    Args:
+        lower: Least singular value, in units of the weight's norm; at least 0.
+        upper: The cap, in the same units. Weights are clipped at once.
+    """
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, upper=self.upper)
+        if not 0 <= self.lower <= self.upper:
+            raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
+
+    def promised(self, state: State) -> float | None:
+        return self.upper
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        return self._act(slices, unit, None, {})[0].reshape(weights.shape)
+
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        upper = self.upper * TARGET
+        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit), {}
+
+
+@dataclass(frozen=True)
+class Stiefel(SpectralConstraint):
+    """All singular values move to `scale` after every step (LT section 3.1); those that are zero stay.
+
+    Promises `norm(weight) <= scale`: where the coefficient set overshoots, the rule aims below by as much. With J.
+    You's set, which LT follows, singular values end within 0.5% of the aim.
+
+    Args:
+        scale: In units of the weight's norm. Weights are brought there at once, exactly.
+        coefficients: Set of the registry for `msign`.
+        method: Method of `msign`.
+    """
+
+    scale: float
+    coefficients: str = "you-6"
+    method: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_positive(self, scale=self.scale)
+        registry.get(self.coefficients)
+
+    def promised(self, state: State) -> float | None:
+        return self.scale
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        return stiefel_project(slices, self.scale * TARGET * unit, method="svd").reshape(weights.shape)
+
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)
+        aim = self.scale * TARGET / overshoot * unit
+        return stiefel_project(slices, aim, self.coefficients, self.method), {}
+
+
+@dataclass(frozen=True)
+class ColumnCap(Constraint):
+    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
+
+    Args:
+        max_norm: The cap on every column's RMS.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, max_norm=self.max_norm)
+
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, ColNorm)
+
+    def promised(self, state: State) -> float | None:
+        return self.max_norm
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        assert isinstance(norm, ColNorm)
+        cap = self.max_norm * TARGET
+        return weights * (cap / rms(weights, norm.feature_dim, keepdim=True).clamp(min=cap))
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        return self.project(weights, norm), {}

@@ -1,0 +1,93 @@
+"""Rules whose decay holds the norm in balance with steps of known length (`matrix.equilibrium` has the theory)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import wellnormed.matrix as matrix
+from wellnormed.constraints.base import (
+    SLACK,
+    SpectralCap,
+    SpectralConstraint,
+    State,
+    require_positive,
+    require_update_norm,
+)
+from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium
+from wellnormed.norms import Norm
+
+
+@dataclass(frozen=True)
+class WeightDecay(SpectralCap):
+    """Shrink the whole weight by `1 - update_norm / max_norm`: the decay whose equilibrium is the cap.
+
+    `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT
+    section 3.
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
+        step = require_update_norm(self, update_norm, name)
+        if step > self.max_norm:
+            raise ValueError(
+                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {step:.4g} is longer than the cap: "
+                "the decay would flip the weight's sign; lower the learning rate or use HardCap"
+            )
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return slices * max(0.0, 1 - update_norm / cap - SLACK)
+
+
+@dataclass(frozen=True)
+class ClippedWeightDecay(SpectralConstraint):
+    """Singular values above `upper` lose the fraction `decay` of their excess (Spectral Clipping, section 3.4).
+
+    After a step of norm `u` a norm of at most `b` is at most `upper + (1 - decay) max(0, b + u - upper)`, or `b + u` if
+    that is smaller. The rule keeps this bound for every weight, from a proved one at the start, and promises it: it
+    tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer that
+    gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
+
+    Args:
+        upper: Norm above which the decay acts, in units of the weight's norm.
+        decay: Fraction of the excess removed by every step, in (0, 1].
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+
+    upper: float
+    decay: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, upper=self.upper)
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
+
+    def equilibrium(self, update_norm: float) -> float:
+        """The bound to which steps of norm `update_norm` lead, but for rounding: `upper + (1 - decay) / decay u`.
+
+        Example:
+            >>> ClippedWeightDecay(1.0, decay=0.25).equilibrium(0.1)
+            1.3
+        """
+        return clipped_weight_decay_equilibrium(self.upper, self.decay, update_norm)
+
+    def promised(self, state: State) -> float | None:
+        bound = float(state["bound"])
+        return bound if math.isfinite(bound) else None
+
+    def initial_state(self, weights: Tensor, norm: Norm) -> State:
+        return {"bound": norm.upper_bound(weights)}
+
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        grown = state["bound"] + (math.inf if update_norm is None else update_norm * (1 + SLACK))
+        bound = grown.clamp(max=self.upper)
+        if self.decay < 1:
+            bound = bound + (1 - self.decay) * (grown - self.upper).clamp(min=0)
+        # Rounding every entry three times moves the norm by at most that share of the Frobenius norm.
+        rounding = 2 * torch.finfo(slices.dtype).eps * math.sqrt(min(slices.shape[-2:]))
+        decayed = matrix.spectral_clipped_weight_decay(slices, self.upper * unit, self.decay)
+        return decayed, {"bound": bound * (1 + rounding)}

@@ -1,0 +1,76 @@
+"""Rules that move the largest singular value alone. They remember its vector, and promise nothing.
+
+Several singular values may grow in one step, so the norm may exceed any value (LT section 3.1). Both suit steps of low
+rank, as AdamW's, better than orthogonalised ones, which raise all values at once.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from wellnormed.constraints.base import TARGET, SpectralConstraint, State, in_slices, require_positive
+from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer, spectral_weight_decay
+from wellnormed.norms import Norm
+
+
+class LeadingConstraint(SpectralConstraint):
+    """Keeps the leading right vector of every slice, so that finding it after a step costs a few products."""
+
+    def promised(self, state: State) -> float | None:
+        return None
+
+    def initial_state(self, weights: Tensor, norm: Norm) -> State:
+        return {"vector": leading_singular_triplet(in_slices(weights, norm)[0]).v}
+
+    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        triplet = leading_singular_triplet(slices, state["vector"])
+        return self._move(slices, unit, triplet), {"vector": triplet.v}
+
+    @abstractmethod
+    def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
+        """The slices with their leading value moved; `unit` is the largest singular value of a slice of norm 1."""
+
+
+@dataclass(frozen=True)
+class Hammer(LeadingConstraint):
+    """The largest singular value of every slice, where above `max_norm`, becomes `max_norm` (LT section 3.1).
+
+    No promise: other singular values may stay above. LT's rule also raises a smaller one to `max_norm`, after every
+    step; `as_published` does so.
+
+    Args:
+        max_norm: In units of the weight's norm.
+        as_published: Raise as well.
+    """
+
+    max_norm: float
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, max_norm=self.max_norm)
+
+    def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
+        return spectral_hammer(slices, self.max_norm * TARGET * unit, triplet, as_published=self.as_published)
+
+
+@dataclass(frozen=True)
+class SpectralWeightDecay(LeadingConstraint):
+    """The largest singular value of every slice loses the fraction `decay` (LT section 3.1; Yoshida and Miyato 2017).
+
+    No promise. The published form is coupled to no learning rate, so a schedule does not weaken it.
+
+    Args:
+        decay: Fraction removed by every step, in (0, 1].
+    """
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ValueError(
+                f"SpectralWeightDecay: decay={self.decay} must lie in (0, 1]; leave the rule out for no decay"
+            )
+
+    def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
+        return spectral_weight_decay(slices, self.decay, triplet)

@@ -1,0 +1,106 @@
+"""Where a decay that works against bounded steps holds the norm of a weight: closed forms, no tensors.
+
+A step of norm at most `u` and a decay that maps the norm by `f` give, by the triangle inequality,
+
+    step, then project:   b' = f(b + u)
+    project, then step:   b' = f(b) + u
+
+For the clipped decay `f(b) = b` up to `upper` and `(1 - decay) b + decay upper` above (Spectral Clipping, SC, section
+3.4), either recursion rises below its fixed point and falls above it. So the fixed point is a bound that is never left
+once the norm is below, and the limit from above; steps that always point outward reach it. Where steps do not, the norm
+stays smaller: nothing pulls it up.
+"""
+
+import math
+from typing import Literal
+
+Order = Literal["step-then-project", "project-then-step"]
+
+_ORDERS = ("step-then-project", "project-then-step")
+
+
+def clipped_weight_decay_equilibrium(
+    upper: float, decay: float, lr: float, order: Order = "step-then-project", overshoot: float = 1.0
+) -> float:
+    """The norm that spectrally clipped weight decay holds against steps of norm `u = lr * overshoot` (SC, claim 4).
+
+    `upper + (1 - decay) / decay * u` when the decay follows the step, and `u` more, `upper + u / decay`, when it
+    precedes it. At `decay = 1` these are a hard cap, `upper` and `upper + u`. SC's decoupled form is a decay of
+    `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small `lr` becomes, so that form,
+    unlike a fixed `decay`, does not sink to `upper` as the rate falls.
+
+    Args:
+        upper: Where the decay begins, at least 0 (0: plain weight decay). Any unit, the same as that of the step.
+        decay: Fraction of the excess over `upper` that one step removes, in (0, 1].
+        lr: Learning rate, at least 0.
+        order: What happens first.
+        overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
+
+    Returns:
+        The bound, in the same unit. The excess over it shrinks by `1 - decay` a step.
+
+    Raises:
+        ValueError: An argument out of its range, or an unknown order.
+
+    Example:
+        >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)
+        2.5
+        >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5, "project-then-step")
+        3.0
+    """
+    if not (upper >= 0 and math.isfinite(upper)):
+        raise ValueError(f"upper={upper} must be finite and at least 0: it is the norm above which the decay acts")
+    for name, value in (("lr", lr), ("overshoot", overshoot)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name}={value} must be finite and at least 0: their product is the norm of a step")
+    if not 0 < decay <= 1:
+        raise ValueError(
+            f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
+        )
+    if order not in _ORDERS:
+        raise ValueError(f"order={order!r} is not one of {', '.join(_ORDERS)}")
+    kept = 1 - decay if order == "step-then-project" else 1.0
+    return upper + kept * (lr * overshoot / decay)
+
+
+def weight_decay_equilibrium(
+    decay: float, lr: float | None = None, order: Order = "project-then-step", overshoot: float = 1.0
+) -> float:
+    """The norm that decoupled weight decay holds: `overshoot / decay` for `W <- (1 - lr decay) W + lr U`.
+
+    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for a learning rate of norm
+    1; the true step is `overshoot` as long. When the decay follows the step, the bound is lower by `lr * overshoot`.
+    Both need `lr * decay <= 1`: beyond, the factor `1 - lr decay` is negative, and at `lr decay = 1.5` steps that turn
+    with the weight's sign reach `3 / decay`.
+
+    Args:
+        decay: The `weight_decay` of a decoupled optimizer (AdamW, Muon, SCG with radius `1 / decay`), positive.
+        lr: Learning rate, positive; given, it is checked. Only "step-then-project" depends on it.
+        order: "project-then-step" is that of `torch.optim` and of LT's formula.
+        overshoot: Largest norm of `U`; belongs to the coefficient set.
+
+    Returns:
+        The bound, in units of the norm of `U`. From above it is approached by a factor `1 - lr decay` a step.
+
+    Raises:
+        ValueError: An argument out of its range, `lr * decay` above 1, an unknown order, or no `lr` where it is needed.
+
+    Example:
+        >>> weight_decay_equilibrium(0.1)
+        10.0
+        >>> weight_decay_equilibrium(0.1, lr=0.5, order="step-then-project")
+        9.5
+    """
+    for name, value in (("decay", decay), ("lr", 1.0 if lr is None else lr), ("overshoot", overshoot)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value} must be positive and finite: otherwise there is no equilibrium")
+    if lr is not None and lr * decay > 1:
+        raise ValueError(
+            f"lr={lr} times decay={decay} is {lr * decay:.4g}, above 1: the decay flips the weight's sign and the norm "
+            "exceeds 1 / decay; lower one of them"
+        )
+    if order == "project-then-step":
+        return overshoot / decay
+    if lr is None:
+        raise ValueError(f"order={order!r} needs lr: the bound is lower by one step")
+    return clipped_weight_decay_equilibrium(0.0, lr * decay, lr, order, overshoot)

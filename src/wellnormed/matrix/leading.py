@@ -1,0 +1,147 @@
+"""The leading singular triplet of a matrix, from scratch or from the vector of the last call.
+
+A thick-restart Lanczos iteration on `W^T W` (Wu and Simon, 2000). It proves no bound, see `bounds`; what moves the
+leading singular value is in `leading_maps`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wellnormed.matrix._checks import check_finite, check_matrix
+
+_EXPAND = 4
+"""Basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs."""
+_KEEP = 8
+"""Ritz vectors kept at a restart. Measured: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32."""
+_MIXED_IN = 0.3
+"""Share of the fixed vector in a warm start. Measured from exactly the second singular vector at 128 and 512: a leading
+value 5% larger is found in one call by 0.3 always, by 0.1 in 11 of 16 cases, by 0.001 never; the cost is the same."""
+
+
+class Triplet(NamedTuple):
+    """Approximate leading singular triplet: unit vectors with `W v = s u`; all zero for a zero matrix."""
+
+    u: Float[Tensor, "*batch m"]
+    s: Float[Tensor, "*batch"]
+    v: Float[Tensor, "*batch n"]
+
+
+@torch.no_grad()
+def leading_singular_triplet(
+    w: Float[Tensor, "*batch m n"],
+    start: Float[Tensor, "*batch n"] | None = None,
+    tolerance: float = 1e-3,
+    max_iterations: int = 128,
+) -> Triplet:
+    """The largest singular value and its vectors, by products with `w` and its transpose only.
+
+    An iteration is one product with each. Measured in float32 from 256 x 256 to 768 x 768 with the default tolerance
+    (errors of `s` from 3e-8 to 6e-4): 8 iterations for one outlier, 20 to 28 for Gaussian matrices, 12 to 44 where
+    twenty to hundreds of values share the top, 128 at worst. From the vector before a step of 1e-3 of the norm: 4, 8,
+    and 8 to 64. Power iteration needs 41 to 451 for an error of 1e-3 in the Gaussian case.
+
+    Args:
+        w: Matrices of any floating dtype, entries from 1e-30 to 1e30; float16 and bfloat16 are computed in float32.
+        start: The `v` of an earlier call, of any length, zero or not. A fixed vector is mixed in, so that a start
+            that is another singular vector is left. None: the fixed vector, the same in every call.
+        tolerance: Stop when `|W^T u - s v| <= tolerance s` in every matrix of the batch: then a singular value lies
+            within `tolerance s` of `s`, and where the largest stands apart by `gap`, `s` is exact to
+            about `(tolerance s)^2 / gap`.
+        max_iterations: Stop there at the latest, with the best so far.
+
+    Returns:
+        `u`, `s`, `v` in `w`'s dtype, without gradients (`spectral_norm` has one). `s = |W v|` is a **lower** bound on
+        the norm, within rounding, and proves nothing: `spectral_norm_upper_bound` does.
+
+    Raises:
+        ValueError: Not a floating-point matrix, NaN or infinity, a start of another shape, a tolerance that is not
+            positive or fewer than one iteration.
+
+    Example:
+        >>> u, s, v = leading_singular_triplet(torch.diag(torch.tensor([1.0, 3.0, 2.0])))
+        >>> s, v.abs().round(decimals=3)
+        (tensor(3.), tensor([0., 1., 0.]))
+    """
+    check_matrix(w, "w")
+    if not (tolerance > 0 and max_iterations >= 1):
+        raise ValueError(
+            f"tolerance={tolerance} must be positive and max_iterations={max_iterations} at least 1; "
+            "leave them out for the defaults"
+        )
+    batch, (m, n) = w.shape[:-2], w.shape[-2:]
+    if start is not None and start.shape != (*batch, n):
+        raise ValueError(
+            f"start has shape {tuple(start.shape)}, but the leading right vectors of w {tuple(w.shape)} have "
+            f"{(*batch, n)}; pass the `v` of an earlier call on matrices of this shape, or None"
+        )
+    if w.numel() == 0:
+        return Triplet(w.new_zeros(*batch, m), w.new_zeros(batch), w.new_zeros(*batch, n))
+    work = w if w.dtype == torch.float64 else w.float()
+    largest = work.abs().amax((-2, -1), keepdim=True)
+    check_finite(largest, "w")
+    scale = _power_of_two(largest)
+    v = _iterate(work / scale, _first_vector(work, start), tolerance, max_iterations)
+    # From here `W v = s u` whatever the iteration's rounding.
+    image = (work / scale) @ v
+    s = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
+    u = image / torch.where(s > 0, s, 1)
+    v = torch.where(s > 0, v, 0)
+    return Triplet(u[..., 0].to(w.dtype), (s * scale)[..., 0, 0].to(w.dtype), v[..., 0].to(w.dtype))
+
+
+def _power_of_two(largest: Tensor) -> Tensor:
+    """A power of two near the largest entry, 1 for zero: division by it is exact, but for underflow."""
+    limit = 1000 if largest.dtype == torch.float64 else 125
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(-limit, limit))
+
+
+def _first_vector(w: Tensor, start: Tensor | None) -> Tensor:
+    fixed = torch.randn(w.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fixed = (fixed / fixed.norm()).to(w)[:, None].expand(*w.shape[:-2], -1, 1)
+    if start is None:
+        return fixed
+    given = start.detach().to(w)[..., None]
+    size = given.abs().amax((-2, -1), keepdim=True)
+    check_finite(size, "start")
+    given = given / torch.where(size > 0, size, 1)
+    given = given / torch.linalg.vector_norm(given, dim=-2, keepdim=True).clamp_min(1)
+    mixed = given + _MIXED_IN * fixed
+    return mixed / torch.linalg.vector_norm(mixed, dim=-2, keepdim=True)
+
+
+def _iterate(w: Tensor, v: Tensor, tolerance: float, max_iterations: int) -> Tensor:
+    """The unit vector `(*batch, n, 1)` of the largest Ritz value, for `w` of entries at most 1.
+
+    `basis` is orthonormal and `image = W basis`, so that Rayleigh-Ritz takes the small matrix `image^T image` as it is,
+    and all remainders lie along the one vector that would come next (Krylov-Schur form, also after a restart).
+    """
+    basis, image = v, w @ v
+    for used in range(1, max_iterations + 1):
+        remainder, size = _remainder(w, basis, image)
+        if used % _EXPAND == 0 or used == max_iterations:
+            values, rotation = torch.linalg.eigh(image.mT @ image)
+            top = rotation[..., -1:]
+            # |W^T u - s v| s = |remainder| |last entry of top|
+            residual = (size * top[..., -1:, :].abs())[..., 0, 0]
+            if used == max_iterations or bool((residual <= tolerance * values[..., -1]).all()):
+                v = basis @ top
+                break
+            kept = rotation[..., -_KEEP:]
+            basis, image = basis @ kept, image @ kept
+        basis = torch.cat([basis, remainder], -1)
+        image = torch.cat([image, w @ remainder], -1)
+    return v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _remainder(w: Tensor, basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    """What `W^T W` of the last basis vector adds to the basis: a unit vector, or zero if nothing; and its length."""
+    vector = w.mT @ image[..., -1:]
+    whole = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+    for _ in range(2):  # twice is enough (Kahan; Parlett)
+        vector = vector - basis @ (basis.mT @ vector)
+    size = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+    new = size > 16 * torch.finfo(w.dtype).eps * whole
+    return torch.where(new, vector / torch.where(new, size, 1), 0), torch.where(new, size, 0)

@@ -1,0 +1,228 @@
+"""What every rule owes: one line of the table for each, the laws below for all."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed import constraints as c
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: c.Constraint
+    promises: bool = True  # to optimizers that declare their steps
+    any_optimizer: bool = True  # runs where steps are not declared
+    promises_any: bool = True  # and promises there too
+
+
+CASES = {
+    "HardCap": Case(c.HardCap(1.2)),
+    "SpectralNormalize": Case(c.SpectralNormalize(1.2)),
+    "SoftCap": Case(c.SoftCap(1.2), any_optimizer=False),
+    "WeightDecay": Case(c.WeightDecay(1.2), any_optimizer=False),
+    "Clip": Case(c.Clip(0.3, 1.2)),
+    "Clip to one value": Case(c.Clip(1.2, 1.2)),
+    "Stiefel": Case(c.Stiefel(1.2)),
+    "Stiefel, overshooting": Case(c.Stiefel(1.2, "jordan-5")),
+    "Stiefel, nearly exact": Case(c.Stiefel(1.2, "polar-express-8")),
+    "Stiefel, exact": Case(c.Stiefel(1.2, method="svd")),
+    "ClippedWeightDecay": Case(c.ClippedWeightDecay(0.9, 0.25), promises_any=False),
+    "ClippedWeightDecay, whole": Case(c.ClippedWeightDecay(0.9, 1.0)),
+    "Hammer": Case(c.Hammer(1.2), promises=False, promises_any=False),
+    "Hammer, as published": Case(c.Hammer(1.2, as_published=True), promises=False, promises_any=False),
+    "SpectralWeightDecay": Case(c.SpectralWeightDecay(0.1), promises=False, promises_any=False),
+    "ColumnCap": Case(c.ColumnCap(1.2)),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def build(case):
+    """Two weights of equal shape and one of another, so that batches and single weights both occur; one is per head."""
+    torch.manual_seed(0)
+    if isinstance(case.rule, c.ColumnCap):
+        model = nn.ModuleDict({"a": nn.Embedding(6, 8), "b": nn.Embedding(6, 8), "c": nn.Embedding(3, 4)})
+        return model, wn.assign_norms(model)
+    model = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in SIZES.items()})
+    return model, wn.assign_norms(model, overrides={"heads.weight": wn.PerHead(4)})
+
+
+SIZES = {"a": (8, 12), "b": (8, 12), "c": (7, 3), "heads": (8, 8)}
+
+
+def attach(case, kind="scion", lr=0.1):
+    model, norms = build(case)
+    makers = {"scion": wn.Scion, "muon": wn.Muon}
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        return model, optimizer, wn.constrain(optimizer, {"*": case.rule}, norms=norms)
+    optimizer = makers[kind](norms, lr=lr)
+    return model, optimizer, wn.constrain(optimizer, {"*": case.rule})
+
+
+def draw_gradients(model, generator, outward=False):
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = -parameter.detach().clone() if outward else noise
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["scion", "muon"])
+def test_the_promise_is_proved_over_200_steps(case, kind, generator):
+    model, optimizer, rules = attach(case, kind)
+    for i in range(200):
+        draw_gradients(model, generator, outward=i % 3 == 0)
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - i / 200)
+        optimizer.step()
+        ratios = rules.proved_ratios()
+        assert len(ratios) == (len(rules.norms()) if case.promises else 0)
+        assert all(ratio <= 1 for ratio in ratios.values())
+    assert rules.norm_ratios().keys() == ratios.keys()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@every_case
+def test_with_adamw_it_holds_or_is_refused_or_promises_nothing(case, generator):
+    if not case.any_optimizer:
+        with pytest.raises(ValueError, match="needs a bound on the step's norm"):
+            attach(case, "adamw")
+        return
+    model, optimizer, rules = attach(case, "adamw")
+    for _ in range(30):
+        draw_gradients(model, generator)
+        optimizer.step()
+        assert len(rules.proved_ratios()) == (len(rules.norms()) if case.promises_any else 0)
+        assert all(ratio <= 1 for ratio in rules.proved_ratios().values())
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["scion", "adamw"])
+def test_a_state_that_is_saved_and_loaded_gives_the_same_bits(case, kind):
+    if kind == "adamw" and not case.any_optimizer:
+        pytest.skip("refused")
+
+    def run(steps, model, optimizer, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            draw_gradients(model, generator)
+            optimizer.step()
+
+    model, optimizer, rules = attach(case, kind)
+    run(5, model, optimizer, seed=1)
+    saved = [
+        {k: v.clone() for k, v in model.state_dict().items()},
+        torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, optimizer.state_dict()),
+        rules.state_dict(),
+    ]
+    assert all(isinstance(tensor, torch.Tensor) for tensor in saved[2].values())
+    run(5, model, optimizer, seed=2)
+    again, its_optimizer, its_rules = attach(case, kind)
+    for part, state in zip((again, its_optimizer, its_rules), saved, strict=True):
+        part.load_state_dict(state)
+    run(5, again, its_optimizer, seed=2)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    ours, theirs = rules.state_dict(), its_rules.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert rules.promised() == its_rules.promised()
+
+
+@every_case
+def test_zero_weights_and_zero_gradients_stay_zero(case):
+    model, norms = build(case)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    optimizer = wn.Scion(norms, lr=0.1)
+    rules = wn.constrain(optimizer, {"*": case.rule})
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    assert all(not parameter.any() for parameter in model.parameters())
+    assert all(ratio <= 1 for ratio in rules.proved_ratios().values())
+    assert all(tensor.isfinite().all() for tensor in rules.state_dict().values())
+
+
+@every_case
+def test_a_weight_that_took_no_step_is_left_alone(case, generator):
+    model, optimizer, rules = attach(case)
+    draw_gradients(model, generator)
+    optimizer.step()
+    before, state = [p.detach().clone() for p in model.parameters()], rules.state_dict()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(state[key], now) for key, now in rules.state_dict().items())
+
+
+@every_case
+def test_a_frozen_weight_has_no_rule(case):
+    model, _ = build(case)
+    model["a"].weight.requires_grad_(False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    assert "a.weight" not in wn.constrain(optimizer, {"*": case.rule}).norms()
+    with pytest.raises(ValueError, match="matches no trainable parameter"):
+        wn.constrain(optimizer, {"a": case.rule})
+
+
+@every_case
+def test_print_shows_every_weight_with_its_rule(case):
+    _, _, rules = attach(case)
+    lines = str(rules).splitlines()
+    assert len(lines) == len(rules.norms())
+    assert all(repr(case.rule) in line for line in lines)
+
+
+@every_case
+def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
+    together, optimizer, _ = attach(case)
+    draw_gradients(together, generator)
+    gradients = {name: p.grad.clone() for name, p in together.named_parameters()}
+    optimizer.step()
+    for name, parameter in together.named_parameters():
+        model, norms = build(case)
+        alone = wn.Scion(norms, lr=0.1)
+        wn.constrain(alone, {name: case.rule})
+        own = model.get_parameter(name)
+        own.grad = gradients[name]
+        alone.step()
+        torch.testing.assert_close(own, parameter, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        *((lambda rule=rule, cap=cap: rule(cap), r"max_norm=.*must be positive and finite")
+          for rule in (c.HardCap, c.SoftCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.Hammer)
+          for cap in (0.0, -1.0, float("nan"), float("inf"))),
+        (lambda: c.Stiefel(0.0), "Stiefel: scale=0.0"),
+        (lambda: c.Stiefel(1.0, "you-7"), "did you mean"),
+        (lambda: c.Clip(0.1, 0.0), "Clip: upper=0.0"),
+        (lambda: c.Clip(2.0, 1.0), "lower=2.0"),
+        (lambda: c.Clip(-0.1, 1.0), "lower=-0.1"),
+        (lambda: c.Clip(float("nan"), 1.0), "lower=nan"),
+        (lambda: c.ClippedWeightDecay(0.0, 0.1), "upper=0.0"),
+        (lambda: c.ClippedWeightDecay(1.0, 0.0), "decay=0.0"),
+        (lambda: c.ClippedWeightDecay(1.0, 1.5), "decay=1.5"),
+        (lambda: c.SpectralWeightDecay(0.0), "decay=0.0"),
+        (lambda: c.SpectralWeightDecay(float("nan")), "decay=nan"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_states_of_other_rules_and_sizes_are_refused():
+    _, _, hammer = attach(CASES["Hammer"])
+    state = hammer.state_dict()
+    _, _, cap = attach(CASES["HardCap"])
+    with pytest.raises(ValueError, match=r"has unknown \['a.weight.vector'"):
+        cap.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"lacks \['a.weight.vector'"):
+        hammer.load_state_dict({})
+    with pytest.raises(ValueError, match=r"'a.weight.vector' has shape \(3,\), not \(8,\)"):
+        hammer.load_state_dict(state | {"a.weight.vector": torch.ones(3)})
+    assert all(torch.equal(state[key], tensor) for key, tensor in hammer.state_dict().items())

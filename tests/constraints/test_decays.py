@@ -1,0 +1,57 @@
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.constraints import ClippedWeightDecay
+
+
+def attached(lr, upper=1.0, decay=0.25, size=(6, 9), start=None):
+    model = nn.Linear(*size, bias=False)
+    if start is not None:
+        model.weight.data.mul_(start / wn.Spectral().norm(model.weight.detach()))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=lr, momentum=0.0)
+    return model.weight, optimizer, wn.constrain(optimizer, {"weight": ClippedWeightDecay(upper, decay)})
+
+
+def push_outward(weight, optimizer, steps):
+    for _ in range(steps):
+        u, _, vh = torch.linalg.svd(weight.detach(), full_matrices=False)
+        weight.grad = -(u @ vh)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("start", [0.1, 8.0])
+def test_the_promise_tends_to_the_equilibrium_from_any_start(start):
+    weight, optimizer, rules = attached(lr=0.2, start=start)
+    assert rules.promised()["weight"] == pytest.approx(start, rel=1e-6)  # proved, not projected
+    push_outward(weight, optimizer, 80)
+    held = ClippedWeightDecay(1.0, 0.25).equilibrium(0.2 * optimizer.overshoot("weight"))
+    assert rules.promised()["weight"] == pytest.approx(held, rel=1e-4)
+    # the oracle reaches its overshoot at some singular values only
+    assert 0.8 < rules.proved_ratios()["weight"] <= 1
+
+
+def test_the_promise_sinks_to_the_threshold_with_the_learning_rate():
+    weight, optimizer, rules = attached(lr=0.5)
+    push_outward(weight, optimizer, 30)
+    assert rules.promised()["weight"] > 2
+    for i in range(100):
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 - i / 100)
+        push_outward(weight, optimizer, 1)
+        assert rules.proved_ratios()["weight"] <= 1
+    optimizer.param_groups[0]["lr"] = 0.0
+    push_outward(weight, optimizer, 40)
+    assert rules.promised()["weight"] == pytest.approx(1.0, rel=1e-4)
+
+
+def test_below_the_threshold_it_does_nothing():
+    model = nn.Linear(5, 5, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rules = wn.constrain(optimizer, {"weight": ClippedWeightDecay(50.0, 0.5)}, norms=wn.assign_norms(model))
+    model.weight.grad = torch.ones(5, 5)
+    expected = model.weight.detach() - 0.01
+    optimizer.step()
+    assert torch.equal(model.weight.detach(), expected)
+    assert rules.promised() == {}  # the optimizer declares no steps
+    assert rules.norm_ratios() == rules.proved_ratios() == {}

@@ -1,0 +1,121 @@
+import itertools
+
+import pytest
+import torch
+
+from wellnormed.matrix import spectral_clipped_weight_decay
+from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium, weight_decay_equilibrium
+
+ORDERS = ("step-then-project", "project-then-step")
+
+
+def decayed(norm, upper, decay):
+    return norm if norm <= upper else upper + (1 - decay) * (norm - upper)
+
+
+def advance(norm, upper, decay, step, order):
+    if order == "step-then-project":
+        return decayed(norm + step, upper, decay)
+    return decayed(norm, upper, decay) + step
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("upper", "decay", "step"),
+    list(itertools.product([0.0, 0.5, 3.0], [0.05, 0.5, 1.0], [1e-2, 0.2, 10.0])),
+)
+def test_the_recursion_reaches_it_from_both_sides_and_never_crosses(order, upper, decay, step):
+    held = clipped_weight_decay_equilibrium(upper, decay, step, order)
+    assert advance(held, upper, decay, step, order) == pytest.approx(held)
+    for start in (0.0, 0.9 * held, held + 5.0):
+        norm = start
+        steps = int((held + 5) / step) + 600 if step >= 0.2 else 2000
+        for _ in range(steps):
+            after = advance(norm, upper, decay, step, order)
+            below, above = (norm <= held * (1 + 1e-12)), (norm >= held * (1 - 1e-12))
+            assert (below and after <= held * (1 + 1e-9)) or (above and after <= norm * (1 + 1e-12))
+            norm = after
+        assert norm == pytest.approx(held, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shape", [(6, 6), (9, 4)])
+@pytest.mark.parametrize("start", [0.1, 20.0])
+def test_aligned_steps_drive_matrices_there_and_others_stay_below(order, shape, start):
+    upper, decay, step = 1.0, 0.2, 0.5
+    held = clipped_weight_decay_equilibrium(upper, decay, step, order)
+    generator = torch.Generator().manual_seed(0)
+    outward = torch.linalg.qr(torch.randn(*shape, dtype=torch.float64, generator=generator))[0]
+    for aligned in (True, False):
+        w = start * outward
+        for _ in range(80):
+            noise = torch.randn(*shape, dtype=torch.float64, generator=generator)
+            update = outward if aligned else noise / torch.linalg.matrix_norm(noise, 2)
+            if order == "step-then-project":
+                w = spectral_clipped_weight_decay(w + step * update, upper, decay)
+            else:
+                w = spectral_clipped_weight_decay(w, upper, decay) + step * update
+        norm = float(torch.linalg.matrix_norm(w, 2))
+        if aligned:
+            assert norm == pytest.approx(held, rel=1e-6)
+        else:
+            assert norm <= held * (1 + 1e-6)
+
+
+def test_small_norms_are_not_pulled_up():
+    """The paper's `pulls towards` is from above: without steps that point outward nothing grows."""
+    assert decayed(0.3, 1.0, 0.5) == 0.3
+    assert float(spectral_clipped_weight_decay(torch.full((1, 1), 0.3), 1.0, 0.5)) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("decay", "lr"), [(0.1, 0.5), (2.0, 0.5), (0.01, 1.0)])
+def test_weight_decay_reaches_its_equilibrium(order, decay, lr):
+    held = weight_decay_equilibrium(decay, lr, order, overshoot=1.1)
+    for start in (0.0, 3 * held + 1):
+        norm = start
+        for _ in range(4000):
+            norm = (1 - lr * decay) * (norm + (lr * 1.1 if order == "step-then-project" else 0))
+            norm += lr * 1.1 if order == "project-then-step" else 0
+        assert norm == pytest.approx(held, abs=1e-9 * (1 + held))
+    assert weight_decay_equilibrium(decay, lr) == 1 / decay
+
+
+def test_decoupled_decay_holds_at_a_distance_that_does_not_depend_on_the_rate():
+    for lr in (1.0, 0.1, 1e-4):
+        assert clipped_weight_decay_equilibrium(2.0, 0.5 * lr, lr, "project-then-step") == pytest.approx(2 + 1 / 0.5)
+        assert clipped_weight_decay_equilibrium(2.0, 0.5, lr) == pytest.approx(2 + lr)
+
+
+def test_beyond_a_decay_of_one_the_published_bound_is_false():
+    """LT calls `1 / decay` strict; with lr * decay = 1.5 turning steps reach three times as much."""
+    decay, lr, w = 1.0, 1.5, 0.0
+    for _ in range(60):
+        w = (1 - lr * decay) * w + lr * (1 if (1 - lr * decay) * w >= 0 else -1)
+    assert abs(w) == pytest.approx(3 / decay)
+    with pytest.raises(ValueError, match=r"is 1\.5, above 1"):
+        weight_decay_equilibrium(decay, lr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((-1.0, 0.5, 0.1), "upper=-1"),
+        ((float("inf"), 0.5, 0.1), "upper=inf"),
+        ((1.0, 0.0, 0.1), "decay=0"),
+        ((1.0, 1.1, 0.1), r"decay=1\.1"),
+        ((1.0, float("nan"), 0.1), "decay=nan"),
+        ((1.0, 0.5, -0.1), "lr=-0"),
+        ((1.0, 0.5, float("nan")), "lr=nan"),
+        ((1.0, 0.5, 0.1, "after"), "order='after'"),
+    ],
+)
+def test_refused_arguments(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        clipped_weight_decay_equilibrium(*arguments)
+
+
+@pytest.mark.parametrize(("decay", "lr"), [(0.0, 0.1), (-1.0, 0.1), (0.1, 0.0), (0.1, float("inf"))])
+def test_refused_weight_decay(decay, lr):
+    with pytest.raises(ValueError, match="there is no equilibrium"):
+        weight_decay_equilibrium(decay, lr)
