@@ -11,6 +11,7 @@ import wellnormed as wn
 RULES = {
     "hard": wn.HardCap,
     "soft": wn.SoftCap,
+    "optimal": wn.OptimalCap,
     "normalize": wn.SpectralNormalize,
     "decay": wn.WeightDecay,
 }

@@ -22,6 +22,7 @@ CASES = {
     "HardCap": Case(c.HardCap(1.2)),
     "SpectralNormalize": Case(c.SpectralNormalize(1.2)),
     "SoftCap": Case(c.SoftCap(1.2), any_optimizer=False),
+    "OptimalCap": Case(c.OptimalCap(1.2), any_optimizer=False),
     "WeightDecay": Case(c.WeightDecay(1.2), any_optimizer=False),
     "Clip": Case(c.Clip(0.3, 1.2)),
     "Clip to one value": Case(c.Clip(1.2, 1.2)),
@@ -195,7 +196,7 @@ def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
     ("make", "named"),
     [
         *((lambda rule=rule, cap=cap: rule(cap), r"max_norm=.*must be positive and finite")
-          for rule in (c.HardCap, c.SoftCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.Hammer)
+          for rule in (c.HardCap, c.SoftCap, c.OptimalCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.Hammer)
           for cap in (0.0, -1.0, float("nan"), float("inf"))),
         (lambda: c.Stiefel(0.0), "Stiefel: scale=0.0"),
         (lambda: c.Stiefel(1.0, "you-7"), "did you mean"),

@@ -72,6 +72,16 @@ def test_half_precision_keeps_its_promise(dtype, name):
         assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * 1.02
 
 
+@pytest.mark.parametrize("method", POLYNOMIAL)
+def test_cubic_sets_in_half_precision_batches(method):
+    """torch.baddbmm with alpha=0 ignores beta for larger bfloat16 batches on a CPU; a set with c = 0 must not meet it."""
+    x = normal(24, 12, 12, dtype=torch.bfloat16)
+    batched = msign(x, "cubic", method)
+    single = torch.stack([msign(matrix, "cubic", method) for matrix in x])
+    # rounding of 15 steps in bfloat16
+    torch.testing.assert_close(batched, single, atol=0.05, rtol=0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([(1, 1), (1, 5), (5, 1), (2, 0, 3), (0, 4), (3, 4, 2), (2, 1, 3, 3)]),

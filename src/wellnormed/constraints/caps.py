@@ -4,6 +4,8 @@ All but the soft cap, which refuses longer steps, serve any optimizer. Decays, w
 step, are in `decays`.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +68,48 @@ class SoftCap(SpectralCap):
     @staticmethod
     def _growth(update_norm: float, cap: float) -> float:
         return update_norm + SLACK * cap
+
+
+@dataclass(frozen=True)
+class OptimalCap(SpectralCap):
+    """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
+
+    At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
+    the cap, 0.986 after 100 steps of a hundredth of it, where the soft cap leaves 0.946. It is coupled to the step as
+    the soft cap is, and refuses steps longer than 2.1 times the cap before they are taken.
+
+    Args:
+        max_norm: The cap, in units of the weight's norm.
+        degree: Odd, from 3 to 21.
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+
+    degree: int = 9
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
+        step = require_update_norm(self, update_norm, name)
+        try:
+            self._polynomial(step / (self.max_norm * TARGET))
+        except ValueError as error:
+            raise ValueError(f"OptimalCap({self.max_norm}) on {name!r}: {error}") from error
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return cap * self._polynomial(update_norm / cap)(slices / cap)
+
+    def _polynomial(self, step: float) -> matrix.CapPolynomial:
+        """For a step in units of the cap, rounded up by at most 9%: a schedule then meets few different problems."""
+        step += SLACK
+        rounded = 2.0 ** (math.ceil(math.log2(step) * 8) / 8)
+        try:
+            return _unit_cap(rounded, self.degree)
+        except ValueError:  # at the end of the reach, exactly
+            return _unit_cap(step, self.degree)
+
+
+@functools.cache
+def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
+    return matrix.optimal_cap(1.0, step, degree)
 
 
 @dataclass(frozen=True)

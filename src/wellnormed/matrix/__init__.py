@@ -22,8 +22,11 @@ from wellnormed.matrix.leading import Triplet as Triplet
 from wellnormed.matrix.leading import leading_singular_triplet as leading_singular_triplet
 from wellnormed.matrix.leading_maps import spectral_hammer as spectral_hammer
 from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_weight_decay
+from wellnormed.matrix.minimax import optimal_coefficients as optimal_coefficients
 from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.normalize import spectral_normalize as spectral_normalize
+from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
+from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
@@ -31,6 +34,7 @@ from wellnormed.matrix.stiefel import stiefel_project as stiefel_project
 
 __all__ = [
     "REGISTRY",
+    "CapPolynomial",
     "CoefficientSet",
     "Normalisation",
     "Triplet",
@@ -39,6 +43,8 @@ __all__ = [
     "foreach",
     "leading_singular_triplet",
     "msign",
+    "optimal_cap",
+    "optimal_coefficients",
     "soft_cap",
     "soft_cap_strength",
     "soft_cap_strength_as_published",

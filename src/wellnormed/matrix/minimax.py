@@ -1,0 +1,189 @@
+"""Coefficient sets for the matrix sign that are optimal for a stated interval, number of steps and precision.
+
+Among compositions of `n` odd polynomials of degree `d`, the least largest error `|1 - p(x)|` on `[lower, 1]` is
+reached greedily: each step is the best odd approximation of 1 on the interval that the steps before it have left
+(Amsel, Persson, Musco and Gower, The Polar Express: Optimal Matrix Sign Methods, 2025). The best approximation on
+`[l, u]` equioscillates between `1 - E` and `1 + E` and maps `[l, u]` onto that interval: in closed form for degree 3,
+by the Remez exchange for degree 5.
+
+The exact optimum cannot be run in low precision, for two reasons, and what we do about them is what `dtype` means:
+
+- Just above its interval a best approximation climbs steeply (26 to 1 at the first step), so one rounding upwards
+  is magnified at every further step. Every interval is fitted with a margin at its upper end.
+- Where the interval is long, the polynomial dips to `1 - E` in its middle, which is as close to zero as its value at
+  `l`: a rounding turns large singular values over. No interval is fitted from below a cushion of some roundings.
+
+Both vanish with the precision: in float64 the error is that of the theorem to five digits, in float32 it grows by a
+few percent. The published table does the same for bfloat16 with a safety factor of 1.01 and a cushion of 0.024.
+"""
+
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from wellnormed.matrix.coefficients import CoefficientSet, Normalisation
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_CUSHION = 4  # in units of eps: the dip, 8 times as high, then stays clear of the roundings of one step
+_LARGEST_MARGIN = 1 / 64  # two eps of bfloat16
+_NEAR_ONE = 1e-5  # of 1 - l/u: from there Newton-Schulz is within 3e-16 of the best, and Remez is all rounding
+_NEWTON_SCHULZ = (1.875, -1.25, 0.375)
+_OUTWARD = 2.0**-50  # relative: far more than the float64 place of an extremum can hide
+
+Step = tuple[float, float, float]
+
+
+def optimal_coefficients(
+    lower: float, steps: int, degree: int = 5, dtype: torch.dtype = torch.float32
+) -> CoefficientSet:
+    """The composition of odd polynomials nearest to the sign function on `[lower, 1]` that `dtype` can run.
+
+    Args:
+        lower: Low end of the interval, in (0, 1): the smallest singular value, as a fraction of the Frobenius
+            norm, that is to become 1.
+        steps: Number of polynomials, at least 1. Steps beyond the precision of `dtype` do no harm.
+        degree: Of each polynomial: 5 (three matrix products a step) or 3 (two).
+        dtype: Lowest precision in which the set must keep its promise; wider ones are then safe too.
+
+    Returns:
+        A set for `msign`. Its `maximum` and `minimum` hold in exact arithmetic on `[0, upper]` and `[lower, upper]`;
+        `upper` exceeds 1 by the margin of `dtype`, so that a rounded Frobenius norm cannot leave the interval. Its
+        `safe_dtypes` are those in which the composition stays positive and below its maximum when the input
+        of every step is moved by one eps of its largest value, from `max(lower, 4 eps)` on.
+
+    Raises:
+        ValueError: Arguments out of range.
+
+    Example:
+        >>> chosen = optimal_coefficients(0.01, 5)
+        >>> chosen.maximum - chosen.minimum < 3e-6
+        True
+        >>> chosen.name, chosen.upper
+        ('minimax(lower=0.01, steps=5, degree=5, dtype=float32)', 1.000345...)
+    """
+    if not 0 < lower < 1:
+        raise ValueError(
+            f"lower={lower} must lie strictly between 0 and 1: it is the smallest singular value, divided by the "
+            f"Frobenius norm, that is to become 1; 0.001 is usual"
+        )
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps={steps} must be an integer of at least 1; 5 to 8 are usual")
+    if degree not in (3, 5):
+        raise ValueError(f"degree={degree} is not one a coefficient set can hold; use 5, or 3 for cheaper steps")
+    if dtype not in _DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
+        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {names}")
+    return _compose(float(lower), steps, degree, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _compose(lower: float, count: int, degree: int, dtype: torch.dtype) -> CoefficientSet:
+    eps = torch.finfo(dtype).eps
+    margin = min(math.sqrt(eps), _LARGEST_MARGIN)
+    best = best_quintic if degree == 5 else best_cubic
+    low, high, steps = lower, 1 + margin, []
+    for _ in range(count):
+        step = best(max(low, _CUSHION * eps * high), high)
+        # Where the cushion was used, [low, cushion] falls below 1 - E: bring the image back around 1.
+        step = _scaled(step, 2 / sum(_image(step, low, high)))
+        low, high = _image(step, low, high)
+        high *= 1 + margin * (1 - low)  # near 1 the steps are flat and damp a rounding by themselves
+        steps.append(step)
+    steps, upper = tuple(steps), 1 + margin
+    maximum = _propagate(steps, 0.0, upper)[1]
+    return CoefficientSet(
+        name=f"minimax(lower={lower!r}, steps={count}, degree={degree}, dtype={str(dtype).removeprefix('torch.')})",
+        source="The Polar Express (Amsel et al., 2025), theorem on greedy compositions",
+        steps=steps,
+        maximum=maximum,
+        minimum=_propagate(steps, lower, upper)[0],
+        slope=math.prod(a for a, _, _ in steps),
+        normalisation=Normalisation(),
+        lower=lower,
+        upper=upper,
+        safe_dtypes=frozenset(d for d in _DTYPES if _survives(steps, lower, maximum, torch.finfo(d).eps)),
+    )
+
+
+def best_cubic(low: float, high: float) -> Step:
+    """The odd cubic nearest to 1 on `[low, high]`: `p(low) = p(high) = 1 - E`, `p = 1 + E` at the maximum between.
+
+    Example:
+        >>> best_cubic(1.0, 1.0)
+        (1.5, -0.5, 0.0)
+    """
+    square = (low * low + low * high + high * high) / 3  # of the place of the maximum
+    scale = 2 / (low * high * (low + high) + 2 * square**1.5)
+    return 3 * square * scale, -scale, 0.0
+
+
+def best_quintic(low: float, high: float) -> Step:
+    """The odd quintic nearest to 1 on `[low, high]`: `1 - E, 1 + E, 1 - E, 1 + E` at four points, by Remez.
+
+    Example:
+        >>> a, b, c = best_quintic(1e-9, 1.0)
+        >>> round(a, 4)  # no quintic bounded by 2 on [0, 1] can have a larger slope at zero
+        8.5143
+    """
+    ratio = low / high
+    if 1 - ratio < _NEAR_ONE:
+        return _at_scale(_NEWTON_SCHULZ, 2 / (low + high))
+    points = np.array([ratio, (3 * ratio + 1) / 4, (ratio + 3) / 4, 1.0])
+    a = b = c = 0.0
+    for _ in range(8):  # quadratic convergence: 5 suffice from 1e-16 to 1 - 1e-5
+        a, b, c, _ = np.linalg.solve(np.stack([points, points**3, points**5, [1, -1, 1, -1]], 1), np.ones(4)).tolist()
+        points[1:3] = _critical((a, b, c))
+    return _at_scale((a, b, c), 1 / high)
+
+
+def _at_scale(step: Step, scale: float) -> Step:
+    """`p(scale x)`."""
+    a, b, c = step
+    return a * scale, b * scale**3, c * scale**5
+
+
+def _scaled(step: Step, factor: float) -> Step:
+    """`factor p(x)`."""
+    a, b, c = step
+    return a * factor, b * factor, c * factor
+
+
+def _critical(step: Step) -> list[float]:
+    """Where `a + 3 b x^2 + 5 c x^4 = 0`, `x > 0`, in ascending order; `a > 0 > b` and `c >= 0`."""
+    a, b, c = step
+    discriminant = 9 * b * b - 20 * a * c
+    if discriminant < 0:
+        return []
+    larger = -3 * b + math.sqrt(discriminant)  # no cancellation in either root
+    return [math.sqrt(2 * a / larger)] + ([math.sqrt(larger / (10 * c))] if c else [])
+
+
+def _image(step: Step, low: float, high: float) -> tuple[float, float]:
+    """The interval onto which `p` maps `[low, high]`, rounded outwards from exact arithmetic."""
+    a, b, c = map(Fraction, step)
+    values = []
+    for x in (low, high, *(x for x in _critical(step) if low < x < high)):
+        t = Fraction(x) ** 2
+        values.append(Fraction(x) * (a + t * (b + t * c)))
+    smallest, largest = float(min(values)), float(max(values))
+    return smallest - _OUTWARD * abs(smallest), largest + _OUTWARD * abs(largest)
+
+
+def _propagate(steps: tuple[Step, ...], low: float, high: float) -> tuple[float, float]:
+    for step in steps:
+        low, high = _image(step, low, high)
+    return low, high
+
+
+def _survives(steps: tuple[Step, ...], lower: float, maximum: float, eps: float) -> bool:
+    """Whether one eps of the largest value, either way before every step, leaves the promise standing."""
+    low, high = max(lower, _CUSHION * eps), 1 + eps
+    for step in steps:
+        low, high = _image(step, low, high)
+        low, high = low - eps * high, high * (1 + eps)
+        if not (low > 0 and high < 4):  # far outside, numbers grow without bound
+            return False
+    return high <= maximum * (1 + 2 * eps)
