@@ -12,6 +12,7 @@ from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
+from wellnormed.parallel import Job, Local, Placement
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,10 @@ class Constraints:
     def _update_norm(self, name: str) -> float | None:
         return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
 
+    @property
+    def _placement(self) -> Placement:
+        return self._optimizer.placement if isinstance(self._optimizer, ConditionalGradient) else Local()
+
     def _check(self) -> None:
         for c in self._constrained:
             c.rule.check(c.norm, self._update_norm(c.name), c.name)
@@ -120,16 +125,22 @@ class Constraints:
         def settings(c: _Constrained) -> tuple[Any, ...]:
             return c.rule, c.norm, self._update_norm(c.name) if c.rule.uses_update_norm else None
 
-        for (rule, norm, step), members in self._in_buckets(settings):
-            moved = [c for c in members if c.parameter.grad is not None]  # the others the optimizer passed by
-            if not moved:
-                continue
-            states = [self._state[c.name] for c in moved]
-            stacked = {key: torch.stack([own[key] for own in states]) for key in states[0]}
-            weights, stacked = rule.apply(torch.stack([c.parameter for c in moved]), norm, step, stacked)
-            torch._foreach_copy_([c.parameter for c in moved], list(weights.unbind()))
-            for key, values in stacked.items():
-                torch._foreach_copy_([own[key] for own in states], list(values.unbind()))
+        buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := _with_gradient(members))]
+        jobs = (self._job(*key, members) for key, members in buckets)
+        for (_, members), (weights, *states) in zip(buckets, self._placement.run(jobs), strict=True):
+            torch._foreach_copy_([c.parameter for c in members], weights)
+            for key, values in zip(self._state[members[0].name], states, strict=True):
+                torch._foreach_copy_([self._state[c.name][key] for c in members], values)
+
+    def _job(self, rule: Constraint, norm: Norm, step: float | None, members: list[_Constrained]) -> Job:
+        states = [self._state[c.name] for c in members]
+        keys = list(states[0])
+
+        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            constrained, state = rule.apply(weights, norm, step, dict(zip(keys, values, strict=True)))
+            return constrained, *(state[key] for key in keys)
+
+        return Job(([c.parameter for c in members], *([own[key] for own in states] for key in keys)), function)
 
     def _in_buckets(
         self, settings: Callable[[_Constrained], tuple[Any, ...]]
@@ -139,6 +150,10 @@ class Constraints:
         for c in self._constrained:
             buckets[settings(c), c.parameter.shape, c.parameter.dtype, c.parameter.device].append(c)
         return ((key[0], members) for key, members in buckets.items())
+
+
+def _with_gradient(members: list[_Constrained]) -> list[_Constrained]:
+    return [c for c in members if c.parameter.grad is not None]  # the others the optimizer passed by
 
 
 def constrain(

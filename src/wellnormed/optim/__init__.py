@@ -2,5 +2,6 @@
 
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.conditional_gradient import NonFiniteGradientError as NonFiniteGradientError
+from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
 from wellnormed.optim.named import Muon as Muon
 from wellnormed.optim.named import Scion as Scion

@@ -1,22 +1,32 @@
-"""The engine: momentum, then the norm's linear minimization oracle, then a step rule.
+"""The engine: momentum x norm x step rule.
 
-Norm-Constrained LMOs (LMO), algorithms 1 and 2. With `d = norm.dualize(momentum)`:
+Norm-Constrained LMOs (LMO), algorithms 1 and 2 and ALMOND. With the gradient `g`, the buffer `m` and the norm's linear
+minimization oracle `-dualize`:
 
-- `"unconstrained"` (uSCG): `w <- w - lr * radius * d`;
-- `"constrained"` (SCG): `w <- (1 - lr) w - lr * radius * d`, which never leaves the ball of that radius.
+- `"unconstrained"` (uSCG): `w <- (1 - lr * weight_decay) w - lr * radius * dualize(m)`;
+- `"constrained"` (SCG): `w <- (1 - lr) w - lr * radius * dualize(m)`, which never leaves the ball of that radius: the
+  oracle's overshoot is divided out;
+- `"averaged"` (ALMOND): `m` averages the oracle's outputs, not the gradients, and `w <- w - lr * radius * m`;
+- `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, steepest descent.
+
+uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3); both are tested.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellnormed.norms import Assignment, Norm
-from wellnormed.norms.assignment import match_patterns
+from wellnormed.optim.fallback import AdamWSettings, adamw_step
+from wellnormed.optim.routing import Group, Params, by_name, resolve, split
+from wellnormed.optim.settings import Memory, StepRule, check_settings
+from wellnormed.parallel import Job, Local, Placement
 
-StepRule = Literal["unconstrained", "constrained"]
+_INSIDE = 1 - 1e-5
+"""Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
 
 
 class NonFiniteGradientError(ValueError):
@@ -27,18 +37,27 @@ class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x norm x step rule, over every parameter of an assignment.
 
     Parameters of equal norm and shape are stacked and treated in one pass. State is one momentum buffer per parameter.
+    Parameters without a norm are left to AdamW.
 
     Args:
-        assignment: What `assign_norms` returned; `print(optimizer)` shows it.
+        params: What `assign_norms` returned; or parameters, named parameters or groups as any torch optimizer takes
+            them, together with `norms`. Groups may override `lr`, `momentum`, `nesterov`, `radius`, `weight_decay`.
         lr: Step size in units of each parameter's norm.
+        norms: The assignment, when `params` is not one.
         momentum: The fraction of the buffer that is kept, in [0, 1).
         nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`.
         step_rule: See the module's text.
         radius: Radius of the norm ball, in units of each parameter's norm.
+        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; with
+            `"unconstrained"` it bounds every norm by `radius / weight_decay`.
         lr_scales: Name pattern -> factor on `lr`; each becomes its own group. Unmatched parameters keep factor 1.
+        adamw: Settings for parameters without a norm.
+        memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
+            one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
 
     Raises:
-        ValueError: A setting is out of its range, or a pattern matches nothing or overlaps another.
+        ValueError: A setting is out of its range, a pattern matches nothing or overlaps another, or a parameter is in
+            no group or in two.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -47,58 +66,73 @@ class ConditionalGradient(torch.optim.Optimizer):
         >>> optimizer = ConditionalGradient(wn.assign_norms(model), lr=0.1, momentum=0.0)
         >>> model(torch.eye(4)).square().sum().backward()
         >>> optimizer.step()
-        >>> step = torch.linalg.matrix_norm(model.weight.detach() - before, 2)
-        >>> bool(0.08 < step <= 0.1 * optimizer.overshoot("weight") * 1.001)
+        >>> (entry,) = optimizer.assignment
+        >>> bool(entry.norm.norm(model.weight.detach() - before) <= optimizer.update_norm("weight") * 1.001)
         True
     """
 
     def __init__(
         self,
-        assignment: Assignment,
+        params: Params,
         lr: float,
         *,
+        norms: Assignment | None = None,
         momentum: float = 0.9,
         nesterov: bool = False,
         step_rule: StepRule = "unconstrained",
         radius: float = 1.0,
+        weight_decay: float = 0.0,
         lr_scales: Mapping[str, float] | None = None,
+        adamw: AdamWSettings | None = None,
+        memory: Memory = "buffer",
     ) -> None:
-        if not 0 <= lr < float("inf"):
-            raise ValueError(f"lr={lr} must be finite and not negative")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
-        if not 0 < radius < float("inf"):
-            raise ValueError(f"radius={radius} must be positive and finite")
-        if step_rule not in ("unconstrained", "constrained"):
-            raise ValueError(f"step_rule={step_rule!r} must be 'unconstrained' or 'constrained'")
-        if step_rule == "constrained" and lr > 1:
-            raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
-        if len(assignment) == 0:
-            raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
-        scales = dict(lr_scales or {})
-        if bad := {pattern: scale for pattern, scale in scales.items() if not 0 <= scale < float("inf")}:
-            raise ValueError(f"lr_scales={bad} must be finite and not negative")
-        self.assignment = assignment
-        self._norms: dict[Tensor, Norm] = {a.parameter: a.norm for a in assignment}
-        owner = match_patterns(scales, [a.name for a in assignment], "lr_scales")
-        groups: dict[float, list[tuple[str, Tensor]]] = defaultdict(list)
-        for a in assignment:
-            groups[scales.get(owner.get(a.name, ""), 1.0)].append((a.name, a.parameter))
+        groups, self.assignment = resolve(params, norms)
+        self.memory = memory
+        self.placement: Placement = Local()
+        self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in self.assignment}
         defaults = {
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
             "step_rule": step_rule,
             "radius": radius,
+            "weight_decay": weight_decay,
             "steps": 0,
         }
-        super().__init__([{"params": named, "lr": lr * scale} for scale, named in groups.items()], defaults)
+        check_settings(defaults, memory)
+        fallback = vars(adamw or AdamWSettings())
+        super().__init__(split(groups, self.assignment, lr, lr_scales or {}, fallback), defaults)
 
     def __str__(self) -> str:
-        settings = ", ".join(
-            f"{key}={self.defaults[key]}" for key in ("lr", "momentum", "nesterov", "step_rule", "radius")
-        )
+        shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
+        if self.defaults["weight_decay"]:
+            shown["weight_decay"] = self.defaults["weight_decay"]
+        settings = ", ".join(f"{key}={value}" for key, value in shown.items())
         return f"{type(self).__name__}({settings})\n{self.assignment}"
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters that the assignment knows.
+
+        Raises:
+            ValueError: A parameter has no entry in the assignment, or a setting is out of its range.
+        """
+        members = param_group["params"]
+        for member in [members] if isinstance(members, Tensor) else members:
+            if (member[1] if isinstance(member, tuple) else member) not in self._norms:
+                raise ValueError(
+                    "add_param_group: a parameter is not in the assignment; make a new optimizer with "
+                    "assign_norms(model) for the whole model"
+                )
+        check_settings({**self.defaults, **param_group}, self.memory)
+        super().add_param_group(param_group)
+        self._index()
+
+    def _index(self) -> None:
+        self._owner = {
+            name: (group, parameter)
+            for group in self.param_groups
+            for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -116,34 +150,78 @@ class ConditionalGradient(torch.optim.Optimizer):
                 loss = closure()
         self._refuse_non_finite_gradients()
         for group in self.param_groups:
-            buckets: dict[tuple, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    buckets[self._norms[parameter], parameter.shape, parameter.dtype, parameter.device].append(
-                        parameter
-                    )
-            for (norm, *_), parameters in buckets.items():
-                self._step_bucket(norm, parameters, group)
+            if group["step_rule"] == "adamw":
+                adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
             group["steps"] += 1
+        buckets = list(self._buckets())
+        results = self.placement.run(self._job(*bucket) for bucket in buckets)
+        for (group, _, parameters), (directions,) in zip(buckets, results, strict=True):
+            self._move(group, parameters, directions)
         return loss
 
-    def _step_bucket(self, norm: Norm, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
+    def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
+        """Parameters of equal norm, shape, dtype and device, to be treated as one batch; singly to save memory."""
+        for group in self.param_groups:
+            buckets: dict[tuple, list[Tensor]] = defaultdict(list)
+            for index, parameter in enumerate(group["params"]):
+                norm = self._norms[parameter]
+                if norm is not None and parameter.grad is not None:
+                    alone = index if self.memory == "gradient" else None
+                    buckets[norm, parameter.shape, parameter.dtype, parameter.device, alone].append(parameter)
+            for (norm, *_), members in buckets.items():
+                yield group, norm, members
+
+    def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
+        """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""
+        gradients = [_gradient(p) for p in parameters]
+        if self.memory == "gradient" or group["step_rule"] == "averaged":
+            seen = gradients
+        else:
+            seen = self._average(parameters, gradients, group)
+            if group["nesterov"]:
+                seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
+        if group["step_rule"] != "sharp":
+            return Job((seen,), lambda batch: (norm.dualize(batch),))
+        sizes = (..., *(None,) * norm.ndim)
+        return Job((seen,), lambda batch: (norm.dualize(batch) * norm.dual_norm(batch)[sizes],))
+
+    def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
+        rule, lr = group["step_rule"], float(group["lr"])
+        length, shrink = group["radius"], 1 - lr * group["weight_decay"]
+        if rule == "averaged":
+            directions = self._average(parameters, directions, group)
+        elif rule == "constrained":
+            norm = self._norms[parameters[0]]
+            assert norm is not None  # it made the direction
+            length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
+        if shrink != 1:
+            torch._foreach_mul_(parameters, shrink)
+        torch._foreach_add_(parameters, directions, alpha=-lr * length)
+        if self.memory == "gradient":
+            torch._foreach_mul_([_gradient(p) for p in parameters], group["momentum"])
+
+    def _average(self, parameters: list[Tensor], values: list[Tensor], group: Group) -> list[Tensor]:
         buffers = []
         for parameter in parameters:
             state = self.state[parameter]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffers.append(state["momentum_buffer"])
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(buffers, gradients, 1 - group["momentum"]) if group["nesterov"] else buffers
-        direction = norm.dualize(torch.stack(list(ahead)))
-        lr = float(group["lr"])
-        if group["step_rule"] == "constrained":
-            torch._foreach_mul_(parameters, 1 - lr)
-        torch._foreach_add_(parameters, list(direction.unbind()), alpha=-lr * group["radius"])
+        torch._foreach_lerp_(buffers, values, 1 - group["momentum"])
+        return buffers
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
+        if self.memory == "gradient":
+            groups = [group for group in self.param_groups if group["step_rule"] == "adamw"]
+            for parameter in (parameter for group in groups for parameter in group["params"]):
+                parameter.grad = None
+        else:
+            super().zero_grad(set_to_none)
 
     def _refuse_non_finite_gradients(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         named = [
             (name, p.grad) for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)
             if p.grad is not None and p.grad.numel()
@@ -162,17 +240,60 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "torch.autograd.set_detect_anomaly(True)"
             )
 
-    def overshoot(self, name: str) -> float:
-        """The largest norm of one oracle output for the named parameter."""
-        return self._norms[self._named(name)[1]].overshoot
+    def overshoot(self, name: str) -> float | None:
+        """The largest norm of one oracle output for the named parameter; None if it has no norm."""
+        norm = self._norms[self._named(name)[1]]
+        return None if norm is None else norm.overshoot
 
-    def update_norm(self, name: str) -> float:
-        """Bound on the norm of the next step of the named parameter, in units of its norm: lr x radius x overshoot."""
-        group, _ = self._named(name)
-        return float(group["lr"]) * group["radius"] * self.overshoot(name)
+    def update_norm(self, name: str) -> float | None:
+        """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-    def _named(self, name: str) -> tuple[dict[str, Any], Tensor]:
-        for group in self.param_groups:
-            if name in group["param_names"]:
-                return group, group["params"][group["param_names"].index(name)]
-        raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
+        None where there is no bound: a parameter without a norm, or the rule "sharp".
+        """
+        group, parameter = self._named(name)
+        norm = self._norms[parameter]
+        if norm is None or group["step_rule"] == "sharp":
+            return None
+        return float(group["lr"]) * group["radius"] * (1.0 if group["step_rule"] == "constrained" else norm.overshoot)
+
+    def _named(self, name: str) -> tuple[Group, Tensor]:
+        if name not in self._owner:
+            raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
+        return self._owner[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""
+        state = super().state_dict()
+        if self.memory == "gradient":
+            numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
+            kept = {i: {"momentum_buffer": p.grad} for i, p in numbered if p.grad is not None and self._norms[p]}
+            state["state"] = {**state["state"], **kept}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a `state_dict`, also one whose groups or names are in another order.
+
+        Raises:
+            ValueError: A parameter is missing or unknown, or one group here is in two there.
+        """
+        super().load_state_dict(by_name(state_dict, self.param_groups))
+        self._index()
+        if self.memory == "gradient":
+            for parameter, state in list(self.state.items()):
+                if self._norms[parameter] is not None:
+                    parameter.grad = state.pop("momentum_buffer").clone()
+                    del self.state[parameter]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "assignment": self.assignment, "memory": self.memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.placement = Local()
+        self._norms = {a.parameter: a.norm for a in self.assignment}
+        self._index()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None  # the caller's selection
+    return parameter.grad

@@ -1,0 +1,52 @@
+"""AdamW, by torch itself, for parameters that have no norm."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """What AdamW does to parameters without a norm, as in `torch.optim.AdamW`.
+
+    Args:
+        lr: Learning rate; a number of its own, for its unit is another than that of the oracles.
+        betas: Fractions kept of the averages of gradients and their squares.
+        eps: Added to the denominator.
+        weight_decay: Fraction of the weight, per unit of learning rate, removed in a step.
+    """
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < float("inf"):
+            raise ValueError(f"AdamWSettings: lr={self.lr} must be finite and not negative")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
+
+
+def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, Any]], group: dict[str, Any]) -> None:
+    """One step of torch's own AdamW on parameters that have a gradient; state as `torch.optim.AdamW` keeps it."""
+    gradients, averages, squares, steps = [], [], [], []
+    for parameter in parameters:
+        state = state_of(parameter)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+        averages.append(state["exp_avg"])
+        squares.append(state["exp_avg_sq"])
+        steps.append(state["step"])
+    beta1, beta2 = group["betas"]
+    adamw(
+        parameters, gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
+        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""From what a user passes, or a saved state holds, to parameter groups: every parameter once, with its norm or none."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from wellnormed.norms import Assignment
+from wellnormed.norms.assignment import match_patterns
+
+Group = dict[str, Any]
+Params = Assignment | Iterable[Any]
+"""An assignment; or parameters, named parameters, or groups of either, as every `torch.optim` optimizer takes them."""
+
+
+def resolve(params: Params, norms: Assignment | None) -> tuple[list[Group], Assignment]:
+    """Groups whose `params` are `(name, parameter)` pairs, and the assignment that names them.
+
+    Raises:
+        ValueError: No assignment, a parameter outside it, one in two groups, or one of it in no group.
+    """
+    if isinstance(params, Assignment):
+        if norms is not None and norms is not params:
+            raise ValueError("norms= is given beside an assignment; pass the assignment alone")
+        if len(params) == 0:
+            raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
+        return [{"params": [(a.name, a.parameter) for a in params]}], params
+    if norms is None:
+        raise ValueError(
+            "parameters alone do not say which norm they live in; pass assign_norms(model), or these parameters with "
+            "norms=assign_norms(model)"
+        )
+    groups = list(params)
+    if not groups:
+        raise ValueError("there are no parameters to optimize")
+    if not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    names = {id(a.parameter): a.name for a in norms}
+    seen: set[str] = set()
+    resolved = []
+    for index, group in enumerate(groups):
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        tensors = [member[1] if isinstance(member, tuple) else member for member in members]
+        pairs = []
+        for tensor in tensors:
+            if not tensor.requires_grad and id(tensor) not in names:
+                continue  # frozen: listed by the assignment
+            if id(tensor) not in names:
+                raise ValueError(
+                    f"a parameter of shape {tuple(tensor.shape)} in group {index} is not in norms=; "
+                    "assign norms to the same model, after it was moved, wrapped or unfrozen"
+                )
+            name = names[id(tensor)]
+            if name in seen:
+                raise ValueError(f"parameter {name!r} is in two groups; leave it in one")
+            seen.add(name)
+            pairs.append((name, tensor))
+        if pairs:
+            resolved.append({**group, "params": pairs})
+    if missing := [a.name for a in norms if a.name not in seen]:
+        raise ValueError(
+            f"{', '.join(missing)} have a norm but are in no group, so nothing would train them; add them, or freeze "
+            "them before assign_norms"
+        )
+    return resolved, norms
+
+
+def split(
+    groups: list[Group], assignment: Assignment, lr: float, lr_scales: Mapping[str, float], adamw: Group
+) -> list[Group]:
+    """Groups cut so that each has one learning rate and one rule: that of the engine, or AdamW for what has no norm.
+
+    Raises:
+        ValueError: A pattern of `lr_scales` matches nothing or overlaps another, or a factor is out of range.
+    """
+    if bad := {pattern: scale for pattern, scale in lr_scales.items() if not 0 <= scale < float("inf")}:
+        raise ValueError(f"lr_scales={bad} must be finite and not negative")
+    owner = match_patterns(lr_scales, [a.name for a in assignment], "lr_scales")
+    normed = {a.name: a.norm is not None for a in assignment}
+    result = []
+    for group in groups:
+        parts: dict[tuple[bool, float], list[tuple[str, Tensor]]] = defaultdict(list)
+        for name, parameter in group["params"]:
+            parts[normed[name], lr_scales.get(owner.get(name, ""), 1.0)].append((name, parameter))
+        for (has_norm, scale), pairs in parts.items():
+            if has_norm:
+                result.append({**group, "params": pairs, "lr": group.get("lr", lr) * scale})
+            else:
+                own = {key: value for key, value in group.items() if key in adamw and key != "lr"}
+                result.append({**adamw, **own, "params": pairs, "lr": adamw["lr"] * scale, "step_rule": "adamw"})
+    return result
+
+
+def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+    """The same state in the order of `groups`; unchanged if it carries no names.
+
+    Raises:
+        ValueError: A parameter is missing or unknown, or one group here is in two there.
+    """
+    saved = state_dict["param_groups"]
+    if not all("param_names" in group for group in saved):
+        return state_dict
+    number = {n: i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
+    home = {name: index for index, group in enumerate(saved) for name in group["param_names"]}
+    names = [name for group in groups for name in group["param_names"]]
+    if set(names) != number.keys():
+        raise ValueError(
+            f"the state lacks {sorted(set(names) - number.keys())} and has unknown "
+            f"{sorted(number.keys() - set(names))}; load it into the model that it was saved from"
+        )
+    ordered, first = [], 0
+    for group in groups:
+        homes = {home[name] for name in group["param_names"]}
+        if len(homes) > 1:
+            raise ValueError(
+                f"{', '.join(group['param_names'])} are one group here and {len(homes)} in the saved state, with "
+                "settings of their own; make the groups as they were"
+            )
+        count = len(group["param_names"])
+        ordered.append(
+            {**saved[homes.pop()], "params": list(range(first, first + count)), "param_names": group["param_names"]}
+        )
+        first += count
+    state = {
+        i: state_dict["state"][number[name]] for i, name in enumerate(names) if number[name] in state_dict["state"]
+    }
+    return {**state_dict, "state": state, "param_groups": ordered}

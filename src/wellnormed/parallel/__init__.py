@@ -1,0 +1,5 @@
+"""Whole-tensor work on one process or on many."""
+
+from wellnormed.parallel.placement import Job as Job
+from wellnormed.parallel.placement import Local as Local
+from wellnormed.parallel.placement import Placement as Placement

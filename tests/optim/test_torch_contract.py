@@ -1,0 +1,169 @@
+"""A good citizen of torch: groups, names, scalers, clipping, copies, compilation, distributed checkpoints."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import wellnormed as wn
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def backward(model, seed):
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+    model(x).square().mean().backward()
+
+
+def train(model, optimizer, steps, first=0):
+    for seed in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(model, seed)
+        optimizer.step()
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+FORMS = {
+    "parameters": lambda model: model.parameters(),
+    "named": lambda model: model.named_parameters(),
+    "groups": lambda model: [{"params": [p]} for p in model.parameters()],
+    "named groups": lambda model: [{"params": list(model.named_parameters()), "momentum": 0.9}],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_every_form_of_parameters_is_the_assignment(form):
+    one, other = network(), network()
+    train(one, wn.Scion(wn.assign_norms(one), lr=0.05), 4)
+    train(other, wn.Scion(form(other), lr=0.05, norms=wn.assign_norms(other)), 4)
+    assert same(one, other)
+
+
+def test_settings_of_a_group_are_its_own():
+    model = network()
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1, "lr": 0.5}, {"params": others, "weight_decay": 0.0}]
+    optimizer = wn.Scion(groups, lr=0.25, norms=wn.assign_norms(model))
+    assert [(g["weight_decay"], g["lr"], len(g["params"])) for g in optimizer.param_groups] == [
+        (0.1, 0.5, 3),
+        (0.0, 0.25, 3),
+    ]
+    assert optimizer.update_norm("0.bias") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda model: [model[0].weight], "0.bias, 2.weight"),
+        (lambda model: [{"params": list(model.parameters())}, {"params": [model[0].weight]}], "'0.weight' is in two"),
+        (lambda model: [*model.parameters(), nn.Parameter(torch.ones(2))], r"shape \(2,\) in group 0"),
+        (lambda model: [], "no parameters"),
+    ],
+)
+def test_routing_is_total(form, message):
+    model = network()
+    with pytest.raises(ValueError, match=message):
+        wn.Scion(form(model), lr=0.1, norms=wn.assign_norms(model))
+    with pytest.raises(ValueError, match="which norm they live in"):
+        wn.Scion(model.parameters(), lr=0.1)
+
+
+def test_state_finds_its_parameters_by_name():
+    one, other = network(), network()
+    first = wn.Scion(wn.assign_norms(one), lr=0.05, lr_scales={"*.bias": 0.5})
+    train(one, first, 3)
+    other.load_state_dict(one.state_dict())
+    groups = [{"params": [p]} for p in reversed(list(other.parameters()))]
+    second = wn.Scion(groups, lr=9.0, norms=wn.assign_norms(other))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(one, first, 3, first=3)
+    train(other, second, 3, first=3)
+    assert same(one, other)
+    with pytest.raises(ValueError, match="one group here and 2 in the saved state"):
+        wn.Scion(wn.assign_norms(other), lr=1.0).load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match=r"the state lacks \['weight'\]"):
+        wn.Scion(wn.assign_norms(nn.Linear(2, 2, bias=False)), lr=1.0).load_state_dict(first.state_dict())
+
+
+def test_copies_and_pickles_stay_whole():
+    model = network()
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
+    train(model, optimizer, 2)
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    again, again_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
+    for pair in ((model, optimizer), (twin, twin_optimizer), (again, again_optimizer)):
+        train(*pair, 2, first=2)
+    assert same(model, twin)
+    assert same(model, again)
+
+
+def test_distributed_checkpoint_state_goes_by_name():
+    one, other = network(), network()
+    first = wn.Scion(wn.assign_norms(one), lr=0.05)
+    train(one, first, 3)
+    other.load_state_dict(one.state_dict())
+    second = wn.Scion(wn.assign_norms(other), lr=0.05)
+    state = get_optimizer_state_dict(one, first)  # references, as torch gives them; a checkpoint on disk is a copy
+    assert "2.weight" in state["state"]
+    set_optimizer_state_dict(other, second, copy.deepcopy(state))
+    train(one, first, 2, first=3)
+    train(other, second, 2, first=3)
+    assert same(one, other)
+
+
+def test_grad_scaler_and_clipping_do_not_change_a_scale_free_step():
+    plain, scaled = network(), network()
+    train(plain, wn.Scion(wn.assign_norms(plain), lr=0.05), 3)
+    optimizer = wn.Scion(wn.assign_norms(scaled), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for seed in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+        scaler.scale(scaled(x).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(scaled.parameters(), 1e6)
+        scaler.step(optimizer)
+        scaler.update()
+    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    # an overflow skips the step and lowers the scale; nothing is raised
+    before, scale = [p.detach().clone() for p in scaled.parameters()], scaler.get_scale()
+    scaled[0].weight.grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() < scale
+    assert all(torch.equal(a, b) for a, b in zip(before, scaled.parameters(), strict=True))
+
+
+def test_a_compiled_step_is_the_step():
+    one, other = network(), network()
+    first, second = wn.Scion(wn.assign_norms(one), lr=0.05), wn.Scion(wn.assign_norms(other), lr=0.05)
+    compiled = torch.compile(second.step, backend="aot_eager")
+    for seed in range(3):
+        for model, optimizer, step in ((one, first, first.step), (other, second, compiled)):
+            optimizer.zero_grad()
+            backward(model, seed)
+            step()
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_matrices_of_one_shape_are_one_call(monkeypatch):
+    model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(5))
+    calls, dualize = [], wn.Spectral.dualize
+    monkeypatch.setattr(wn.Spectral, "dualize", lambda self, g: calls.append(g.shape) or dualize(self, g))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    for module in model:
+        module.weight.grad = torch.randn(4, 4)
+    optimizer.step()
+    assert calls == [(5, 4, 4)]
