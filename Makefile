@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types bench clean
+.PHONY: help install train test test-slow test-gpu lint types bench bench-step docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,8 +41,18 @@ lint: $(STAMP)  ## Style and formatting
 types: $(STAMP)  ## Static types
 	$(BIN)/pyrefly check
 
-bench: $(STAMP)  ## Step time against AdamW, both presets
+# gram-newton-schulz asks for CUDA kernels that its plain path, the one that runs on a CPU, does not use.
+bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: one table, results/matrix/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
+	$(BIN)/python -m benchmarks.matrix.table
+
+bench-step: $(STAMP)  ## Step time against AdamW, both presets
 	$(BIN)/python benchmarks/step_time.py
+
+docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]" -c constraints.txt
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
 
 clean:  ## Remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -9,8 +9,26 @@ from typing import TYPE_CHECKING
 from wellnormed._lazy import lazy_namespace
 
 if TYPE_CHECKING:
-    from wellnormed import certificates, constraints, data, experiments, matrix, models, nn, norms, optim, train
-    from wellnormed.certificates import Certificate, certify, lower_bound, verify
+    from wellnormed import (
+        certificates,
+        constraints,
+        data,
+        experiments,
+        matrix,
+        models,
+        modular,
+        nn,
+        norms,
+        optim,
+        parallel,
+        train,
+    )
+    from wellnormed.certificates import (
+        Certificate,
+        certify,
+        lower_bound,
+        verify,
+    )
     from wellnormed.constraints import (
         Clip,
         ClippedWeightDecay,
@@ -25,12 +43,41 @@ if TYPE_CHECKING:
         WeightDecay,
         constrain,
     )
-    from wellnormed.norms import BiasRMS, ColNorm, PerHead, Sign, Spectral, assign_norms
-    from wellnormed.optim import ConditionalGradient, Muon, Scion
+    from wellnormed.modular import (
+        modular_tree,
+    )
+    from wellnormed.norms import (
+        BiasRMS,
+        ColNorm,
+        ConvOperator,
+        Euclidean,
+        Experts,
+        Gain,
+        PerHead,
+        RowNorm,
+        Sign,
+        Spectral,
+        SpectralConv,
+        Split,
+        assign_norms,
+    )
+    from wellnormed.optim import (
+        AdamWSettings,
+        Almond,
+        ConditionalGradient,
+        ModularDescent,
+        Muon,
+        NormalizedSGD,
+        Scion,
+        Signum,
+        SpectralDescent,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdamWSettings",
+    "Almond",
     "BiasRMS",
     "Certificate",
     "Clip",
@@ -38,17 +85,28 @@ __all__ = [
     "ColNorm",
     "ColumnCap",
     "ConditionalGradient",
+    "ConvOperator",
+    "Euclidean",
+    "Experts",
+    "Gain",
     "Hammer",
     "HardCap",
+    "ModularDescent",
     "Muon",
+    "NormalizedSGD",
     "OptimalCap",
     "PerHead",
+    "RowNorm",
     "Scion",
     "Sign",
+    "Signum",
     "SoftCap",
     "Spectral",
+    "SpectralConv",
+    "SpectralDescent",
     "SpectralNormalize",
     "SpectralWeightDecay",
+    "Split",
     "Stiefel",
     "WeightDecay",
     "assign_norms",
@@ -61,16 +119,44 @@ __all__ = [
     "lower_bound",
     "matrix",
     "models",
+    "modular",
+    "modular_tree",
     "nn",
     "norms",
     "optim",
+    "parallel",
     "train",
     "verify",
 ]
 
 _EXPORTS = {
-    "norms": ("BiasRMS", "ColNorm", "PerHead", "Sign", "Spectral", "assign_norms"),
-    "optim": ("ConditionalGradient", "Muon", "Scion"),
+    "norms": (
+        "BiasRMS",
+        "ColNorm",
+        "ConvOperator",
+        "Euclidean",
+        "Experts",
+        "Gain",
+        "PerHead",
+        "RowNorm",
+        "Sign",
+        "Spectral",
+        "SpectralConv",
+        "Split",
+        "assign_norms",
+    ),
+    "modular": ("modular_tree",),
+    "optim": (
+        "AdamWSettings",
+        "Almond",
+        "ConditionalGradient",
+        "ModularDescent",
+        "Muon",
+        "NormalizedSGD",
+        "Scion",
+        "Signum",
+        "SpectralDescent",
+    ),
     "constraints": (
         "Clip",
         "ClippedWeightDecay",
@@ -85,7 +171,12 @@ _EXPORTS = {
         "WeightDecay",
         "constrain",
     ),
-    "certificates": ("Certificate", "certify", "lower_bound", "verify"),
+    "certificates": (
+        "Certificate",
+        "certify",
+        "lower_bound",
+        "verify",
+    ),
 }
 
 _HOMES = {name: f".{room}" for room, names in _EXPORTS.items() for name in names}

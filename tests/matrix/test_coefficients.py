@@ -70,7 +70,7 @@ def test_normalisation_that_leaves_the_interval_is_refused():
 def test_unsafe_dtype_is_refused():
     mine = CoefficientSet("mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, 1.5, safe_dtypes=frozenset({torch.float32}))
     with pytest.raises(ValueError, match="not safe in torch"):
-        msign(torch.eye(2, dtype=torch.bfloat16), mine)
+        msign(torch.eye(2, dtype=torch.bfloat16), mine, "newton-schulz")
     assert msign(torch.eye(2), mine).isfinite().all()
 
 

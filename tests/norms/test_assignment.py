@@ -1,57 +1,106 @@
+"""Routing is total, printable and loud, whatever the recipe."""
+
+import copy
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import wellnormed as wn
 from wellnormed.models import GPT, GPTConfig
+from wellnormed.norms import RowNorm, SpectralConv, Split
+from wellnormed.norms.recipes import RECIPES
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def language_model() -> nn.Module:
     return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
 
 
-def test_routing_is_total_and_in_order():
+def tied_model() -> nn.Module:
     model = language_model()
-    assignment = wn.assign_norms(model)
+    model.append(nn.Linear(4, 5, bias=False))
+    model[4].weight = model[0].weight
+    return model
+
+
+@every_recipe
+def test_routing_is_total_and_in_order(recipe):
+    model = language_model()
+    assignment = wn.assign_norms(model, recipe)
     assert [a.name for a in assignment] == [name for name, _ in model.named_parameters()]
-    kinds = [type(a.norm).__name__ for a in assignment]
-    assert kinds == ["ColNorm", "Spectral", "BiasRMS", "Spectral", "BiasRMS"]
+    assert all((a.norm is None) <= (recipe == "muon") for a in assignment)
 
 
-def test_printing_shows_every_parameter_and_the_frozen_ones():
+def test_the_default_is_the_modular_recipe():
+    assert str(wn.assign_norms(language_model())) == str(wn.assign_norms(language_model(), "modular"))
+
+
+def test_printing_shows_every_parameter_the_frozen_ones_and_the_totals():
     model = language_model()
     model[1].bias.requires_grad_(False)
-    text = str(wn.assign_norms(model))
-    for name, _ in model.named_parameters():
-        assert name in text
-    assert "frozen" in text
-
-
-def test_sign_head_recipe_takes_the_last_linear_only():
-    norms = {a.name: a.norm for a in wn.assign_norms(language_model(), recipe="sign-head")}
-    assert norms["3.weight"] == wn.Sign()
-    assert norms["1.weight"] == wn.Spectral()
+    text = str(wn.assign_norms(model, "muon"))
+    rows, totals = text.splitlines()[:5], text.splitlines()[5:]
+    spectral = "Spectral(coefficients='you-5-nanogpt', method='auto')"
+    assert [re.split(r"\s{2,}", row) for row in rows] == [
+        ["0.weight", "(5, 4)", "AdamW", "nn.Embedding"],
+        ["1.weight", "(8, 4)", spectral, "nn.Linear"],
+        ["3.weight", "(5, 8)", "AdamW", "last nn.Linear by order of registration"],
+        ["3.bias", "(5,)", "AdamW", "vector"],
+        ["1.bias", "frozen", "requires_grad is False"],
+    ]
+    assert len({row.index(re.split(r"\s{2,}", row)[-1]) for row in rows}) == 1  # aligned
+    assert totals == ["65 entries in 3 x AdamW", f"32 entries in 1 x {spectral}"]
+    assert str(wn.assign_norms(nn.ReLU())) == "no parameters"
 
 
 def test_overrides_by_pattern_and_by_module_name():
     by_module = {a.name: a.norm for a in wn.assign_norms(language_model(), overrides={"0": wn.Sign()})}
     assert by_module["0.weight"] == wn.Sign()
-    assignment = wn.assign_norms(language_model(), overrides={"*.weight": wn.Sign()})
-    assert all(a.norm == wn.Sign() for a in assignment if a.name.endswith("weight"))
+    assignment = wn.assign_norms(language_model(), overrides={"*.weight": RowNorm(), "3.bias": None})
+    assert all(a.norm == RowNorm() for a in assignment if a.name.endswith("weight"))
+    assert next(a for a in assignment if a.name == "3.bias").norm is None
+    assert "3.bias    (5,)    AdamW" in str(assignment)
 
 
-def test_layers_decide_for_their_own_parameters():
-    norms = {a.name: a.norm for a in wn.assign_norms(GPT(GPTConfig(width=8, heads=2, blocks=1)))}
+def test_layers_decide_for_their_own_parameters_but_muon_takes_only_matrices():
+    model = GPT(GPTConfig(width=8, heads=2, blocks=1))
+    norms = {a.name: a.norm for a in wn.assign_norms(model)}
     assert norms["layers.1.block.query.weight"] == wn.PerHead(2)
     assert norms["layers.1.block.attend.bias_HT"] == wn.Sign()
+    muon = {a.name: a.norm for a in wn.assign_norms(model, "muon")}
+    assert muon["layers.1.block.query.weight"] == wn.PerHead(2)
+    assert muon["layers.1.block.attend.bias_HT"] is None
+    assert muon["embedding.weight"] is None
 
 
-def test_tied_parameters_appear_once():
-    model = language_model()
-    model.append(nn.Linear(4, 5, bias=False))
-    model[4].weight = model[0].weight
-    assert [a.name for a in wn.assign_norms(model)].count("0.weight") == 1
-    assert "4.weight" not in str(wn.assign_norms(model))
+@pytest.mark.parametrize("recipe", ["modular", "language", "image"])
+def test_a_tied_parameter_whose_places_disagree_is_refused_with_a_remedy(recipe):
+    with pytest.raises(ValueError, match=r"'0.weight' is tied.*as 4.weight; use recipe='tied'"):
+        wn.assign_norms(tied_model(), recipe)
+    assignment = wn.assign_norms(tied_model(), recipe, overrides={"0.weight": wn.Sign()})
+    assert [a.name for a in assignment].count("0.weight") == 1
+    assert "4.weight" not in str(assignment)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "norm"), [("tied", wn.Sign(scaled=True)), ("sign-only", wn.Sign(scaled=True)), ("muon", None)]
+)
+def test_a_tied_parameter_appears_once_and_says_so(recipe, norm):
+    [tied] = [a for a in wn.assign_norms(tied_model(), recipe) if a.name == "0.weight"]
+    assert tied.norm == norm
+    assert tied.reason.startswith("tied: nn.Embedding and ")
+    assert tied.reason.endswith("nn.Linear" if recipe == "sign-only" else "last nn.Linear by order of registration")
+
+
+def test_matrices_tied_to_each_other_agree():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].weight = model[0].weight
+    first = next(iter(wn.assign_norms(model, "language")))
+    assert first.norm == wn.Spectral()
+    assert first.reason == "tied: nn.Linear"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +110,8 @@ def test_tied_parameters_appear_once():
         ({"1.*": wn.Sign(), "1.weight": wn.Sign()}, "matches both"),
         ({"1.bias": wn.Spectral()}, "2-dimensional"),
         ({"1.weight": wn.PerHead(3)}, "do not divide"),
+        ({"1.weight": Split((3, 4))}, "do not add up"),
+        ({"1.weight": SpectralConv()}, "4-dimensional"),
     ],
 )
 def test_bad_overrides_are_refused(overrides, message):
@@ -68,8 +119,38 @@ def test_bad_overrides_are_refused(overrides, message):
         wn.assign_norms(language_model(), overrides=overrides)
 
 
-def test_a_parameter_without_a_rule_is_refused():
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="recipe='sign-head' is not one of modular"):
+        wn.assign_norms(language_model(), recipe="sign-head")
+
+
+@every_recipe
+def test_a_parameter_without_a_rule_is_refused_or_left_to_adamw(recipe):
     model = nn.Module()
     model.table = nn.Parameter(torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match=r"'table'.*has no norm"):
+    if recipe == "muon":
+        [table] = wn.assign_norms(model, recipe)
+        assert (table.norm, table.reason) == (None, "no rule for it in Module")
+    else:
+        with pytest.raises(ValueError, match=r"'table'.*has no norm"):
+            wn.assign_norms(model, recipe)
+
+
+def test_a_lazy_parameter_is_refused_with_a_remedy():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"'0.weight' is not initialized; run the model once"):
         wn.assign_norms(model)
+    model(torch.zeros(1, 3))
+    assert len(wn.assign_norms(model)) == 2
+
+
+@every_recipe
+def test_every_assigned_norm_can_start_and_step_its_parameter(recipe, generator):
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.Conv1d(4, 6, 3, groups=2), nn.Linear(3, 2)
+    )
+    for a in wn.assign_norms(copy.deepcopy(model), recipe):
+        if a.norm is not None:
+            a.norm.initialize_(a.parameter, generator)
+            assert float(a.norm.upper_bound(a.parameter)) == pytest.approx(1, rel=1e-5), a.name
+            assert a.norm.dualize(torch.randn_like(a.parameter)).shape == a.parameter.shape

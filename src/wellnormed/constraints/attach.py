@@ -126,7 +126,7 @@ class Constraints:
             return c.rule, c.norm, self._update_norm(c.name) if c.rule.uses_update_norm else None
 
         buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := _with_gradient(members))]
-        jobs = (self._job(*key, members) for key, members in buckets)
+        jobs = (self._job(rule, norm, step, members) for (rule, norm, step), members in buckets)
         for (_, members), (weights, *states) in zip(buckets, self._placement.run(jobs), strict=True):
             torch._foreach_copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
@@ -200,14 +200,14 @@ def constrain(
     constrained: dict[str, _Constrained] = {}
     for pattern, rule in rules.items():
         named = [a for a in norms if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")]
-        acting = [a for a in named if rule.acts_on(a.norm)]
+        acting = [(a, a.norm) for a in named if a.norm is not None and rule.acts_on(a.norm)]
         if not acting:
             raise ValueError(
                 f"{rule!r} acts on none of the parameters that {pattern!r} matches: "
-                + ", ".join(f"{a.name} lives in {a.norm!r}" for a in named)
+                + ", ".join(f"{a.name} lives in {a.norm or 'no norm'}" for a in named)
                 + "; use ColumnCap for ColNorm, and SoftCap, HardCap or another spectral rule for Spectral and PerHead"
             )
-        for a in acting:
+        for a, norm in acting:
             if a.name in constrained:
                 raise ValueError(
                     f"parameter {a.name!r} has two rules, {constrained[a.name].rule!r} and {rule!r}; "
@@ -217,5 +217,5 @@ def constrain(
                 raise ValueError(
                     f"parameter {a.name!r} is not in this optimizer, so its rule would never run; leave it out"
                 )
-            constrained[a.name] = _Constrained(a.name, a.parameter, a.norm, rule)
+            constrained[a.name] = _Constrained(a.name, a.parameter, norm, rule)
     return Constraints(optimizer, tuple(constrained.values()))

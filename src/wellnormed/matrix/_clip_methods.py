@@ -29,6 +29,9 @@ _FAR = 20.0
 """Ratio up to which the products may be in float32: the cap is lowered by no more than 1e-5."""
 _SAFE_SQUARES = (1e-12, 1e12)
 """Caps whose squares, and those of singular values worth keeping, stay within the range of float32."""
+HALF_MARGIN = 1.25
+"""Norm of the rounding of a matrix to 16 bits, in units of `u` times its norm: `(1 + sqrt(n / m)) / sqrt 3` for
+independent roundings and equal singular values, less for any other spectrum."""
 _LARGE = 2**14
 """Entries of a matrix from which float32 products save time (measured: a third at 128 x 128, half at 2048 x 128)."""
 _SQUARED_AWAY = 1e-5
@@ -113,7 +116,7 @@ def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | N
         if undecided or bool((ratio > limit).any()):
             continue
         if w.dtype != torch.float32:
-            margin = 2 * torch.finfo(w.dtype).eps
+            margin = HALF_MARGIN * torch.finfo(w.dtype).eps / 2
         else:
             margin = _SINGLE_MARGIN if dtype == torch.float32 else _PRODUCT_MARGIN * ratio.clamp_min(1)
         s = g.double().clamp_min(0).sqrt()
@@ -144,12 +147,12 @@ def rounding(dtype: torch.dtype, frobenius: Tensor, norm: Tensor) -> Tensor:
     """Relative growth of the spectral norm when every entry is rounded to `dtype`.
 
     `u |W|_F / |W|_2` is the worst case (entry errors are at most `u |w_ij|`). In 16 bits it would cost up to
-    `sqrt(n) / 256`, so there the typical size of the error of independent roundings, `4 u`, is taken.
+    `sqrt(n) / 256`, so there the size of the error of independent roundings is taken.
     """
     unit = torch.finfo(dtype).eps / 2
     if dtype in (torch.float32, torch.float64):
         return unit * frobenius / norm.clamp_min(_TINY) + EIGENVALUE_ERROR
-    return torch.full_like(norm, 4 * unit)
+    return torch.full_like(norm, HALF_MARGIN * unit)
 
 
 def _lowered(bound: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:

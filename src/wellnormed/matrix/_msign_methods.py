@@ -1,7 +1,8 @@
-"""The ways to compute a matrix sign, on tall matrices (`m >= n`) scaled so that the Frobenius norm is at most 1.
+"""The ways to compute a matrix sign, on tall matrices (`m >= n`).
 
-Polynomial ways (`newton_schulz`, `gram`, `spectrum`) run a coefficient set; exact ones (`svd`, `eigh`,
-`inverse_root`, `sketch`) know none. `msign` is the public face.
+Polynomial ways (`newton_schulz`, `gram`, `spectrum`) run a coefficient set on matrices of Frobenius norm at most 1;
+exact ones (`svd`, `eigh`, `inverse_root`, `sketch`) know none, and take float64 matrices of any scale near 1. `msign`
+is the public face.
 """
 
 import math
@@ -110,13 +111,12 @@ def _of_spectrum(g: Tensor, steps: Steps) -> Tensor:
 
 def svd(x: Tensor) -> Tensor:
     """`U V^T` by a float64 singular value decomposition, without what is rounding of zero."""
-    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
     return (u * (s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :]) @ vh
 
 
 def eigh(x: Tensor) -> Tensor:
     """`X (X^T X)^{-1/2}` by a float64 eigendecomposition, without what squaring makes indistinguishable from zero."""
-    x = x.double()
     g, v = torch.linalg.eigh(x.mT @ x)
     resolved = g > x.shape[-1] * torch.finfo(x.dtype).eps * g[..., -1:]
     inverse_root = torch.where(resolved, g, 1).rsqrt() * resolved
@@ -129,7 +129,7 @@ def inverse_root(x: Tensor) -> Tensor:
     `e` is the rounding of the Gram matrix, without which rank-deficient matrices have no inverse. In float64, three
     small products in each of some 45 iterations: eigenvalues grow by 9/4 a step.
     """
-    x = x.double()
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     m = x.mT @ x
     ridge = x.shape[-1] * torch.finfo(x.dtype).eps
     m.diagonal(dim1=-2, dim2=-1).add_(ridge)
@@ -149,7 +149,6 @@ def sketch(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
     Eight columns more than asked for and two power iterations; six products with X, `2 m n (rank + 8)` operations
     each.
     """
-    x = x.double()
     width = min(rank + 8, x.shape[-1])
     y = torch.randn(x.shape[-1], width, dtype=torch.float64, device=generator.device if generator else None,
                     generator=generator)  # fmt: skip

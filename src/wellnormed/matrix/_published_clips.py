@@ -1,8 +1,8 @@
 """The clips of Spectral clipping (SC) as published: compositions of matrix signs, kept for comparison.
 
 Each is one or more Newton-Schulz iterations with the six steps of the paper's code, in the dtype of the weight. What
-is wrong with them is measured in `benchmarks/matrix.py`: a singular value close to a bound becomes one close to zero,
-where the iteration has not converged, and the error is multiplied by the norm of the weight.
+is wrong with them is measured in `benchmarks/matrix/`: a sign of anything below some 0.5% of the Frobenius norm, be it
+a singular value or its distance from a bound, has not converged, and its error is multiplied by the norm of the weight.
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ def spectral_clip(
     | "blockwise" | SC section 4.3, the same by blocks | `6 T (m + n)^3`, less memory | up to 1e-2 |
 
     The Gram form has no cancellation where a singular value is close to a bound. It computes in float64 unless float32
-    is known to suffice; `benchmarks/matrix.py` measures the errors and the ratios of time.
+    is known to suffice; `benchmarks/matrix/` measures the errors and the ratios of time.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.

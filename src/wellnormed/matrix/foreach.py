@@ -16,7 +16,7 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
 
     The 72 hidden matrices of GPT-2 small make two batches: 48 of 768 x 768 and 24 of 768 x 3072, half of them
     transposed. Needs one more copy of the matrices; saves the overhead of a call per matrix, which counts for small
-    matrices and on accelerators (measured in `benchmarks/matrix.py`).
+    matrices and on accelerators (measured in `benchmarks/matrix/`).
 
     Args:
         function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one

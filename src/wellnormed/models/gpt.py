@@ -95,6 +95,7 @@ class GPT(nn.Module):
             if starts_at_zero:
                 assigned.parameter.zero_()
             else:
+                assert assigned.norm is not None  # the default recipe leaves none out
                 assigned.norm.initialize_(assigned.parameter, generator)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:

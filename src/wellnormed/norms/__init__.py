@@ -1,11 +1,19 @@
 """Norms of weights, and which parameter of a model gets which."""
 
+from wellnormed.norms.assignment import AssignedParameter as AssignedParameter
 from wellnormed.norms.assignment import Assignment as Assignment
 from wellnormed.norms.assignment import assign_norms as assign_norms
 from wellnormed.norms.base import MatrixNorm as MatrixNorm
 from wellnormed.norms.base import Norm as Norm
-from wellnormed.norms.entrywise import BiasRMS as BiasRMS
-from wellnormed.norms.entrywise import ColNorm as ColNorm
-from wellnormed.norms.entrywise import Sign as Sign
-from wellnormed.norms.spectral import PerHead as PerHead
+from wellnormed.norms.columns import ColNorm as ColNorm
+from wellnormed.norms.columns import RowNorm as RowNorm
+from wellnormed.norms.conv_operator import ConvOperator as ConvOperator
+from wellnormed.norms.convolution import SpectralConv as SpectralConv
+from wellnormed.norms.entries import Gain as Gain
+from wellnormed.norms.entries import Sign as Sign
+from wellnormed.norms.slices import Experts as Experts
+from wellnormed.norms.slices import PerHead as PerHead
+from wellnormed.norms.slices import Split as Split
 from wellnormed.norms.spectral import Spectral as Spectral
+from wellnormed.norms.vectors import BiasRMS as BiasRMS
+from wellnormed.norms.vectors import Euclidean as Euclidean

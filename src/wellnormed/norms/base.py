@@ -4,8 +4,10 @@ A norm acts on the trailing `ndim` dimensions of a tensor; leading dimensions ar
 optimizers: an update is `-lr * norm.dualize(momentum)`, whoever computes it.
 """
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,8 +20,19 @@ class Norm(ABC):
     `norm(initialize_(w)) = 1`; `upper_bound(w) >= norm(w)`; `dualize(0) = 0`.
     """
 
-    ndim: int = 2
-    """Trailing dimensions that one weight occupies."""
+    has_oracle: ClassVar[bool] = True
+    """Whether `dual_norm` and `dualize` exist; without them a norm measures and bounds, and optimizes nothing."""
+
+    @property
+    def ndim(self) -> int:
+        """Trailing dimensions that one weight occupies."""
+        return 2
+
+    def __repr__(self) -> str:
+        """The settings that differ from the defaults."""
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        shown = [(f.name, getattr(self, f.name)) for f in fields if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
     @abstractmethod
     def norm(self, weight: Tensor) -> Tensor:
@@ -43,13 +56,17 @@ class Norm(ABC):
         The default serves norms that are finite sums of squares or absolute values, where float64 evaluation with
         the rounding margin of the sum is a proof.
         """
-        count = math.prod(weight.shape[-self.ndim :])
+        count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
 
     @property
     def overshoot(self) -> float:
         """The largest norm that `dualize` returns; 1 unless an iteration approximates the oracle from above."""
         return 1.0
+
+    def with_coefficients(self, coefficients: str) -> Self:
+        """This norm with another coefficient set wherever its oracle runs one; itself where it runs none."""
+        return self
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         """Refuse a weight that this norm is not defined on.
@@ -73,7 +90,12 @@ class MatrixNorm(Norm):
 
     @abstractmethod
     def matrices(self, weight: Tensor) -> Tensor:
-        """The slices of a weight `(*batch, m, n)`, a view of shape `(*batch', m', n')`."""
+        """The slices, `(*batch, m', n')` or `(*batch, slices, m', n')`; `reshape` to the weight's shape undoes it.
+
+        Raises:
+            ValueError: The slices differ in size, or do not lie one after the other in the weight, so that no
+                `reshape` undoes it.
+        """
 
     @abstractmethod
     def unit(self, weight: Tensor) -> float:
@@ -81,7 +103,7 @@ class MatrixNorm(Norm):
 
     @abstractmethod
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:
-        """A proved bound on the norm of every slice, float64, one entry per slice."""
+        """A proved bound on the norm of every slice, float64, `(*batch)` or `(*batch, slices)`."""
 
 
 def rms(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
@@ -89,3 +111,14 @@ def rms(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     scale = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     result = (x / scale).square().mean(dim, keepdim=True).sqrt() * scale
     return result if keepdim else result.squeeze(dim)
+
+
+def entries(x: Tensor, ndim: int) -> Tensor:
+    """The trailing `ndim` dimensions as one; a number (`ndim` 0) as a vector of one entry."""
+    return x.flatten(x.ndim - ndim) if ndim else x.unsqueeze(-1)
+
+
+def normal_like(weight: Tensor, generator: torch.Generator | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Gaussian entries in a weight's shape, drawn where the generator lives, which may not be the weight's device."""
+    device = weight.device if generator is None else generator.device
+    return torch.empty(weight.shape, dtype=dtype or weight.dtype, device=device).normal_(generator=generator)

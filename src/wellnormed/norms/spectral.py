@@ -1,27 +1,40 @@
-"""The RMS -> RMS operator norm and its lift to the heads of an attention projection.
+"""The RMS -> RMS operator norm of a matrix; its lifts to slices and kernels are in `slices` and `convolution`.
 
 `|W| = sqrt(d_in / d_out) * sigma_max(W)` for a weight of shape `(d_out, d_in)`: the most that the RMS of a vector can
 grow (LT section 3.1; Modular Duality, section 3).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import msign, spectral_norm, spectral_norm_upper_bound
-from wellnormed.norms.base import MatrixNorm
+from wellnormed.norms.base import MatrixNorm, normal_like
+
+Scaling = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spectral(MatrixNorm):
     """RMS -> RMS operator norm of `(d_out, d_in)` matrices; its oracle is Muon's orthogonalised update.
 
     Args:
         coefficients: Set of the registry with which `dualize` approximates the matrix sign. Its overshoot is declared.
         method: Method of `msign`.
+        scaling: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "pixels", for a first
+            layer that may see more pixels than it has outputs: `max(1, sqrt(d_out / d_in))`, without which a learning
+            rate found at a small width does not transfer (LMO table 3, insight 3.2 iii); it is also Muon's original
+            scaling. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
+            "match-rms-adamw": `0.2 sqrt(max(d_out, d_in))`, so that entries of an update are as large as AdamW's (Liu
+            et al., 2025).
+        input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`, GPT-2's `Conv1D`).
+
+    Raises:
+        ValueError: Another scaling, or another axis.
 
     Example:
         >>> import torch
@@ -33,6 +46,20 @@ class Spectral(MatrixNorm):
 
     coefficients: str = "you-5-nanogpt"
     method: str = "auto"
+    scaling: Scaling = "rms"
+    input_axis: int = 1
+
+    def __post_init__(self) -> None:
+        if self.scaling not in get_args(Scaling):
+            raise ValueError(f"Spectral: scaling={self.scaling!r} must be one of {', '.join(get_args(Scaling))}")
+        if self.input_axis not in (0, 1):
+            raise ValueError(f"Spectral: input_axis={self.input_axis} must be 1 (matrix columns) or 0 (rows)")
+
+    def __repr__(self) -> str:
+        """Always with what decides the step's true norm."""
+        scaling = "" if self.scaling == "rms" else f", scaling={self.scaling!r}"
+        axis = "" if self.input_axis == 1 else f", input_axis={self.input_axis}"
+        return f"Spectral(coefficients={self.coefficients!r}, method={self.method!r}{scaling}{axis})"
 
     def norm(self, weight: Tensor) -> Tensor:
         return spectral_norm(weight) / self.unit(weight)
@@ -46,7 +73,7 @@ class Spectral(MatrixNorm):
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill with a random semi-orthogonal matrix of norm 1."""
-        normal = torch.empty(weight.shape, dtype=torch.float64).normal_(generator=generator)
+        normal = normal_like(weight, generator, torch.float64)
         return weight.copy_(msign(normal, method="svd") * self.unit(weight))
 
     def upper_bound(self, weight: Tensor) -> Tensor:
@@ -60,66 +87,27 @@ class Spectral(MatrixNorm):
         return weight
 
     def unit(self, weight: Tensor) -> float:
-        d_out, d_in = weight.shape[-2:]
-        return math.sqrt(d_out / d_in)
+        d_out, d_in = weight.shape[-2:] if self.input_axis == 1 else weight.shape[:-3:-1]
+        return self.unit_of(d_out, d_in)
+
+    def unit_of(self, d_out: int, d_in: int) -> float:
+        """The largest singular value of a matrix of norm 1 with `d_out` outputs and `d_in` inputs."""
+        match self.scaling:
+            case "rms":
+                return math.sqrt(d_out / d_in)
+            case "pixels":
+                return max(1.0, math.sqrt(d_out / d_in))
+            case "one-hot":
+                return math.sqrt(d_out)
+            case "match-rms-adamw":
+                return 0.2 * math.sqrt(max(d_out, d_in))
 
     @property
     def overshoot(self) -> float:
         return 1.0 if self.method in ("svd", "eigh") else registry.get(self.coefficients).overshoot
 
+    def with_coefficients(self, coefficients: str) -> Self:
+        return replace(self, coefficients=coefficients)
 
-@dataclass(frozen=True)
-class PerHead(MatrixNorm):
-    """The largest inner norm over a projection's `heads` row slices, each of shape `(d_out / heads, d_in)`.
 
-    Several heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice;
-    the whole matrix's norm can understate it by `sqrt(heads)` (LT theorem D.1 is one head; its
-    equations 21-23 use it for many).
-
-    Args:
-        heads: Number of slices of equal height, stacked along the output dimension.
-        inner: Norm of one slice.
-    """
-
-    heads: int
-    inner: Spectral = Spectral()
-
-    def norm(self, weight: Tensor) -> Tensor:
-        return self.inner.norm(self.matrices(weight)).amax(-1)
-
-    def dual_norm(self, gradient: Tensor) -> Tensor:
-        return self.inner.dual_norm(self.matrices(gradient)).sum(-1)
-
-    def dualize(self, gradient: Tensor) -> Tensor:
-        return self.inner.dualize(self.matrices(gradient)).flatten(-3, -2)
-
-    @torch.no_grad()
-    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        for head in self.matrices(weight):
-            self.inner.initialize_(head, generator)
-        return weight
-
-    def upper_bound(self, weight: Tensor) -> Tensor:
-        return self.slice_upper_bounds(weight).amax(-1)
-
-    def slice_upper_bounds(self, weight: Tensor) -> Tensor:
-        return self.inner.slice_upper_bounds(self.matrices(weight))
-
-    def matrices(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(-2, (self.heads, -1))
-
-    def unit(self, weight: Tensor) -> float:
-        d_out, d_in = weight.shape[-2:]
-        return math.sqrt(d_out / (self.heads * d_in))
-
-    @property
-    def overshoot(self) -> float:
-        return self.inner.overshoot
-
-    def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
-        super().check_shape(shape, name)
-        if shape[0] % self.heads:
-            raise ValueError(
-                f"{name} has {shape[0]} rows, which {self.heads} heads do not divide; "
-                "choose a head count that divides the output dimension"
-            )
+RMS_TO_RMS = Spectral()

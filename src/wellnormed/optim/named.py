@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
-from wellnormed.norms import Assignment, PerHead, Spectral
+from wellnormed.norms import Assignment, Spectral
 from wellnormed.norms.base import Norm
+from wellnormed.norms.spectral import Scaling
 from wellnormed.optim.conditional_gradient import ConditionalGradient, Memory
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.routing import Params, resolve
@@ -66,9 +68,8 @@ class Scion(ConditionalGradient):
 class Muon(ConditionalGradient):
     """Muon: Nesterov momentum and Jordan's five Newton-Schulz steps for every spectral norm of the assignment.
 
-    Steps are measured in the RMS -> RMS norm (`lr sqrt(d_out / d_in)` times a near-orthogonal matrix), as in Modular
-    Duality; the other norms of the assignment keep their own oracles, and what has none is left to AdamW
-    (`assign_norms(model, recipe="muon")`).
+    With `assign_norms(model, recipe="muon")` it is `torch.optim.Muon` on hidden matrices and AdamW on the rest; with
+    another recipe the other norms keep their own oracles.
 
     Args:
         params: What `assign_norms` returned, or parameters as any torch optimizer takes them, with `norms`.
@@ -77,6 +78,9 @@ class Muon(ConditionalGradient):
         momentum: Fraction of the buffer that is kept.
         nesterov: Look one step ahead.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step.
+        adjust_lr_fn: The unit of a spectral step: None for the assignment's own, `sqrt(d_out / d_in)` (MD);
+            "original" for `max(1, sqrt(d_out / d_in))` (Jordan; torch's default), "match_rms_adamw" for
+            `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025). Constraints and certificates then measure in that unit.
         coefficients: Set of the registry.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
@@ -91,12 +95,15 @@ class Muon(ConditionalGradient):
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
         coefficients: str = "jordan-5",
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
     ) -> None:
         groups, assignment = resolve(params, norms)
-        assigned = tuple(replace(a, norm=_with_coefficients(a.norm, coefficients)) for a in assignment)
+        if adjust_lr_fn not in (None, *_SCALINGS):
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_SCALINGS)}")
+        assigned = tuple(replace(a, norm=_adjusted(a.norm, coefficients, adjust_lr_fn)) for a in assignment)
         super().__init__(
             groups,
             lr,
@@ -109,7 +116,13 @@ class Muon(ConditionalGradient):
         )
 
 
-def _with_coefficients(norm: Norm, coefficients: str) -> Norm:
-    if isinstance(norm, PerHead):
-        return replace(norm, inner=replace(norm.inner, coefficients=coefficients))
-    return replace(norm, coefficients=coefficients) if isinstance(norm, Spectral) else norm
+_SCALINGS: dict[str, Scaling] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
+
+
+def _adjusted(norm: Norm | None, coefficients: str, adjust_lr_fn: str | None) -> Norm | None:
+    if norm is None:
+        return None
+    norm = norm.with_coefficients(coefficients)
+    if adjust_lr_fn is None or not isinstance(norm, Spectral):
+        return norm
+    return replace(norm, scaling=_SCALINGS[adjust_lr_fn])

@@ -31,20 +31,12 @@ def resolve(params: Params, norms: Assignment | None) -> tuple[list[Group], Assi
             "parameters alone do not say which norm they live in; pass assign_norms(model), or these parameters with "
             "norms=assign_norms(model)"
         )
-    groups = list(params)
-    if not groups:
-        raise ValueError("there are no parameters to optimize")
-    if not isinstance(groups[0], dict):
-        groups = [{"params": groups}]
     names = {id(a.parameter): a.name for a in norms}
     seen: set[str] = set()
     resolved = []
-    for index, group in enumerate(groups):
-        members = group["params"]
-        members = [members] if isinstance(members, Tensor) else list(members)
-        tensors = [member[1] if isinstance(member, tuple) else member for member in members]
+    for index, group in enumerate(named(params)):
         pairs = []
-        for tensor in tensors:
+        for _, tensor in group["params"]:
             if not tensor.requires_grad and id(tensor) not in names:
                 continue  # frozen: listed by the assignment
             if id(tensor) not in names:
@@ -65,6 +57,27 @@ def resolve(params: Params, norms: Assignment | None) -> tuple[list[Group], Assi
             "them before assign_norms"
         )
     return resolved, norms
+
+
+def named(params: Iterable[Any]) -> list[Group]:
+    """Groups whose `params` are `(name, parameter)` pairs; what has no name gets its number.
+
+    Raises:
+        ValueError: There are none.
+    """
+    groups = list(params)
+    if not groups:
+        raise ValueError("there are no parameters to optimize")
+    if not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    result, count = [], 0
+    for group in groups:
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        pairs = [m if isinstance(m, tuple) else (str(count + i), m) for i, m in enumerate(members)]
+        result.append({**group, "params": pairs})
+        count += len(members)
+    return result
 
 
 def split(

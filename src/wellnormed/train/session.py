@@ -65,7 +65,7 @@ def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
 def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
     """The optimizer of a run, with the rules that hold after each of its steps."""
     optimizer = Scion(
-        assign_norms(model),
+        assign_norms(model, recipe="modular"),
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=True,

@@ -1,25 +1,31 @@
-"""Norms whose oracle is a formula: columns, entries, biases (Norm-Constrained LMOs, tables 2 to 4)."""
+"""Norms of a matrix by its columns or rows (Norm-Constrained LMOs, tables 2 to 4; Modular Duality, table 1)."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wellnormed.norms.base import Norm, rms
+from wellnormed.norms.base import Norm, normal_like, rms
+
+_INSIDE = 1 - 1e-6
+"""Where random columns start: rounding in float32 must not carry them out of the unit ball."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ColNorm(Norm):
     """1 -> RMS operator norm: the largest RMS of the image of one input symbol.
 
     For a weight of shape `(d_out, d_in)` that image is a column; `nn.Embedding` stores `(symbols, width)`, so there it
-    is a row: `input_axis=0`.
+    is a row: `input_axis=0`. MD's norm of an embedding.
 
     Args:
         input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`).
         max_inflation: The most by which `dualize` may inflate a symbol's gradient over the batch's largest one. A rare
             symbol's stale momentum would otherwise become a full step for hundreds of steps (LT appendix F, which
-            uses 16). The exact oracle is `float("inf")`.
+            uses 16). The exact oracle, which attains the dual norm, is `float("inf")`.
+
+    Raises:
+        ValueError: Another axis, or an inflation below 1.
 
     Example:
         >>> import torch
@@ -54,51 +60,35 @@ class ColNorm(Norm):
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with Gaussian images, each scaled to RMS 1, from below: rounding must not leave the unit ball."""
-        weight.normal_(generator=generator)
-        return weight.mul_((1 - 1e-6) / rms(weight, self.feature_dim, keepdim=True))
+        """Fill with Gaussian images, each scaled to RMS 1."""
+        weight.copy_(normal_like(weight, generator))
+        return weight.mul_(_INSIDE / rms(weight, self.feature_dim, keepdim=True))
 
 
-@dataclass(frozen=True)
-class Sign(Norm):
-    """1 -> infinity operator norm: the largest entry in absolute value. Its oracle is the sign (Signum).
+@dataclass(frozen=True, repr=False)
+class RowNorm(Norm):
+    """RMS -> infinity operator norm of `(d_out, d_in)` matrices: `max_j sqrt(d_in) |row_j|_2`.
 
-    The norm of heads that map to logits (LMO table 3), and of tables of additive attention biases, where it bounds
-    what one entry can add to a logit.
+    It bounds the largest logit of a last layer whose inputs have RMS 1 (LMO tables 2 and 3).
+
+    Example:
+        >>> import torch
+        >>> RowNorm().norm(torch.tensor([[0.3, 0.4], [0.0, 0.1]]))
+        tensor(0.7071)
     """
 
     def norm(self, weight: Tensor) -> Tensor:
-        return weight.abs().amax((-2, -1))
+        return rms(weight, -1).amax(-1) * weight.shape[-1]
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
-        return gradient.abs().sum((-2, -1))
+        return rms(gradient, -1).sum(-1)
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        return gradient.sign()
+        size = rms(gradient, -1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
+        return gradient / size / gradient.shape[-1]
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with random signs."""
-        return weight.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-
-
-@dataclass(frozen=True)
-class BiasRMS(Norm):
-    """The RMS norm of a vector; its oracle is the normalised gradient."""
-
-    ndim = 1
-
-    def norm(self, weight: Tensor) -> Tensor:
-        return rms(weight, -1)
-
-    def dual_norm(self, gradient: Tensor) -> Tensor:
-        return rms(gradient, -1) * gradient.shape[-1]
-
-    def dualize(self, gradient: Tensor) -> Tensor:
-        return gradient / rms(gradient, -1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-
-    @torch.no_grad()
-    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with a random direction of RMS 1."""
-        weight.normal_(generator=generator)
-        return weight.div_(rms(weight, -1, keepdim=True))
+        """Fill with Gaussian rows, each scaled to the sphere."""
+        weight.copy_(normal_like(weight, generator))
+        return weight.mul_(_INSIDE / rms(weight, -1, keepdim=True) / weight.shape[-1])

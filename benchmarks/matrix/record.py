@@ -1,0 +1,68 @@
+"""Shared by the benchmarks: what a result file says of its run, and timings that alternate between contenders."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from wellnormed.train.environment import describe
+
+RESULTS = Path(__file__).parents[2] / "results" / "matrix"
+
+
+def write(name: str, command: str, content: Mapping) -> Path:
+    """Write `results/matrix/<name>.json`: command, commit, versions, machine kind, threads, then the content.
+
+    One row a line, so that a difference between two runs can be read.
+    """
+    run = {k: v for k, v in describe(torch.device("cpu"), 0).items() if k not in ("from_step", "started")}
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"command": command, **run, **{k: v for k, v in content.items() if k != "rows"}}, indent=1)
+    rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in content["rows"])
+    path.write_text(f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n')
+    return path
+
+
+def finite(value: float) -> float | None:
+    """Three digits, and for JSON, which has no infinity, None where a method returned NaN or infinity."""
+    return float(f"{value:.3g}") if abs(value) < float("inf") else None
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, seconds: float
+) -> tuple[dict[str, list[float]], dict[str, object]]:
+    """Time the contenders in turn, round by round, so that the machine's drift hits all of them.
+
+    Args:
+        contenders: What to call, by name.
+        rounds: At most so many timed rounds.
+        seconds: A contender sits out once it has used so much time, after one timed round at least.
+
+    Returns:
+        Times in seconds, and what each returned at its first call. The first round warms up and is not timed,
+        except for a contender that used up its seconds in it.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    used = dict.fromkeys(contenders, 0.0)
+    values: dict[str, object] = {}
+    for index in range(rounds + 1):
+        for name, call in contenders.items():
+            if used[name] > seconds and times[name]:
+                continue
+            start = time.perf_counter()
+            value = call()
+            elapsed = time.perf_counter() - start
+            values.setdefault(name, value)
+            used[name] += elapsed
+            if index > 0 or elapsed > seconds:
+                times[name].append(elapsed)
+    return times, values
+
+
+def median(times: list[float]) -> float:
+    """Median of the rounds."""
+    return statistics.median(times)

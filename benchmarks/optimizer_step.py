@@ -1,0 +1,172 @@
+"""Time and memory of one optimizer step on the 72 hidden matrices of GPT-2 small, against named peers in one run.
+
+Time: ours (Muon's norm, Nesterov momentum, Jordan's five steps, float32) alone and with a hard cap on every matrix;
+`torch.optim.Muon`, which iterates in bfloat16; a plain float32 loop of the same five steps; AdamW. They alternate step
+by step, so that the machine's drift hits all.
+
+Memory: each optimizer in a process of its own, on the first `--memory-blocks` blocks: the highest resident size during
+three steps, less that of weights and gradients; the memory-light Scion (momentum in the gradient, bfloat16) among them.
+
+    python benchmarks/optimizer_step.py --output results/optimizer_step.json
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+WIDTH, BLOCKS = 768, 12
+SHAPES = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+JORDAN = (3.4445, -4.7750, 2.0315)
+
+
+class Float32Loop(torch.optim.Optimizer):
+    """Muon as its text says, one matrix after the other, in float32."""
+
+    def __init__(self, params, lr: float = 0.02, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyrefly: ignore
+        """One Nesterov step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                buffer = self.state[parameter].setdefault("buffer", torch.zeros_like(parameter))
+                buffer.lerp_(parameter.grad, 1 - group["momentum"])
+                x = parameter.grad.lerp(buffer, group["momentum"])
+                flip = x.shape[0] > x.shape[1]
+                x = x.mT if flip else x
+                x = x / x.norm().clamp(min=1e-7)
+                for _ in range(5):
+                    gram = x @ x.mT
+                    x = torch.addmm(
+                        x, torch.addmm(gram, gram, gram, beta=JORDAN[1], alpha=JORDAN[2]), x, beta=JORDAN[0]
+                    )
+                x = x.mT if flip else x
+                parameter.add_(x, alpha=-group["lr"] * (x.shape[0] / x.shape[1]) ** 0.5)
+
+
+def hidden_matrices(blocks: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Linear layers with the hidden shapes of GPT-2 small, gradients drawn."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(n, m, bias=False, dtype=dtype) for _ in range(blocks) for m, n in SHAPES)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return model
+
+
+def ours(model: nn.Module) -> torch.optim.Optimizer:
+    """Muon by the engine."""
+    return wn.Muon(wn.assign_norms(model, overrides={"*": wn.Spectral()}), lr=0.02)
+
+
+def ours_capped(model: nn.Module) -> torch.optim.Optimizer:
+    """The same, with a hard cap that every step exceeds."""
+    optimizer = ours(model)
+    wn.constrain(optimizer, {"*": wn.HardCap(1.0)})
+    return optimizer
+
+
+def ours_light(model: nn.Module) -> torch.optim.Optimizer:
+    """LMO's memory-light form."""
+    return wn.Scion(wn.assign_norms(model, overrides={"*": wn.Spectral()}), lr=0.02, memory="gradient")
+
+
+TIMED: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "ours": ours,
+    "ours with a hard cap": ours_capped,
+    "float32 loop": lambda model: Float32Loop(model.parameters()),
+    "torch.optim.Muon": lambda model: torch.optim.Muon(model.parameters(), lr=0.02),
+    "torch.optim.AdamW": lambda model: torch.optim.AdamW(model.parameters()),
+}
+MEASURED = {
+    "ours": (ours, torch.float32),
+    "ours, memory-light": (ours_light, torch.float32),
+    "ours, memory-light, bfloat16": (ours_light, torch.bfloat16),
+    "torch.optim.Muon": (TIMED["torch.optim.Muon"], torch.float32),
+    "torch.optim.AdamW": (TIMED["torch.optim.AdamW"], torch.float32),
+}
+
+
+def time_steps(rounds: int) -> dict[str, float]:
+    """Median seconds of a step; the slow bfloat16 peer takes part in the first rounds only."""
+    steps = {name: make(hidden_matrices(BLOCKS)).step for name, make in TIMED.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for index in range(rounds + 1):
+        for name, step in steps.items():
+            if name == "torch.optim.Muon" and index > 2:
+                continue
+            start = time.perf_counter()
+            step()
+            if index:  # the first warms up
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peak_bytes(name: str, blocks: int) -> int:
+    """Highest resident size while stepping, less that with weights and gradients; call it in a fresh process."""
+    make, dtype = MEASURED[name]
+    model = hidden_matrices(blocks, dtype)
+    x = torch.randn(256, 256)
+    _ = x @ x  # the product library's own buffers
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    optimizer = make(model)
+    for _ in range(3):
+        optimizer.step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def main() -> None:
+    """Measure both and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory-blocks", type=int, default=2)
+    parser.add_argument("--child", choices=list(MEASURED), help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        print(peak_bytes(options.child, options.memory_blocks))
+        return
+    seconds = time_steps(options.rounds)
+    print(f"{'step of 72 matrices':24} {'seconds':>8} {'ours / it':>10} {'capped / it':>12}")
+    for name, value in seconds.items():
+        capped = seconds["ours with a hard cap"] / value
+        print(f"{name:24} {value:8.3f} {seconds['ours'] / value:10.2f} {capped:12.2f}")
+    weights = sum(m * n for m, n in SHAPES) * options.memory_blocks
+    memory = {}
+    print(f"\n{'memory of a step':32} {'MiB':>8} {'bytes per weight':>18}")
+    for name in MEASURED:
+        command = [sys.executable, __file__, "--child", name, "--memory-blocks", str(options.memory_blocks)]
+        memory[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"{name:32} {memory[name] / 2**20:8.1f} {memory[name] / weights:18.2f}")
+    if options.output:
+        result = {
+            "command": "python benchmarks/optimizer_step.py --output results/optimizer_step.json",
+            "torch": torch.__version__,
+            "wellnormed": wn.__version__,
+            "machine": platform.machine(),
+            "threads": options.threads,
+            "rounds": options.rounds,
+            "seconds": seconds,
+            "memory_blocks": options.memory_blocks,
+            "memory_bytes": memory,
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

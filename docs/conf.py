@@ -1,0 +1,50 @@
+"""How the documentation is built: `make docs`. Its pages run no experiment; figures are drawn from `results/`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+project = "wellnormed"
+author = "The wellnormed authors"
+copyright = author
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "markdown_docstrings",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_parser",
+    "sphinx_gallery.gen_gallery",
+]
+root_doc = "index"
+exclude_patterns = ["_build", "gallery", "templates"]
+templates_path = ["templates"]
+nitpicky = False  # names in signatures of torch and jaxtyping have no page here
+
+autosummary_generate = True
+autosummary_imported_members = True  # a room is a list of names from its private files
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 90
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+myst_heading_anchors = 3
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "reset_modules": ("matplotlib",),
+    "abort_on_example_error": True,
+}
+
+html_theme = "furo"
+html_title = "wellnormed"
+html_show_sphinx = False
+html_copy_source = False

@@ -1,0 +1,22 @@
+"""How one step is shared among layers: mass, sensitivity, composition, concatenation (Modular Duality)."""
+
+from wellnormed.modular import own_rules as own_rules  # registers the rules of the rooms below
+from wellnormed.modular.builder import Builder as Builder
+from wellnormed.modular.builder import modular_rule as modular_rule
+from wellnormed.modular.builder import modular_tree as modular_tree
+from wellnormed.modular.combinators import IDENTITY as IDENTITY
+from wellnormed.modular.combinators import add as add
+from wellnormed.modular.combinators import attention as attention
+from wellnormed.modular.combinators import mean as mean
+from wellnormed.modular.combinators import residual as residual
+from wellnormed.modular.combinators import scale as scale
+from wellnormed.modular.sharing import Place as Place
+from wellnormed.modular.sharing import WeightSpace as WeightSpace
+from wellnormed.modular.tree import Atom as Atom
+from wellnormed.modular.tree import Bond as Bond
+from wellnormed.modular.tree import Composition as Composition
+from wellnormed.modular.tree import Concatenation as Concatenation
+from wellnormed.modular.tree import NormedModule as NormedModule
+from wellnormed.modular.tree import Scalar as Scalar
+from wellnormed.modular.tree import compose as compose
+from wellnormed.modular.tree import concatenate as concatenate

@@ -1,0 +1,166 @@
+"""From a torch model to its tree: one rule per class, and a refusal for what has none."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from wellnormed.modular.tree import Atom, Bond, Composition, Concatenation, NormedModule
+from wellnormed.norms import Assignment, Norm, assign_norms
+
+Rule = Callable[[Any, "Builder"], NormedModule]
+F = TypeVar("F", bound=Rule)
+
+RULES: dict[str, Rule] = {}
+"""Full name of a class -> its rule. A subclass may override anything, so it needs a rule of its own."""
+
+
+def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
+    """Register the rule that describes modules of exactly these classes.
+
+    A class of yours can do without: give it a method `modular_tree(self, builder)` of the same meaning.
+
+    Args:
+        classes: Classes, or their full names (`"package.module.Class"`), which import nothing.
+
+    Returns:
+        A decorator for `f(module, builder) -> NormedModule`. The builder gives `atom` and `child`; constants must be
+        read from the module.
+
+    Example:
+        >>> class Halved(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.inner = nn.Linear(2, 2, bias=False)
+        ...     def forward(self, x):
+        ...         return self.inner(x) / 2
+        >>> @modular_rule(Halved)
+        ... def halved(module, builder):
+        ...     return 0.5 * builder.child("inner")
+        >>> modular_tree(Halved()).lr_scales()
+        {'inner.weight': 2.0}
+    """
+
+    def register(function: F) -> F:
+        RULES.update({c if isinstance(c, str) else _full_name(c): function for c in classes})
+        return function
+
+    return register
+
+
+def modular_tree(
+    model: nn.Module, assignment: Assignment | None = None, masses: Mapping[str, float] | None = None
+) -> NormedModule:
+    """Describe a model: where its weights act, in which norms, with what sensitivities.
+
+    Known are `nn.Sequential` of linear layers, embeddings, convolutions, activations of known slope, pooling,
+    flattening and dropout in evaluation mode; this package's layers and GPT; classes with a rule (`modular_rule`)
+    or a method `modular_tree(builder)`. Frozen parameters move nowhere and become bonds.
+
+    The sensitivities are those of weights and activations in their unit balls. A bias takes a layer's output out of
+    the ball; a norm other than the operator norm of the layer measures its step in its own unit only.
+
+    Args:
+        model: The model whose parameters the tree names.
+        assignment: What `assign_norms` returned for this model; its defaults if None.
+        masses: Name pattern -> mass of each atom; 1 by default. See `NormedModule.tare` for the mass of a group.
+
+    Raises:
+        ValueError: A module has no rule, a trainable parameter has no norm or no place, or a pattern matches nothing.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
+        >>> print(modular_tree(model, masses={"2": 3.0}))
+        module       mass  sensitivity  share    lr scale  norm
+        Sequential   4     1            100.00%
+        ├─ 0.weight  1     1            25.00%   0.25      Spectral(...)
+        ├─ tanh            1
+        └─ 2.weight  3     1            75.00%   0.75      Spectral(...)
+    """
+    assignment = assign_norms(model) if assignment is None else assignment
+    norms = {}
+    for a in assignment:
+        if a.norm is None:
+            raise ValueError(
+                f"parameter {a.name!r} has no norm in the assignment, so no share of a step can be measured; give it "
+                "one in the overrides of `assign_norms`, or freeze it"
+            )
+        norms[a.parameter] = a.name, a.norm
+    tree = Builder("", model, norms).build()
+    placed = set(tree.names())
+    if unplaced := [a.name for a in assignment if a.name not in placed]:
+        raise ValueError(
+            f"the rules of {type(model).__name__} give no place to {', '.join(unplaced)}; a rule must make an atom of "
+            "every trainable parameter, or let its parent do so"
+        )
+    return tree.with_masses(masses) if masses else tree
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What a rule sees: one module, its name, and how to describe its parameters and submodules.
+
+    Attributes:
+        name: The module's name in the model; empty for the model itself.
+        module: The module.
+        norms: Trainable parameter -> its name and norm in the assignment.
+    """
+
+    name: str
+    module: nn.Module
+    norms: Mapping[nn.Parameter, tuple[str, Norm]]
+
+    def build(self) -> NormedModule:
+        """Describe the module by its own word, or else by the rule of its class."""
+        own = getattr(self.module, "modular_tree", None)
+        rule = RULES.get(_full_name(type(self.module)))
+        if own is not None:
+            tree = own(self)
+        elif rule is not None:
+            tree = rule(self.module, self)
+        else:
+            raise self.refuse("has no modular rule")
+        if isinstance(tree, Composition | Concatenation) and not tree.label:
+            return replace(tree, label=self.name or type(self.module).__name__)
+        return tree
+
+    def child(self, path: str) -> NormedModule:
+        """Describe a submodule, given its path below this one."""
+        return self.below(path).build()
+
+    def below(self, path: str) -> "Builder":
+        """The builder of a submodule, for a rule that describes the submodule's parameters itself."""
+        name = f"{self.name}.{path}" if self.name else path
+        return replace(self, name=name, module=self.module.get_submodule(path))
+
+    def atom(self, leaf: str, sensitivity: float = 1.0) -> NormedModule:
+        """The atom of a parameter of this module, of mass 1; a bond if the parameter is frozen.
+
+        Args:
+            leaf: The parameter's name below this module.
+            sensitivity: Of the output to the input through this weight; 0 if it sees no input, as a bias.
+
+        Raises:
+            ValueError: The parameter requires a gradient but is not in the assignment.
+        """
+        parameter = self.module.get_parameter(leaf)
+        if not parameter.requires_grad:
+            return Bond(f"{self.name}.{leaf} (frozen)".lstrip("."), sensitivity)
+        if parameter not in self.norms:
+            raise self.refuse(f"holds the parameter {leaf!r}, which is not in the assignment given")
+        name, norm = self.norms[parameter]
+        return Atom(name, norm, sensitivity=sensitivity)
+
+    def refuse(self, reason: str) -> ValueError:
+        """An error that names the module and the remedy; raise it."""
+        kind = type(self.module).__name__
+        where = f"{self.name!r} ({kind})" if self.name else f"the model ({kind})"
+        return ValueError(
+            f"{where} {reason}. Register a rule with `modular_rule({kind})`, give the class a method "
+            "`modular_tree(self, builder)`, or build the tree by hand from `Atom` and `Bond`"
+        )
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,83 @@
+"""Compounds with a name of their own: sums, means, residuals, attention."""
+
+from dataclasses import replace
+
+from wellnormed.modular.tree import Bond, Composition, NormedModule, Scalar, compose, concatenate
+
+IDENTITY = Bond("identity")
+
+
+def add(first: NormedModule, *others: NormedModule) -> Composition:
+    """The sum of the outputs: masses and sensitivities add."""
+    return compose(Bond("add"), concatenate(first, *others))
+
+
+def mean(first: NormedModule, *others: NormedModule) -> Composition:
+    """The mean of the outputs: masses add, the sensitivity is the mean."""
+    return compose(Scalar(1 / (1 + len(others))), add(first, *others))
+
+
+def scale(factor: float, module: NormedModule) -> Composition:
+    """`factor * module`: the model multiplies this module's output by a constant.
+
+    The sensitivity is multiplied by `|factor|`, and a weight inside moves `1 / |factor|` times as far for the same
+    change of the output.
+    """
+    return compose(Scalar(factor), module)
+
+
+def residual(block: NormedModule, strength: float) -> Composition:
+    """`(1 - strength) x + strength block(x)`: sensitivity 1 if the block's is 1 (LT equation 1).
+
+    Args:
+        block: What stands on the branch.
+        strength: Share of the branch, in [0, 1]; 1 / (number of residual connections) in LT.
+
+    Raises:
+        ValueError: The strength is outside [0, 1].
+
+    Example:
+        >>> from wellnormed.modular import Atom
+        >>> from wellnormed.norms import Spectral
+        >>> block = residual(Atom("block", Spectral()), 0.25)
+        >>> block.sensitivity, block.lr_scales()
+        (1.0, {'block': 4.0})
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength={strength} must lie in [0, 1] for a convex combination")
+    return add(Scalar(1 - strength), compose(Scalar(strength), block))
+
+
+def attention(
+    query: NormedModule,
+    key: NormedModule,
+    value: NormedModule,
+    scale: float = 1.0,
+    bias: NormedModule | None = None,
+) -> Composition:
+    """`softmax(scale <q, k> / d + bias) v`: sensitivity `value + scale (query + key)`.
+
+    With queries, keys and values of RMS at most 1 in every head, a change of the similarities `<q, k> / d` is at most
+    `|dq| + |dk|`, the rows of a softmax change by at most as much in the 1-norm as its logits in the largest entry, and
+    attention as a whole by `|dv| + |d logits|` (Large et al. 2024, proposition 7; LT theorem D.1). The scale therefore
+    counts for queries and keys only. With scale 1 and projections of sensitivity 1 the whole has sensitivity 3,
+    whence the published factor 1/3.
+
+    Args:
+        query: Projection into heads, of sensitivity 1 in the largest norm of a head.
+        key: The same.
+        value: The same.
+        scale: Factor on `<q, k> / d`.
+        bias: Additive bias of the logits, learned; it depends on no input.
+
+    Example:
+        >>> from wellnormed.modular import Atom
+        >>> from wellnormed.norms import PerHead
+        >>> q, k, v = (Atom(name, PerHead(4)) for name in "qkv")
+        >>> attention(q, k, v, scale=2.0).sensitivity
+        5.0
+    """
+    similarity = compose(Scalar(scale), Bond("similarity <q, k> / d"), concatenate(query, key))
+    logits = similarity if bias is None else add(similarity, bias)
+    weights = replace(compose(Bond("softmax"), logits), label="attention weights")
+    return compose(Bond("weighted mean of values"), concatenate(value, weights))

@@ -1,0 +1,195 @@
+"""What follows once every weight has a mass and a sensitivity downstream of it.
+
+Definitions 6 and 7 of Modular Duality (MD) nest; unrolled to the leaves of a tree, every nested ratio of masses
+cancels but the outermost. With `scale = (mass / total mass) / (sensitivity of all that follows)` for each weight,
+
+- norm(w) = max over weights of norm_i(w_i) / scale_i;
+- dual_norm(g) = sum over weights of scale_i dual_norm_i(g_i);
+- dualize(g)_i = scale_i dualize_i(g_i)  (MD section 4.3).
+
+A weight of mass 0 is fixed: it is absent from both norms and its update is 0.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.norms import Norm
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place where a weight acts, and what lies between it and the output."""
+
+    name: str
+    norm: Norm
+    mass: float
+    downstream: float
+    """Product of the sensitivities of everything from the weight's output to the tree's output."""
+
+
+class WeightSpace(ABC):
+    """The weights of a tree as one normed space: dictionaries from parameter name to tensor.
+
+    A weight that acts in several places (shared, tied) is one vector on the diagonal of their product space. The norm
+    of a product restricted to its diagonal is the largest of the terms, so its scale is the smallest over its places
+    (0 if one of them has mass 0: a fixed place would move with the others).
+    """
+
+    if TYPE_CHECKING:  # a real property would shadow the fields of the frozen classes below it
+
+        @property
+        def mass(self) -> float:
+            """Sum of the masses of the atoms."""
+            ...
+
+    @abstractmethod
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        """Every place of a weight, in the order in which data flows.
+
+        Args:
+            downstream: Sensitivity of what follows the whole tree.
+        """
+
+    def lr_scales(self) -> dict[str, float]:
+        """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
+
+        The unit is the parameter's own norm. Any optimizer whose update has norm 1 there takes the steps of MD
+        section 4.3 by these factors; for others they are learning-rate multipliers like any.
+
+        Raises:
+            ValueError: A weight with mass cannot reach the output (sensitivity 0 downstream), that sensitivity
+                overflows, or one name stands with two norms.
+
+        Example:
+            >>> from wellnormed.modular import Atom
+            >>> from wellnormed.norms import Spectral
+            >>> tree = Atom("head", Spectral()) @ (0.5 * Atom("body", Spectral(), mass=3))
+            >>> tree.lr_scales()
+            {'body': 1.5, 'head': 0.25}
+        """
+        return {name: scale for name, (_, scale) in self._scaled_norms().items()}
+
+    def norm(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Modular norm (MD definitions 6 and 7), shape `()`. It ignores weights of mass 0.
+
+        Args:
+            weights: One tensor for each name of the tree, of the shape its norm asks for.
+
+        Raises:
+            ValueError: Names or shapes do not fit the tree.
+        """
+        moving = self._moving(weights)
+        terms = [norm.norm(weights[name]) / scale for name, (norm, scale) in moving.items()]
+        return reduce(torch.maximum, terms) if terms else torch.zeros(())
+
+    def dual_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The largest `<gradients, w>` over modular norm at most 1, shape `()`; fixed weights (mass 0) stay 0."""
+        moving = self._moving(gradients)
+        terms = [norm.dual_norm(gradients[name]) * scale for name, (norm, scale) in moving.items()]
+        return reduce(torch.add, terms) if terms else torch.zeros(())
+
+    def dualize(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Duality map of the modular norm (MD section 4.3): the step of norm 1 that attains the dual norm.
+
+        It is as exact as the atoms' own maps: a Newton-Schulz iteration overshoots by what it declares, and a rare
+        symbol whose inflation is capped falls short.
+
+        Args:
+            gradients: One tensor for each name of the tree.
+
+        Returns:
+            Updates under the same names; zeros for weights of mass 0.
+
+        Raises:
+            ValueError: Names or shapes do not fit the tree.
+
+        Example:
+            >>> import torch
+            >>> from wellnormed.modular import Atom
+            >>> from wellnormed.norms import Sign
+            >>> tree = Atom("b", Sign()) @ Atom("a", Sign(), mass=3)
+            >>> g = torch.tensor([[2.0, -5.0]])
+            >>> {name: update.tolist() for name, update in tree.dualize({"a": g, "b": g}).items()}
+            {'a': [[0.75, -0.75]], 'b': [[0.25, -0.25]]}
+        """
+        moving = self._moving(gradients)
+        return {
+            name: moving[name][0].dualize(g) * moving[name][1] if name in moving else torch.zeros_like(g)
+            for name, g in gradients.items()
+        }
+
+    def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Parameter groups for any `torch.optim.Optimizer`: one for each value of `lr_scales`.
+
+        Args:
+            model: Where the names of the tree are looked up.
+            lr: Learning rate of the whole tree; a group's own is `lr` times its scale.
+
+        Returns:
+            Dictionaries with `params`, a list of (name, parameter), and `lr`.
+
+        Raises:
+            ValueError: A trainable parameter of the model is not in the tree, or a name of the tree not in the model.
+
+        Example:
+            >>> import torch
+            >>> from wellnormed.modular import modular_tree
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+            >>> optimizer = torch.optim.SGD(modular_tree(model).param_groups(model, lr=0.1))
+            >>> optimizer.param_groups[0]["lr"]
+            0.05
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr={lr} must be finite and not negative")
+        scales = self.lr_scales()
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        _check_names(scales, trainable, "the model's trainable parameters")
+        groups: dict[float, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+        for name, parameter in trainable.items():
+            groups[scales[name]].append((name, parameter))
+        return [{"params": named, "lr": lr * scale} for scale, named in groups.items()]
+
+    def _scaled_norms(self) -> dict[str, tuple[Norm, float]]:
+        found: dict[str, tuple[Norm, float]] = {}
+        for place in self.places():
+            norm, smallest = found.get(place.name, (place.norm, math.inf))
+            if norm != place.norm:
+                raise ValueError(
+                    f"{place.name!r} stands in the tree with two norms, {norm!r} and {place.norm!r}; a shared weight "
+                    "needs one: give both places the same norm, or untie them"
+                )
+            found[place.name] = norm, min(smallest, self._scale(place))
+        return found
+
+    def _scale(self, place: Place) -> float:
+        if place.mass == 0:
+            return 0.0
+        if not 0 < place.downstream < math.inf:
+            raise ValueError(
+                f"{place.name!r} has mass {place.mass:g}, but the sensitivity of what follows it is "
+                f"{place.downstream:g}, so that no finite step would be its share; give it mass 0 (then it stays "
+                "fixed) or mend the sensitivities and factors that follow it"
+            )
+        return place.mass / self.mass / place.downstream
+
+    def _moving(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Norm, float]]:
+        scaled = self._scaled_norms()
+        _check_names(scaled, tensors, "the given tensors")
+        for name, (norm, _) in scaled.items():
+            norm.check_shape(tensors[name].shape, name)
+        return {name: (norm, scale) for name, (norm, scale) in scaled.items() if scale > 0}
+
+
+def _check_names(tree: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
+    if missing := [name for name in tree if name not in given]:
+        raise ValueError(f"{what} lack {', '.join(missing)}, which the modular tree holds")
+    if extra := [name for name in given if name not in tree]:
+        raise ValueError(f"the modular tree lacks {', '.join(extra)}, found among {what}; add them as atoms")

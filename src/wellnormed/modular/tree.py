@@ -1,0 +1,285 @@
+"""Atoms, bonds and the two ways to combine them (Modular Duality, definitions 4, 6 and 7).
+
+A tree describes an existing model: which weight acts where, how much it matters (mass), and how far each piece can
+stretch a change of its input (sensitivity), for weights and inputs in their unit balls. It has no forward pass, so no
+sensitivity can ever scale an output; a factor of the model enters as a `Scalar`, whose sensitivity follows from it.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from wellnormed.modular.printing import draw
+from wellnormed.modular.sharing import Place, WeightSpace
+from wellnormed.norms import Norm
+from wellnormed.norms.assignment import match_patterns
+
+
+class NormedModule(WeightSpace):
+    """A piece of a network with a mass, a sensitivity and a norm on its weights; immutable.
+
+    Operators, read from right to left like functions: `f @ g` composes, `f @ (g, h)` feeds a tuple, `f + g` adds the
+    outputs, `c * f` multiplies the output.
+
+    Attributes:
+        mass: Share of feature learning among its siblings, not negative; the sum of its atoms' masses.
+        sensitivity: Lipschitz constant in the input, not negative.
+
+    Example:
+        >>> from wellnormed.norms import Spectral
+        >>> mlp = Atom("out", Spectral()) @ Bond("relu") @ Atom("in", Spectral())
+        >>> branch = 0.5 * mlp
+        >>> branch.mass, branch.sensitivity, branch.lr_scales()
+        (2.0, 0.5, {'in': 1.0, 'out': 1.0})
+    """
+
+    if TYPE_CHECKING:  # as for `mass` in `WeightSpace`
+
+        @property
+        def sensitivity(self) -> float:
+            """Lipschitz constant in the input."""
+            ...
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Name in the printed tree."""
+
+    @property
+    def children(self) -> "tuple[NormedModule, ...]":
+        """Parts, in the order in which data flows."""
+        return ()
+
+    @abstractmethod
+    def map_atoms(self, change: "Callable[[Atom], Atom]") -> "NormedModule":
+        """The same tree with every atom changed."""
+
+    def with_masses(self, masses: Mapping[str, float]) -> "NormedModule":
+        """Set the mass of single atoms.
+
+        Args:
+            masses: Name pattern (`fnmatch`; a module's name stands for all below it) -> mass of *each* atom it
+                matches. Mass 0 fixes a weight. For the mass of a group as a whole see `tare`.
+
+        Raises:
+            ValueError: A pattern matches nothing or overlaps another, or a mass is not a finite number >= 0.
+        """
+        owner = match_patterns(masses, self.names(), "with_masses")
+        return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
+
+    def tare(self, mass: float, pattern: str = "*") -> "NormedModule":
+        """Set the total mass of the atoms that a pattern matches, keeping their proportions.
+
+        Args:
+            mass: New sum of their masses.
+            pattern: As in `with_masses`; all atoms by default.
+
+        Raises:
+            ValueError: The pattern matches nothing, or only atoms of mass 0.
+
+        Example:
+            LT appendix F gives all blocks together mass 32, beside an embedding and a head of mass 1:
+
+            >>> from wellnormed.norms import Spectral
+            >>> atoms = [Atom(name, Spectral()) for name in ("head", "blocks.1", "blocks.0", "embed")]
+            >>> tree = compose(*atoms).tare(32, "blocks.*")
+            >>> tree.mass, tree.lr_scales()["blocks.0"] == 16 / 34
+            (34.0, True)
+        """
+        owner = match_patterns([pattern], self.names(), "tare")
+        total = sum(place.mass for place in self.places() if place.name in owner)
+        if total == 0 and mass != 0:
+            raise ValueError(
+                f"the atoms matching {pattern!r} have mass 0, which no factor turns into {mass}; use with_masses"
+            )
+        factor = mass / total if total else 0.0
+        return self.map_atoms(lambda atom: replace(atom, mass=atom.mass * factor) if atom.name in owner else atom)
+
+    def names(self) -> list[str]:
+        """The names of the tree's weights, each once, in the order in which data flows."""
+        return list(dict.fromkeys(place.name for place in self.places()))
+
+    def __matmul__(self, other: "NormedModule | tuple[NormedModule, ...]") -> "NormedModule":
+        return compose(self, concatenate(*other) if isinstance(other, tuple) else other)
+
+    def __add__(self, other: "NormedModule") -> "NormedModule":
+        return compose(Bond("add"), concatenate(self, other))
+
+    def __rmul__(self, factor: float) -> "NormedModule":
+        return compose(Scalar(factor), self)
+
+    def __str__(self) -> str:
+        return draw(self)
+
+
+@dataclass(frozen=True)
+class Atom(NormedModule):
+    """A weight: the name of a parameter and the norm it lives in.
+
+    Args:
+        name: As in `model.named_parameters()`.
+        weight_norm: Bounds what the weight does: |J_w dw| <= weight_norm(dw) on unit inputs (MD definition 5).
+        mass: Share of feature learning; 0 fixes the weight.
+        sensitivity: Of its output to its input at weight norm 1; 0 for a bias, which has no input.
+
+    Raises:
+        ValueError: Mass or sensitivity is negative or not finite.
+    """
+
+    name: str
+    weight_norm: Norm
+    mass: float = 1.0
+    sensitivity: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.name, mass=self.mass, sensitivity=self.sensitivity)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        yield Place(self.name, self.weight_norm, self.mass, downstream)
+
+    def map_atoms(self, change: "Callable[[Atom], Atom]") -> NormedModule:
+        return change(self)
+
+
+class _Weightless(NormedModule):
+    mass = 0.0
+
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        yield from ()
+
+    def map_atoms(self, change: "Callable[[Atom], Atom]") -> NormedModule:
+        return self
+
+
+@dataclass(frozen=True)
+class Bond(_Weightless):
+    """A function without weights, such as an activation (MD section 4.2).
+
+    Args:
+        name: What it does.
+        sensitivity: Its Lipschitz constant, where its inputs have norm at most 1.
+
+    Raises:
+        ValueError: The sensitivity is negative or not finite.
+    """
+
+    name: str
+    sensitivity: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.name, sensitivity=self.sensitivity)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Scalar(_Weightless):
+    """Multiplication by a constant *in the model's forward pass*; its sensitivity is the constant's size.
+
+    Args:
+        factor: The constant, of any sign.
+    """
+
+    factor: float
+    sensitivity: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sensitivity", abs(self.factor))
+        _check(self.title, sensitivity=self.sensitivity)
+
+    @property
+    def title(self) -> str:
+        return f"times {self.factor:.6g}"
+
+
+@dataclass(frozen=True)
+class _Compound(NormedModule):
+    modules: tuple[NormedModule, ...]
+    label: str = ""
+    """Name in the printed tree, such as a module's."""
+    mass: float = field(init=False)
+    sensitivity: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mass", math.fsum(m.mass for m in self.modules))
+        object.__setattr__(self, "sensitivity", self._sensitivity())
+
+    @abstractmethod
+    def _sensitivity(self) -> float: ...
+
+    def map_atoms(self, change: Callable[[Atom], Atom]) -> NormedModule:
+        return replace(self, modules=tuple(m.map_atoms(change) for m in self.modules))
+
+
+@dataclass(frozen=True)
+class Composition(_Compound):
+    """One module after another (MD definition 6); `modules` stand as written, the last is applied first."""
+
+    def _sensitivity(self) -> float:
+        return math.prod(m.sensitivity for m in self.modules)
+
+    @property
+    def title(self) -> str:
+        return self.label or "compose"
+
+    @property
+    def children(self) -> tuple[NormedModule, ...]:
+        return self.modules[::-1]
+
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        following = []
+        for module in self.modules:
+            following.append((module, downstream))
+            downstream *= module.sensitivity
+        for module, after in reversed(following):
+            yield from module.places(after)
+
+
+@dataclass(frozen=True)
+class Concatenation(_Compound):
+    """Several modules on one input, their outputs side by side as a tuple (MD definition 7)."""
+
+    def _sensitivity(self) -> float:
+        return math.fsum(m.sensitivity for m in self.modules)
+
+    @property
+    def title(self) -> str:
+        return self.label or "concatenate"
+
+    @property
+    def children(self) -> tuple[NormedModule, ...]:
+        return self.modules
+
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        for module in self.modules:
+            yield from module.places(downstream)
+
+
+def compose(*modules: NormedModule) -> Composition:
+    """`compose(f, g, h)` is `f @ g @ h`: h is applied first. Compositions without a label are merged into one.
+
+    Mass is the sum, sensitivity the product (MD definition 6). That each output fits the next input is up to the model.
+    """
+    parts: list[NormedModule] = []
+    for module in modules:
+        parts += module.modules if isinstance(module, Composition) and not module.label else [module]
+    return Composition(tuple(parts))
+
+
+def concatenate(*modules: NormedModule) -> Concatenation:
+    """The tuple `(f, g, ...)` of modules on one input: masses and sensitivities add (MD definition 7)."""
+    return Concatenation(modules)
+
+
+def _check(name: str, **numbers: float) -> None:
+    for what, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{what}={number} of {name!r} must be finite and not negative")

@@ -1,0 +1,119 @@
+"""Norms of convolution kernels that have an oracle (Modular Duality, example 7; Norm-Constrained LMOs, released code).
+
+The kernel is taken as a collection of matrices. The norm of the operator on images, which has no oracle, is in
+`conv_operator`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wellnormed.norms.lifted import Lifted
+from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
+
+
+@dataclass(frozen=True, repr=False)
+class SpectralConv(Lifted):
+    """Norm of a kernel `(d_out, d_in / groups, *k)` with K positions.
+
+    The modes:
+
+    - `"positions"`: `K max_t |W_t|_{RMS -> RMS}` over the kernel's positions (MD example 7, for 2-D kernels). It bounds
+      the largest RMS of a pixel of the output when every pixel of the input has RMS at most 1, and
+      `sqrt(d_in / d_out)` times the l2 operator norm, for any stride and zero padding.
+    - `"patches"`: `K sqrt(d_in / d_out) sigma_max` of the kernel as one matrix `(d_out, d_in K)`, one product instead
+      of K (LMO's released code, whose start is that of the other mode and lies in this ball only up to `sqrt(K)`). It
+      is never below the first. Rules for singular values act on this mode alone: its matrix lies in place.
+
+    With groups, the largest over the groups. A strided transposed convolution adds fewer than K positions to a pixel,
+    so its norm is overstated.
+
+    Args:
+        spatial: Dimensions of the image, 1 to 3.
+        mode: See above.
+        groups: Groups of the convolution.
+        transposed: The weight is `(d_in, d_out / groups, *k)`, as in `nn.ConvTranspose2d`.
+        inner: Settings of the oracle; its unit of `(d_out, d_in)`, divided by K, is this norm's.
+            Kernels have their own layout: leave `input_axis` alone.
+
+    Raises:
+        ValueError: Unknown mode, or numbers out of range.
+
+    Example:
+        >>> w = SpectralConv().initialize_(torch.empty(8, 4, 3, 3), torch.Generator().manual_seed(0))
+        >>> round(9 * float(Spectral().norm(w[:, :, 0, 0])), 4)
+        1.0
+    """
+
+    spatial: int = 2
+    mode: Literal["positions", "patches"] = "positions"
+    groups: int = 1
+    transposed: bool = False
+    inner: Spectral = RMS_TO_RMS  # pyrefly: ignore[bad-override]
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("positions", "patches"):
+            raise ValueError(f"SpectralConv: mode={self.mode!r} must be 'positions' or 'patches'")
+        if self.spatial not in (1, 2, 3):
+            raise ValueError(f"SpectralConv: spatial={self.spatial} must be 1, 2 or 3, the dimensions of the image")
+        if self.inner.input_axis != 1:
+            raise ValueError("SpectralConv: inner has input_axis=0; say transposed=True for kernels stored input first")
+        if self.groups < 1:
+            raise ValueError(f"SpectralConv: groups={self.groups} must be at least 1")
+
+    @property
+    def ndim(self) -> int:
+        return 2 + self.spatial
+
+    def _channels(self, weight: Tensor) -> tuple[int, int, int]:
+        """Outputs and inputs of one group, and positions."""
+        first, second, *kernel = weight.shape[weight.ndim - self.ndim :]
+        first //= self.groups
+        return (second, first, math.prod(kernel)) if self.transposed else (first, second, math.prod(kernel))
+
+    def cut(self, weight: Tensor) -> list[Tensor]:
+        batch = weight.ndim - self.ndim
+        x = weight.unflatten(batch, (self.groups, -1)).flatten(batch + 3)  # groups, two kinds of channels, positions
+        if self.transposed:
+            x = x.transpose(-3, -2)
+        return [x.flatten(-2) if self.mode == "patches" else x.movedim(-1, -3).flatten(-4, -3)]
+
+    def join(self, batches: list[Tensor], weight: Tensor) -> Tensor:
+        _, d_in, positions = self._channels(weight)
+        [x] = batches
+        if self.mode == "patches":
+            x = x.unflatten(-1, (d_in, positions))
+        else:
+            x = x.unflatten(-3, (self.groups, positions)).movedim(-3, -1)
+        if self.transposed:
+            x = x.transpose(-3, -2)
+        return x.reshape(weight.shape)
+
+    def unit(self, weight: Tensor) -> float:
+        d_out, d_in, positions = self._channels(weight)
+        return self.inner.unit_of(d_out, d_in) / positions
+
+    def factor(self, weight: Tensor) -> float:
+        d_out, d_in, positions = self._channels(weight)
+        inner_d_in = d_in * positions if self.mode == "patches" else d_in
+        return self.inner.unit_of(d_out, inner_d_in) / self.unit(weight)
+
+    def matrices(self, weight: Tensor) -> Tensor:
+        _, _, positions = self._channels(weight)
+        if (self.mode == "positions" and positions > 1) or self.transposed:
+            raise ValueError(
+                f"the slices of {self!r} do not lie one after the other in the kernel, as a rule on singular values "
+                "needs them; use mode='patches' (not for transposed convolutions), or leave this weight out of the rule"
+            )
+        return self.cut(weight)[0]
+
+    def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
+        super().check_shape(shape, name)
+        if shape[0] % self.groups:
+            raise ValueError(
+                f"{name} has {shape[0]} channels in its first dimension, which groups={self.groups} does not divide; "
+                "give the convolution's own number of groups"
+            )

@@ -1,0 +1,94 @@
+"""Norms that are the largest entry: their oracle is the sign (Norm-Constrained LMOs, tables 2 to 4)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellnormed.norms.base import Norm, entries
+
+
+class _LargestEntry(Norm):
+    """`inputs * max |w|`."""
+
+    def _inputs(self, weight: Tensor) -> int:
+        return 1
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return entries(weight.abs(), self.ndim).amax(-1) * self._inputs(weight)
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        return entries(gradient.abs(), self.ndim).sum(-1) / self._inputs(gradient)
+
+    def dualize(self, gradient: Tensor) -> Tensor:
+        return gradient.sign() / self._inputs(gradient)
+
+
+@dataclass(frozen=True, repr=False)
+class Sign(_LargestEntry):
+    """1 -> infinity operator norm: the largest entry in absolute value. Its oracle is the sign (Signum).
+
+    The norm of heads that map to logits, and of tables of additive attention biases, where it bounds what one entry
+    can add to a logit. `scaled` multiplies it by the number of inputs `d_in` (LMO table 3, last layer; the released
+    code's default), which bounds both RMS -> infinity and infinity -> infinity; the oracle is `sign / d_in`.
+
+    Args:
+        scaled: Multiply by the number of inputs that one output adds up.
+        ndim: Dimensions of the weight: 2 for a matrix, 3 to 5 for a convolution's kernel, 1 for a vector.
+        output_axis: Axis that indexes outputs; `d_in` is the product of the others. 0 where outputs come first, 1
+            for transposed convolutions, where with groups it counts the inputs of all groups.
+
+    Raises:
+        ValueError: `scaled` for a weight without inputs.
+
+    Example:
+        >>> Sign(scaled=True).dualize(torch.tensor([[3.0, -1.0]]))
+        tensor([[ 0.5000, -0.5000]])
+    """
+
+    scaled: bool = False
+    ndim: int = 2  # pyrefly: ignore[bad-override]
+    output_axis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scaled and not 0 <= self.output_axis < self.ndim >= 2:
+            raise ValueError(
+                f"Sign: scaled=True with ndim={self.ndim} and output_axis={self.output_axis} has no inputs to count; "
+                "leave scaled out for vectors, and choose output_axis 0 or 1"
+            )
+
+    def _inputs(self, weight: Tensor) -> int:
+        if not self.scaled:
+            return 1
+        shape = weight.shape[weight.ndim - self.ndim :]
+        return math.prod(shape) // max(1, shape[self.output_axis])
+
+    @torch.no_grad()
+    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with random signs."""
+        device = weight.device if generator is None else generator.device
+        signs = torch.empty(weight.shape, dtype=weight.dtype, device=device).bernoulli_(0.5, generator=generator)
+        return weight.copy_(signs.mul_(2).sub_(1).div_(self._inputs(weight)))
+
+
+@dataclass(frozen=True, repr=False)
+class Gain(_LargestEntry):
+    """The largest gain in absolute value: the RMS -> RMS norm of a diagonal map, as the gains of norm layers are.
+
+    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign.
+
+    Args:
+        ndim: Dimensions of the gains; 0 for one number that multiplies all.
+
+    Example:
+        >>> Gain().norm(torch.tensor([1.0, -2.0]))
+        tensor(2.)
+    """
+
+    ndim: int = 1  # pyrefly: ignore[bad-override]
+
+    @torch.no_grad()
+    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with ones; nothing is drawn."""
+        return weight.fill_(1)

@@ -1,0 +1,67 @@
+"""Descent in the modular norm: one step, shared among the layers by mass and sensitivity."""
+
+from torch import nn
+
+from wellnormed.modular import NormedModule, modular_tree
+from wellnormed.norms import AssignedParameter, Assignment
+from wellnormed.optim.conditional_gradient import ConditionalGradient
+
+
+class ModularDescent(ConditionalGradient):
+    """Modular dualization (MD section 4.3) of the momentum: `w <- w - lr dualize(m)` in the modular norm of the model.
+
+    A step has modular norm `lr`: each weight's share is its part of the mass divided by the sensitivity of what
+    follows it, so that the output moves by at most `lr` for weights and activations in the unit ball.
+
+    Args:
+        model: The model.
+        lr: Length of a step in the modular norm.
+        tree: The model's modules with mass and sensitivity; `modular_tree(model)` without it. Parameters of mass 0
+            stay where they are.
+        momentum: Fraction of the buffer that is kept; 0 is MD's learning-rate transfer experiment.
+        nesterov: See `ConditionalGradient`.
+        weight_decay: Fraction of the weight, per unit of its own learning rate, removed before the step.
+
+    Raises:
+        ValueError: A module without a known sensitivity, a trainable parameter outside the tree, or a name of the tree
+            that the model does not have.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+        >>> optimizer = ModularDescent(model, lr=0.1)
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.05]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        tree: NormedModule | None = None,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.tree = modular_tree(model) if tree is None else tree
+        norms = {place.name: place.norm for place in self.tree.places()}
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if outside := [name for name in trainable if name not in norms]:
+            raise ValueError(f"the modular tree lacks {', '.join(outside)}; add them as atoms, or freeze them")
+        if unknown := [name for name in norms if name not in trainable]:
+            raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
+        scales = self.tree.lr_scales()
+        assigned = tuple(
+            AssignedParameter(name, p, norms[name], f"{scales[name]:.4g} of the modular step")
+            for name, p in trainable.items()
+        )
+        frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+        super().__init__(
+            Assignment(assigned, frozen),
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            lr_scales=scales,
+        )

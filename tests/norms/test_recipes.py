@@ -1,0 +1,265 @@
+"""Which norm every kind of layer gets, under every recipe."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import wellnormed as wn
+from wellnormed.norms import BiasRMS, Gain, Norm, SpectralConv, Split
+
+SPECTRAL = wn.Spectral()
+LOGITS = wn.Sign(scaled=True)
+IMAGE = wn.Spectral(scaling="pixels")
+PATCHES = SpectralConv(mode="patches")
+
+
+def norms(model: nn.Module, recipe: str) -> dict[str, Norm | None]:
+    return {a.name: a.norm for a in wn.assign_norms(model, recipe)}
+
+
+class Block(nn.Module):
+    """A block of GPT-2, its attention's three projections fused in one linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
+class GPT2(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(11, 4)
+        self.wpe = nn.Embedding(6, 4)
+        self.h = nn.ModuleList([Block(4)])
+        self.ln_f = nn.LayerNorm(4)
+        self.lm_head = nn.Linear(4, 11, bias=False)
+        if tied:
+            self.lm_head.weight = self.wte.weight
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.GroupNorm(2, 8),
+        nn.ConvTranspose2d(8, 4, 2, stride=2),
+        nn.PReLU(),
+        nn.Flatten(),
+        nn.Linear(4, 6),
+        nn.Linear(6, 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "embedding", "hidden", "head", "gain", "bias"),
+    [
+        ("modular", wn.ColNorm(0, 16), SPECTRAL, SPECTRAL, Gain(), BiasRMS()),
+        ("language", wn.ColNorm(0), SPECTRAL, LOGITS, Gain(), BiasRMS()),
+        ("tied", wn.Sign(), SPECTRAL, LOGITS, Gain(), BiasRMS()),
+        ("sign-only", wn.Sign(), LOGITS, LOGITS, Gain(), wn.Sign(ndim=1)),
+        ("muon", None, SPECTRAL, None, None, None),
+    ],
+)
+def test_a_block_of_gpt_2(recipe, embedding, hidden, head, gain, bias):
+    got = norms(GPT2(tied=False), recipe)
+    assert got["wte.weight"] == got["wpe.weight"] == embedding
+    assert got["h.0.c_attn.weight"] == got["h.0.mlp.2.weight"] == hidden
+    assert got["lm_head.weight"] == head
+    assert got["h.0.ln_1.weight"] == got["ln_f.weight"] == gain
+    assert got["h.0.ln_1.bias"] == got["h.0.c_attn.bias"] == bias
+
+
+def test_weight_sharing_as_recommended():
+    """Sign -> Spectral -> Sign (LMO recommendation 3.1 iii)."""
+    got = norms(GPT2(tied=True), "tied")
+    assert (got["wte.weight"], got["h.0.c_attn.weight"]) == (LOGITS, SPECTRAL)
+    assert "lm_head.weight" not in got
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (
+            "modular",
+            (
+                SpectralConv(),
+                SpectralConv(groups=8),
+                SpectralConv(transposed=True),
+                SPECTRAL,
+                SPECTRAL,
+            ),
+        ),
+        (
+            "image",
+            (
+                SpectralConv(mode="patches", inner=IMAGE),
+                SpectralConv(mode="patches", groups=8),
+                SpectralConv(mode="patches", transposed=True),
+                SPECTRAL,
+                LOGITS,
+            ),
+        ),
+        (
+            "sign-only",
+            (
+                wn.Sign(scaled=True, ndim=4),
+                wn.Sign(scaled=True, ndim=4),
+                wn.Sign(scaled=True, ndim=4, output_axis=1),
+                LOGITS,
+                LOGITS,
+            ),
+        ),
+        (
+            "muon",
+            (
+                PATCHES,
+                SpectralConv(mode="patches", groups=8),
+                SpectralConv(mode="patches", transposed=True),
+                SPECTRAL,
+                None,
+            ),
+        ),
+    ],
+)
+def test_a_small_cnn(recipe, expected):
+    got = norms(small_cnn(), recipe)
+    assert tuple(got[f"{i}.weight"] for i in (0, 2, 4, 7, 8)) == expected
+    gains = (None, None, None) if recipe == "muon" else (Gain(), Gain(), Gain())
+    assert tuple(got[f"{i}.weight"] for i in (1, 3, 5)) == gains
+
+
+def test_the_first_layer_of_an_image_model_is_named():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
+    first = next(iter(wn.assign_norms(model, "image")))
+    assert first.norm == IMAGE
+    assert first.reason == "first layer, nn.Linear"
+    alone = next(iter(wn.assign_norms(nn.Linear(12, 2), "image")))  # first and last: its outputs are logits
+    assert alone.norm == LOGITS
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_convolutions_of_every_dimension(spatial):
+    plain = getattr(nn, f"Conv{spatial}d")(4, 6, 3, groups=2)
+    transposed = getattr(nn, f"ConvTranspose{spatial}d")(4, 6, 3, groups=2)
+    assert norms(plain, "modular")["weight"] == SpectralConv(spatial, groups=2)
+    assert norms(transposed, "modular")["weight"] == SpectralConv(spatial, groups=2, transposed=True)
+
+
+def test_attention_with_a_fused_and_with_separate_projections():
+    fused = norms(nn.MultiheadAttention(4, 2, add_bias_kv=True), "modular")
+    assert fused["in_proj_weight"] == Split(3)
+    assert fused["in_proj_bias"] == BiasRMS()
+    assert fused["bias_k"] == BiasRMS(ndim=3)
+    assert fused["out_proj.weight"] == SPECTRAL
+    separate = norms(nn.MultiheadAttention(4, 2, kdim=6, vdim=5), "modular")
+    assert separate["q_proj_weight"] == separate["k_proj_weight"] == separate["v_proj_weight"] == SPECTRAL
+    assert norms(nn.MultiheadAttention(4, 2), "sign-only")["in_proj_weight"] == LOGITS
+
+
+def test_an_encoder_layer_without_a_head_warns_by_its_table_that_its_last_linear_is_taken_for_one():
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    got = norms(model, "modular")
+    assert (got["self_attn.in_proj_weight"], got["linear2.weight"]) == (Split(3), SPECTRAL)
+    assert (got["norm1.weight"], got["norm2.bias"]) == (Gain(), BiasRMS())
+    last = next(a for a in wn.assign_norms(model, "language") if a.name == "linear2.weight")
+    assert (last.norm, last.reason) == (LOGITS, "last nn.Linear by order of registration")
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [(nn.LSTM(3, 4, proj_size=2), Split(4)), (nn.GRU(3, 4), Split(3)), (nn.RNN(3, 4), SPECTRAL)],
+)
+def test_recurrent_layers_have_one_slice_for_every_gate(layer, expected):
+    got = norms(layer, "modular")
+    assert got["weight_ih_l0"] == got["weight_hh_l0"] == expected
+    assert got["bias_ih_l0"] == BiasRMS()
+    assert got.get("weight_hr_l0", SPECTRAL) == SPECTRAL
+
+
+def test_gains_of_several_dimensions_of_other_libraries_and_of_one_number():
+    class LlamaRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+    model = nn.Sequential(nn.LayerNorm((2, 3)), nn.RMSNorm(4), nn.InstanceNorm1d(4, affine=True), LlamaRMSNorm())
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    got = norms(model, "modular")
+    assert (got["0.weight"], got["0.bias"]) == (Gain(2), BiasRMS(2))
+    assert got["1.weight"] == got["2.weight"] == got["3.weight"] == Gain()
+    assert got["temperature"] == Gain(0)
+    assert "gain of LlamaRMSNorm, by its name" in str(wn.assign_norms(model))
+
+
+def test_gpt_2_of_transformers_stores_its_matrices_inputs_first():
+    class Conv1D(nn.Module):
+        __module__ = "transformers.pytorch_utils"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.zeros(4, 12)), nn.Parameter(torch.zeros(12))
+
+    assert norms(Conv1D(), "language") == {"weight": wn.Spectral(input_axis=0), "bias": BiasRMS()}
+    assert norms(Conv1D(), "sign-only")["weight"] == wn.Sign(scaled=True, output_axis=1)
+
+
+def test_bags_of_symbols_are_embeddings():
+    assert norms(nn.EmbeddingBag(5, 4), "language") == {"weight": wn.ColNorm(0)}
+
+
+class LoRALinear(nn.Module):
+    """As peft names it: the frozen layer, and two dictionaries of adapters."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+
+
+@pytest.mark.parametrize("recipe", ["modular", "language", "image", "muon"])
+def test_low_rank_adapters_are_matrices_and_never_the_last_layer(recipe):
+    model = nn.Sequential(LoRALinear(nn.Linear(4, 6), 2), LoRALinear(nn.Linear(6, 5), 2))
+    assignment = wn.assign_norms(model, recipe)
+    assert {a.norm for a in assignment} == {SPECTRAL}
+    assert {a.reason for a in assignment} == {"LoRA factor"}
+    assert len(assignment) == len(assignment.frozen) == 4
+
+
+def test_low_rank_adapters_as_bare_parameters():
+    layer = nn.Linear(4, 6).requires_grad_(False)
+    layer.lora_A, layer.lora_B = nn.Parameter(torch.zeros(2, 4)), nn.Parameter(torch.zeros(6, 2))
+    embedding = nn.Module()
+    embedding.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.zeros(2, 9))})
+    embedding.lora_embedding_B = nn.ParameterDict({"default": nn.Parameter(torch.zeros(4, 2))})
+    got = norms(nn.ModuleDict({"layer": layer, "embedding": embedding}), "language")
+    assert got["layer.lora_A"] == got["layer.lora_B"] == SPECTRAL
+    assert got["embedding.lora_embedding_A.default"] == wn.ColNorm()
+    assert got["embedding.lora_embedding_B.default"] == SPECTRAL
+
+
+@pytest.mark.parametrize("parametrize", [parametrizations.spectral_norm, parametrizations.orthogonal])
+def test_the_original_of_a_parametrized_weight_has_the_norm_of_that_weight(parametrize):
+    model = nn.Sequential(parametrize(nn.Linear(4, 4)), nn.Linear(4, 2))
+    found = {a.name: a for a in wn.assign_norms(model, "language")}["0.parametrizations.weight.original"]
+    assert found.norm == SPECTRAL
+    assert found.reason == "the original of a parametrized nn.Linear"
+
+
+def test_a_parametrization_of_several_originals_is_refused_with_a_remedy():
+    model = parametrizations.weight_norm(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"original0.*remove_parametrizations"):
+        wn.assign_norms(model)
+    overrides = {"parametrizations.weight.original0": wn.Sign(), "parametrizations.weight.original1": wn.Spectral()}
+    assert len(wn.assign_norms(model, overrides=overrides)) == 3
+
+
+def test_a_bilinear_layer_has_no_rule():
+    with pytest.raises(ValueError, match=r"'weight' of shape \(4, 2, 3\) in Bilinear has no norm"):
+        wn.assign_norms(nn.Bilinear(2, 3, 4))

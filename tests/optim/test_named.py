@@ -1,0 +1,145 @@
+"""Published optimizers against their own code, or against their formulas."""
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+EXACT = wn.Spectral(method="svd")
+
+
+class Block(nn.Module):
+    """A language model in small: embedding, two hidden matrices with a norm layer, head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 6)
+        self.up, self.gain, self.down = nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 6, bias=False)
+        self.head = nn.Linear(6, 11)
+
+    def forward(self, tokens):
+        return self.head(self.down(torch.relu(self.gain(self.up(self.embedding(tokens))))))
+
+
+def train(model, optimizers, steps=6):
+    for seed in range(steps):
+        tokens = torch.randint(11, (16,), generator=torch.Generator().manual_seed(seed))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens), (tokens + 1) % 11).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def parameters(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.fixture
+def torch_muon_in_float32(monkeypatch):
+    """torch.optim.Muon casts to bfloat16 to iterate; without that cast both compute the same numbers."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+
+
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_muon_is_torch_muon_with_adamw_on_the_rest(torch_muon_in_float32, adjust_lr_fn, nesterov, weight_decay):
+    ours, theirs = Block(), Block()
+    muon = wn.Muon(
+        wn.assign_norms(ours, recipe="muon"),
+        lr=0.05,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        adjust_lr_fn=adjust_lr_fn,
+        adamw=wn.AdamWSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
+    )
+    hidden = [theirs.up.weight, theirs.down.weight]
+    rest = [p for p in theirs.parameters() if all(p is not h for h in hidden)]
+    peers = [
+        torch.optim.Muon(hidden, lr=0.05, nesterov=nesterov, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
+        torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
+    ]
+    train(ours, [muon])
+    train(theirs, peers)
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        # six steps of five float32 iterations; hidden matrices are multiplied in another order
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_muon_is_the_standalone_muon():
+    """Jordan's own text: buffer <- b buffer + g, update g + b buffer, sqrt(max(1, rows / columns))."""
+    model = nn.Linear(5, 8, bias=False, dtype=torch.float64)
+    w, buffer = model.weight.detach().clone(), torch.zeros(8, 5, dtype=torch.float64)
+    optimizer = wn.Muon(wn.assign_norms(model, overrides={"weight": EXACT}), lr=0.1, adjust_lr_fn="original")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        g = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+        model.weight.grad = g
+        optimizer.step()
+        buffer = 0.95 * buffer + g
+        w -= 0.1 * (8 / 5) ** 0.5 * wn.matrix.msign(g + 0.95 * buffer, method="svd")
+    torch.testing.assert_close(model.weight.detach(), w)
+
+
+def test_signum_and_normalized_sgd_take_any_parameter():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 2))
+    for make, norm in ((wn.Signum, torch.inf), (wn.NormalizedSGD, 2)):
+        optimizer = make(model.parameters(), lr=0.25, momentum=0.0)
+        before = parameters(model)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+        optimizer.step()
+        for a, b in zip(before, model.parameters(), strict=True):
+            moved = torch.linalg.vector_norm(b.detach() - a, norm)
+            torch.testing.assert_close(moved, torch.tensor(0.25))
+    named = wn.Signum(model.named_parameters(), lr=0.1)
+    assert named.update_norm("0.weight") == 0.1
+    assert wn.Signum([{"params": [model[2].weight], "lr": 1.0}], lr=0.1).update_norm("0") == 1.0
+
+
+def test_spectral_descent_is_the_sharp_operator():
+    model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+    before = model.weight.detach().clone()
+    g = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model.weight.grad = g.clone()
+    wn.SpectralDescent(wn.assign_norms(model, overrides={"weight": EXACT}), lr=0.1).step()
+    u, s, vh = torch.linalg.svd(g, full_matrices=False)
+    # in units where |W| = sqrt(d_in / d_out) sigma_max both the dual norm and the map carry sqrt(d_out / d_in)
+    torch.testing.assert_close(model.weight.detach(), before - 0.1 * s.sum() * (3 / 4) * (u @ vh))
+
+
+def test_modular_descent_is_modular_dualization():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)
+    )
+    assignment = wn.assign_norms(model, overrides={"*": EXACT})
+    tree = wn.modular_tree(model, assignment, masses={"2": 3.0})
+    optimizer = wn.ModularDescent(model, lr=0.1, tree=tree, momentum=0.0)
+    model(torch.randn(5, 4)).square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    for name, update in tree.dualize(gradients).items():
+        torch.testing.assert_close(model.get_parameter(name).detach(), before[name] - 0.1 * update)
+    moved = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+    torch.testing.assert_close(tree.norm(moved), torch.tensor(0.1))
+
+
+def test_modular_descent_refuses_what_the_tree_does_not_hold():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    tree = wn.modular.Atom("0.weight", wn.Spectral())
+    with pytest.raises(ValueError, match=r"lacks 1\.weight"):
+        wn.ModularDescent(model, lr=0.1, tree=tree)
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"no trainable 0\.weight"):
+        wn.ModularDescent(model, lr=0.1, tree=wn.modular.Atom("1.weight", wn.Spectral()) @ tree)
+
+
+@pytest.mark.parametrize("adjust_lr_fn", ["adamw", "spectral"])
+def test_unknown_adjustments_are_refused(adjust_lr_fn):
+    with pytest.raises(ValueError, match="adjust_lr_fn"):
+        wn.Muon(wn.assign_norms(Block(), recipe="muon"), adjust_lr_fn=adjust_lr_fn)
