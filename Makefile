@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types bench bench-step docs clean
+.PHONY: help install train test test-slow test-gpu lint types test-integrations bench bench-step docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -34,6 +34,10 @@ test-slow: $(STAMP)  ## Tests that take minutes or are statistical
 test-gpu: $(STAMP)  ## Tests that need a CUDA device
 	$(BIN)/pytest -m gpu
 
+test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Lightning, which it installs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
+	$(PYTEST) tests/examples
+
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -47,8 +51,9 @@ bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
 	$(BIN)/python -m benchmarks.matrix.table
 
-bench-step: $(STAMP)  ## Step time against AdamW, both presets
+bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/optimizer_step.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]" -c constraints.txt

@@ -61,6 +61,25 @@ def test_settings_of_a_group_are_its_own():
     assert optimizer.update_norm("0.bias") == 0.25
 
 
+def test_layer_wise_rates_reach_what_is_left_to_adamw():
+    model = network()
+    groups = [{"params": list(layer.parameters()), "lr": lr} for layer, lr in ((model[0], 0.1), (model[2], 0.2))]
+    groups.append({"params": list(model[4].parameters())})
+    optimizer = wn.Muon(
+        groups, lr=0.2, norms=wn.assign_norms(model, recipe="muon"), adamw=wn.AdamWSettings(lr=1e-3, weight_decay=0.5)
+    )
+    found = {name: (g["step_rule"], g["lr"]) for g in optimizer.param_groups for name in g["param_names"]}
+    assert found == {
+        "0.weight": ("unconstrained", 0.1),
+        "0.bias": ("adamw", 5e-4),
+        "2.weight": ("unconstrained", 0.2),
+        "2.bias": ("adamw", 1e-3),
+        "4.weight": ("adamw", 1e-3),
+        "4.bias": ("adamw", 1e-3),
+    }
+    assert optimizer.update_norm("0.bias") is None
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [

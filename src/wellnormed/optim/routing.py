@@ -85,6 +85,8 @@ def split(
 ) -> list[Group]:
     """Groups cut so that each has one learning rate and one rule: that of the engine, or AdamW for what has no norm.
 
+    A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
+
     Raises:
         ValueError: A pattern of `lr_scales` matches nothing or overlaps another, or a factor is out of range.
     """
@@ -101,8 +103,9 @@ def split(
             if has_norm:
                 result.append({**group, "params": pairs, "lr": group.get("lr", lr) * scale})
             else:
-                own = {key: value for key, value in group.items() if key in adamw and key != "lr"}
-                result.append({**adamw, **own, "params": pairs, "lr": adamw["lr"] * scale, "step_rule": "adamw"})
+                own = {key: value for key, value in group.items() if key in adamw}
+                own["lr"] = adamw["lr"] * scale * (group.get("lr", lr) / lr if lr else 1.0)
+                result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
     return result
 
 
