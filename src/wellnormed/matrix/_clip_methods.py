@@ -102,8 +102,9 @@ def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | N
         return None
     work = w.float()
     gram = work.mT @ work
-    if not bool(gram.isfinite().all()):
-        return None  # NaN, infinity or a square that overflowed: float64 tells them apart
+    if not bool(gram.diagonal(dim1=-2, dim2=-1).isfinite().all()):
+        # NaN, infinity or a square that overflowed, all of which the diagonal shows: float64 tells them apart
+        return None
     # In 16 bits, rounding of the result hides errors of some 1e-4.
     near = _NEAR if w.dtype == torch.float32 else _FAR
     estimate = (largest_eigenvalue_estimate(gram).double().sqrt() / upper).amax()
