@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from wellnormed.constraints.base import Constraint, State
-from wellnormed.norms import Assignment, Norm
+from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
-from wellnormed.parallel import Job, Local, Placement
+from wellnormed.parallel import Job, Placement, placement_for
+from wellnormed.parallel.layout import copy_, layout, whole
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,19 @@ class _Constrained:
 
 
 class Constraints:
-    """The rules attached to one optimizer. Before a step they check that they can hold; after it they hold."""
+    """The rules attached to one optimizer. Before a step they check that they can hold; after it they hold.
+
+    Rules run where the optimizer's oracles run (`ConditionalGradient.placement`). With parameters that lie over many
+    processes, making this object, `norms`, `norm_ratios` and `proved_ratios` are collective calls: every process must
+    make them. What the rules remember is the same in every process.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[_Constrained, ...]) -> None:
         self._optimizer = optimizer
         self._constrained = constrained
+        self._placement = _placement(optimizer, constrained)
         self._check()
+        self._project()
         self._state = {c.name: self._start(c) for c in constrained}
         self._hooks = (
             optimizer.register_step_pre_hook(lambda *_: self._check()),
@@ -45,14 +53,10 @@ class Constraints:
         for hook in self._hooks:
             hook.remove()
 
-    @torch.no_grad()
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
-        norms = {}
-        for (norm, *_), members in self._in_buckets(lambda c: (c.norm,)):
-            values = norm.norm(torch.stack([c.parameter for c in members])).tolist()
-            norms |= {c.name: value for c, value in zip(members, values, strict=True)}
-        return norms
+        buckets = self._in_buckets(lambda c: (c.norm,))
+        return self._measure((members for _, members in buckets), lambda norm, weights: norm.norm(weights))
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose rule promises one; the others are left out."""
@@ -70,11 +74,9 @@ class Constraints:
         Parameters whose rule promises nothing are left out.
         """
         promised = self.promised()
-        return {
-            c.name: float(c.norm.upper_bound(c.parameter.detach())) / promised[c.name]
-            for c in self._constrained
-            if c.name in promised
-        }
+        one_by_one = ([c] for c in self._constrained if c.name in promised)  # float64 copies of a batch would be large
+        bound = self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
+        return {name: bound[name] / promised[name] for name in bound}
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the rules remember from step to step, `PARAMETER.KEY` -> a copy; save it beside the optimizer's state.
@@ -107,18 +109,33 @@ class Constraints:
     def _update_norm(self, name: str) -> float | None:
         return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
 
-    @property
-    def _placement(self) -> Placement:
-        return self._optimizer.placement if isinstance(self._optimizer, ConditionalGradient) else Local()
-
     def _check(self) -> None:
         for c in self._constrained:
             c.rule.check(c.norm, self._update_norm(c.name), c.name)
 
     @torch.no_grad()
+    def _project(self) -> None:
+        jobs = [_projection(c) for c in self._constrained]
+        for c, (weights,) in zip(self._constrained, self._placement.run(jobs), strict=True):
+            copy_([c.parameter], weights)
+
+    @torch.no_grad()
     def _start(self, c: _Constrained) -> State:
-        c.parameter.copy_(c.rule.project(c.parameter, c.norm))
-        return {key: value[0].clone() for key, value in c.rule.initial_state(c.parameter[None], c.norm).items()}
+        state = c.rule.initial_state(whole(c.parameter)[None], c.norm)
+        return {key: value[0].clone() for key, value in state.items()}
+
+    @torch.no_grad()
+    def _measure(
+        self, buckets: Iterable[list[_Constrained]], function: Callable[[Norm, Tensor], Tensor]
+    ) -> dict[str, float]:
+        """A number for every weight of buckets of equal norm, shape and layout."""
+        buckets = list(buckets)
+        results = self._placement.run(_measurement(members, function) for members in buckets)
+        return {
+            c.name: number
+            for members, (numbers,) in zip(buckets, results, strict=True)
+            for c, number in zip(members, torch.stack(numbers).tolist(), strict=True)
+        }
 
     @torch.no_grad()
     def _apply(self) -> None:
@@ -128,7 +145,7 @@ class Constraints:
         buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := _with_gradient(members))]
         jobs = (self._job(rule, norm, step, members) for (rule, norm, step), members in buckets)
         for (_, members), (weights, *states) in zip(buckets, self._placement.run(jobs), strict=True):
-            torch._foreach_copy_([c.parameter for c in members], weights)
+            copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
 
@@ -140,16 +157,37 @@ class Constraints:
             constrained, state = rule.apply(weights, norm, step, dict(zip(keys, values, strict=True)))
             return constrained, *(state[key] for key in keys)
 
-        return Job(([c.parameter for c in members], *([own[key] for own in states] for key in keys)), function)
+        inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
+        return Job(inputs, function, cubic=isinstance(norm, MatrixNorm))
 
     def _in_buckets(
         self, settings: Callable[[_Constrained], tuple[Any, ...]]
     ) -> Iterable[tuple[tuple[Any, ...], list[_Constrained]]]:
-        """Parameters of equal settings, shape, dtype and device, which are treated as one batch."""
+        """Parameters of equal settings, shape, dtype, device and layout, which are treated as one batch."""
         buckets: dict[tuple[Any, ...], list[_Constrained]] = defaultdict(list)
         for c in self._constrained:
-            buckets[settings(c), c.parameter.shape, c.parameter.dtype, c.parameter.device].append(c)
+            kind = c.parameter.shape, c.parameter.dtype, c.parameter.device, layout(c.parameter)
+            buckets[settings(c), *kind].append(c)
         return ((key[0], members) for key, members in buckets.items())
+
+
+def _placement(optimizer: torch.optim.Optimizer, constrained: tuple[_Constrained, ...]) -> Placement:
+    if isinstance(optimizer, ConditionalGradient):
+        return optimizer.placement
+    return placement_for({c.name: c.parameter for c in constrained})
+
+
+def _projection(c: _Constrained) -> Job:
+    cubic = isinstance(c.norm, MatrixNorm)
+    return Job(([c.parameter],), lambda weights: (c.rule.project(weights, c.norm),), cubic=cubic)
+
+
+def _measurement(members: list[_Constrained], function: Callable[[Norm, Tensor], Tensor]) -> Job:
+    norm = members[0].norm
+    weights = [c.parameter.detach() for c in members]
+    numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
+    cubic = isinstance(norm, MatrixNorm)
+    return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), returned=(1,), cubic=cubic)
 
 
 def _with_gradient(members: list[_Constrained]) -> list[_Constrained]:

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from wellnormed.norms import Assignment, Norm
+from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.optim.fallback import AdamWSettings, adamw_step
 from wellnormed.optim.routing import Group, Params, by_name, resolve, split
 from wellnormed.optim.settings import Memory, StepRule, check_settings
-from wellnormed.parallel import Job, Local, Placement
+from wellnormed.parallel import Job, placement_for
+from wellnormed.parallel.layout import layout, local, refuse_other_layout
 
 _INSIDE = 1 - 1e-5
 """Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
@@ -54,6 +56,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
             one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
+        process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
+            oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
 
     Raises:
         ValueError: A setting is out of its range, a pattern matches nothing or overlaps another, or a parameter is in
@@ -85,10 +89,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
         memory: Memory = "buffer",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         groups, self.assignment = resolve(params, norms)
         self.memory = memory
-        self.placement: Placement = Local()
+        self.placement = placement_for({a.name: a.parameter for a in self.assignment}, process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in self.assignment}
         defaults = {
             "lr": lr,
@@ -160,14 +165,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         return loss
 
     def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
-        """Parameters of equal norm, shape, dtype and device, to be treated as one batch; singly to save memory."""
+        """Parameters of equal norm, shape, dtype and layout, to be treated as one batch; singly to save memory."""
         for group in self.param_groups:
             buckets: dict[tuple, list[Tensor]] = defaultdict(list)
             for index, parameter in enumerate(group["params"]):
                 norm = self._norms[parameter]
                 if norm is not None and parameter.grad is not None:
                     alone = index if self.memory == "gradient" else None
-                    buckets[norm, parameter.shape, parameter.dtype, parameter.device, alone].append(parameter)
+                    kind = norm, parameter.shape, parameter.dtype, parameter.device, layout(parameter)
+                    buckets[*kind, alone].append(parameter)
             for (norm, *_), members in buckets.items():
                 yield group, norm, members
 
@@ -180,10 +186,11 @@ class ConditionalGradient(torch.optim.Optimizer):
             seen = self._average(parameters, gradients, group)
             if group["nesterov"]:
                 seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
+        cubic = isinstance(norm, MatrixNorm)
         if group["step_rule"] != "sharp":
-            return Job((seen,), lambda batch: (norm.dualize(batch),))
+            return Job((seen,), lambda batch: (norm.dualize(batch),), cubic=cubic)
         sizes = (..., *(None,) * norm.ndim)
-        return Job((seen,), lambda batch: (norm.dualize(batch) * norm.dual_norm(batch)[sizes],))
+        return Job((seen,), lambda batch: (norm.dualize(batch) * norm.dual_norm(batch)[sizes],), cubic=cubic)
 
     def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
@@ -222,18 +229,13 @@ class ConditionalGradient(torch.optim.Optimizer):
     def _refuse_non_finite_gradients(self) -> None:
         if torch.compiler.is_compiling():
             return
-        named = [
-            (name, p.grad) for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)
-            if p.grad is not None and p.grad.numel()
-        ]  # fmt: skip
-        if not named:
-            return
-        sizes = torch._foreach_norm([g for _, g in named])
-        if bool(torch.stack([size.float() for size in sizes]).isfinite().all()):  # one transfer for all parameters
-            return
-        finite = torch.stack([g.isfinite().all() for _, g in named])  # squares of finite entries may overflow
-        if not bool(finite.all()):
-            bad = [name for (name, _), ok in zip(named, finite.tolist(), strict=True) if not ok]
+        named: dict[str, Tensor] = {}
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                if parameter.grad is not None:
+                    refuse_other_layout(name, parameter, parameter.grad)
+                    named[name] = parameter.grad
+        if bad := self.placement.agree(_non_finite(named), list(named)):
             raise NonFiniteGradientError(
                 f"the gradient of {', '.join(bad)} holds NaN or infinity at step {self.param_groups[0]['steps']}; "
                 "nothing was changed. Lower the learning rate, or find the operation with "
@@ -289,7 +291,8 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.placement = Local()
+        if "placement" not in vars(self):  # a copy: without the process group, which cannot be copied
+            self.placement = placement_for({a.name: a.parameter for a in self.assignment})
         self._norms = {a.parameter: a.norm for a in self.assignment}
         self._index()
 
@@ -297,3 +300,15 @@ class ConditionalGradient(torch.optim.Optimizer):
 def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None  # the caller's selection
     return parameter.grad
+
+
+def _non_finite(gradients: dict[str, Tensor]) -> list[str]:
+    """The names whose gradient, as far as this process holds it, has a NaN or an infinity."""
+    held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
+    if not held:
+        return []
+    sizes = torch._foreach_norm(list(held.values()))
+    if bool(torch.stack([size.float() for size in sizes]).isfinite().all()):  # one transfer for all parameters
+        return []
+    finite = torch.stack([part.isfinite().all() for part in held.values()])  # squares of finite entries may overflow
+    return [name for name, ok in zip(held, finite.tolist(), strict=True) if not ok]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from torch.distributed import ProcessGroup
+
 from wellnormed.norms import Assignment, Spectral
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import Scaling
@@ -27,6 +29,7 @@ class Scion(ConditionalGradient):
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
         memory: "gradient" is the paper's memory-light form, without any state.
+        process_group: See `ConditionalGradient`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -49,6 +52,7 @@ class Scion(ConditionalGradient):
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
         memory: Memory = "buffer",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -62,6 +66,7 @@ class Scion(ConditionalGradient):
             lr_scales=lr_scales,
             adamw=adamw,
             memory=memory,
+            process_group=process_group,
         )
 
 
@@ -84,6 +89,7 @@ class Muon(ConditionalGradient):
         coefficients: Set of the registry.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
+        process_group: See `ConditionalGradient`.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class Muon(ConditionalGradient):
         coefficients: str = "jordan-5",
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         groups, assignment = resolve(params, norms)
         if adjust_lr_fn not in (None, *_SCALINGS):
@@ -113,6 +120,7 @@ class Muon(ConditionalGradient):
             weight_decay=weight_decay,
             lr_scales=lr_scales,
             adamw=adamw,
+            process_group=process_group,
         )
 
 

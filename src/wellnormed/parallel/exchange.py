@@ -1,0 +1,189 @@
+"""One job's way through a group: parts to owners, work, results to where they belong. Nothing waits before it must."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from wellnormed.parallel.layout import Cut, like, local, part_lengths
+from wellnormed.parallel.placement import Job
+
+
+class SameEverywhere:
+    """A job that every process does for itself."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def collect(self) -> None:
+        """Every process has it all."""
+
+    def compute(self) -> None:
+        """Left until the result is asked for: others' results are on their way meanwhile."""
+
+    def results(self) -> tuple[list[Tensor], ...]:
+        job = self._job
+        parts = Job(tuple([local(t) for t in tensors] for tensors in job.inputs), job.function).run()
+        return tuple([like(p, t) for p, t in zip(*pair, strict=True)] for pair in zip(parts, job.replaced, strict=True))
+
+
+class DealtJob:
+    """A job whose members have owners. Call `collect`, `compute` and `results` in this order, on every rank.
+
+    Args:
+        job: What to do.
+        group: Who does it.
+        owners: The rank in the group that computes each member.
+        cuts: How each argument is cut; None if every rank has it whole.
+        count: Told the bytes that this rank sends.
+    """
+
+    def __init__(
+        self, job: Job, group: ProcessGroup, owners: list[int], cuts: list[Cut | None], count: Callable[[int], None]
+    ) -> None:
+        self._job = job
+        self._arguments = [
+            _Copied(tensors, group, owners, count) if cut is None else _Parts(tensors, group, owners, count, cut)
+            for tensors, cut in zip(job.inputs, cuts, strict=True)
+        ]
+        returned = range(len(self._arguments)) if job.returned is None else job.returned
+        self._returned = [self._arguments[i] for i in returned]
+        self._works = group.rank() in owners
+
+    def collect(self) -> None:
+        """Start to send parts to their owners."""
+        for argument in self._arguments:
+            argument.collect()
+
+    def compute(self) -> None:
+        """Compute what this rank owns, and start to send it."""
+        stacked = [argument.stacked() for argument in self._arguments]
+        results = self._job.function(*stacked) if self._works else (None,) * len(self._returned)
+        for argument, result in zip(self._returned, results, strict=True):
+            argument.spread(result)
+
+    def results(self) -> tuple[list[Tensor], ...]:
+        return tuple(argument.results() for argument in self._returned)
+
+
+class _Argument(ABC):
+    """One argument of all members: how its values reach the owners, and how results leave them."""
+
+    def __init__(
+        self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], count: Callable[[int], None]
+    ) -> None:
+        self._tensors, self._group, self._count = tensors, group, count
+        self._rank = group.rank()
+        self._owned = [[j for j, owner in enumerate(owners) if owner == rank] for rank in range(group.size())]
+        self._mine = self._owned[self._rank]
+        self._shape = tensors[0].shape
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Start to bring what this rank owns here."""
+
+    @abstractmethod
+    def stacked(self) -> Tensor:
+        """The members that this rank owns, whole, in one tensor."""
+
+    @abstractmethod
+    def spread(self, result: Tensor | None) -> None:
+        """Start to send the results of the same members; None from a rank that owns none."""
+
+    @abstractmethod
+    def results(self) -> list[Tensor]:
+        """The results of all members, each laid out as its input."""
+
+    def _buffer(self, entries: int) -> Tensor:
+        first = self._tensors[0]
+        return torch.empty(entries, dtype=first.dtype, device=first.device)
+
+
+class _Copied(_Argument):
+    """Whole on every rank: owners have it, and broadcast what they make of it, all their members in one message."""
+
+    def collect(self) -> None:
+        pass
+
+    def stacked(self) -> Tensor:
+        return torch.stack([local(self._tensors[j]) for j in self._mine]) if self._mine else self._buffer(0)
+
+    def spread(self, result: Tensor | None) -> None:
+        self._arriving = []
+        for rank, members in enumerate(self._owned):
+            if not members:
+                continue
+            if rank == self._rank:
+                assert result is not None  # it owns some
+                buffer = result.to(self._tensors[0].dtype).reshape(-1).contiguous()
+                self._count(buffer.nbytes * (self._group.size() - 1))
+            else:
+                buffer = self._buffer(len(members) * self._shape.numel())
+            work = dist.broadcast(buffer, group=self._group, group_src=rank, async_op=True)
+            assert work is not None  # this rank is in the group
+            self._arriving.append((members, buffer, work))
+
+    def results(self) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for members, buffer, work in self._arriving:
+            work.wait()
+            found |= zip(members, buffer.view(-1, *self._shape).unbind(), strict=True)
+        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
+
+
+class _Parts(_Argument):
+    """Cut over the ranks: each sends every owner its parts, in one message per pair, and gets parts of results back."""
+
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        group: ProcessGroup,
+        owners: list[int],
+        count: Callable[[int], None],
+        cut: Cut,
+    ) -> None:
+        super().__init__(tensors, group, owners, count)
+        self._axis = cut.dim + 1  # after the members
+        self._lengths = part_lengths(self._shape[cut.dim], group.size())
+        before, after = self._shape[: cut.dim], self._shape[cut.dim + 1 :]
+        self._part_shapes = [torch.Size((*before, length, *after)) for length in self._lengths]
+        # entries of this rank's parts of what each rank owns, and of each rank's parts of what this one owns
+        self._here = [len(members) * self._part_shapes[self._rank].numel() for members in self._owned]
+        self._there = [len(self._mine) * shape.numel() for shape in self._part_shapes]
+
+    def collect(self) -> None:
+        parts = [local(self._tensors[j]).reshape(-1) for members in self._owned for j in members]
+        self._arriving = self._exchange(torch.cat(parts), self._here, self._there)
+
+    def stacked(self) -> Tensor:
+        _, buffer, work = self._arriving
+        work.wait()
+        parts = [
+            part.view(len(self._mine), *shape)
+            for part, shape in zip(buffer.split(self._there), self._part_shapes, strict=True)
+        ]
+        return torch.cat(parts, self._axis)
+
+    def spread(self, result: Tensor | None) -> None:
+        parts = [] if result is None else result.to(self._tensors[0].dtype).split(self._lengths, self._axis)
+        sent = torch.cat([part.reshape(-1) for part in parts]) if parts else self._buffer(0)
+        self._arriving = self._exchange(sent, self._there, self._here)
+
+    def results(self) -> list[Tensor]:
+        _, buffer, work = self._arriving
+        work.wait()
+        parts = buffer.view(len(self._tensors), *self._part_shapes[self._rank]).unbind()
+        order = [j for members in self._owned for j in members]
+        found = dict(zip(order, parts, strict=True))
+        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
+
+    def _exchange(self, sent: Tensor, outgoing: list[int], incoming: list[int]) -> tuple[Tensor, Tensor, dist.Work]:
+        """All pairs at once; what is sent is kept until it has arrived."""
+        self._count((sum(outgoing) - outgoing[self._rank]) * sent.element_size())
+        received = self._buffer(sum(incoming))
+        work = dist.all_to_all_single(received, sent, incoming, outgoing, self._group, async_op=True)
+        assert work is not None  # this rank is in the group
+        return sent, received, work

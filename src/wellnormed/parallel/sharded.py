@@ -1,0 +1,153 @@
+"""Jobs dealt to the processes of a group: each member is computed by one of them.
+
+A member whose tensors are copied in every process (DDP) needs no gathering; its results go from its owner to all. A
+member that is cut (FSDP2, `layout`) is sent in parts to its owner, and its result back in parts. All parts start to
+travel at once; results start as soon as they are computed, while the next members are computed.
+
+Bytes sent in one step for `S` bytes of weights whose jobs are dealt, over `W` processes:
+
+| tensors | all processes together | one process, on average | gathering everywhere would send |
+|---|---|---|---|
+| copied (DDP) | `(W - 1) S` | `(W - 1) / W S` | nothing: each would compute all |
+| cut (FSDP2) | `2 (W - 1) / W S` | `2 (W - 1) / W^2 S` | `(W - 1) S` together |
+
+The all-reduce of gradients that DDP does anyway sends `2 (W - 1) / W S` for each process. A constraint that acts on the
+weights sends the same again, with its state. Two processes with one core each halve the time of a step (174 to 90 ms,
+`benchmarks/parallel.py`). Memory beyond the optimizer's: with cut weights, what a process owns, twice; with copies, the
+directions of all that is dealt, and with Nesterov as much again.
+"""
+
+import heapq
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from wellnormed.parallel.exchange import DealtJob, SameEverywhere
+from wellnormed.parallel.layout import Cut, cut_of, is_distributed, layout
+from wellnormed.parallel.placement import Job, Local, Placement
+
+SMALL = 2**20
+"""A copied member below this cost (about a 100 x 100 matrix) is computed in every process: the oracle's few million
+operations take less than a message."""
+
+
+def deal(costs: list[int], ranks: int) -> list[int]:
+    """The rank that does each piece of work: the longest first, each to the least loaded rank (Graham 1969).
+
+    The same on every rank without a word between them, and at most 4/3 of the shortest possible time.
+
+    Example:
+        >>> deal([1, 1, 3, 1], 2)
+        [1, 1, 0, 1]
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    owners = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        load, owners[index] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + costs[index], owners[index]))
+    return owners
+
+
+class Dealt(Placement):
+    """Every job to the group that its tensors lie on; in every process what is small or lies on none.
+
+    Args:
+        parameters: Name -> parameter, the same in every process.
+        process_group: The group that holds copies of the plain parameters, as DDP does. None: each process computes
+            all of them itself.
+
+    Raises:
+        ValueError: A parameter is cut in a way that is not served; it is named.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], process_group: ProcessGroup | None = None) -> None:
+        self._process_group = process_group
+        self._cuts: dict = {}
+        self._devices: dict[ProcessGroup, torch.device] = {}
+        for name, parameter in parameters.items():
+            cut = self._cut(parameter, name)
+            group = process_group if cut is None else cut.group
+            if group is not None:
+                self._devices.setdefault(group, parameter.device)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Tensor], ...]]:
+        works = deque(self._plan(list(jobs)))
+        for work in works:
+            work.collect()
+        for work in works:
+            work.compute()
+        while works:
+            yield works.popleft().results()
+
+    def agree(self, found: list[str], among: list[str]) -> list[str]:
+        digest = zlib.crc32("\n".join(among).encode())
+        for group, device in self._devices.items():
+            most = torch.tensor([len(found), digest, -digest], device=device)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group)
+            count, largest, smallest = most.tolist()
+            if largest != -smallest:
+                names: list[list[str]] = [[]] * group.size()
+                dist.all_gather_object(names, among, group)
+                partly = set().union(*names) - set(names[0]).intersection(*names)
+                raise ValueError(
+                    f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
+                    "every process use every parameter, or use DDP with find_unused_parameters=True"
+                )
+            if count:
+                names = [[]] * group.size()
+                dist.all_gather_object(names, found, group)
+                anywhere = set().union(*names)
+                found = [name for name in among if name in anywhere]
+        return found
+
+    def _cut(self, tensor: Tensor, name: str) -> Cut | None:
+        key = layout(tensor), tensor.ndim  # finding a mesh's group takes longer than looking it up
+        if key not in self._cuts:
+            self._cuts[key] = cut_of(tensor, name)
+        return self._cuts[key]
+
+    def _plan(self, jobs: list[Job]) -> list[DealtJob | SameEverywhere]:
+        cuts = [[self._cut(tensors[0], "a job's input") for tensors in job.inputs] for job in jobs]
+        groups = [self._group(job, own) for job, own in zip(jobs, cuts, strict=True)]
+        costs: dict[ProcessGroup, list[int]] = defaultdict(list)
+        for job, group in zip(jobs, groups, strict=True):
+            if group is not None:
+                costs[group] += [job.cost] * len(job.inputs[0])
+        owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
+        return [
+            SameEverywhere(job)
+            if group is None
+            else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
+            for job, group, own in zip(jobs, groups, cuts, strict=True)
+        ]
+
+    def _group(self, job: Job, cuts: list[Cut | None]) -> ProcessGroup | None:
+        groups = {cut.group for cut in cuts if cut is not None}
+        assert len(groups) <= 1  # arguments are weights or their momentum, all cut alike, and plain state
+        if groups:
+            return groups.pop()
+        return self._process_group if job.cubic and job.cost >= SMALL else None
+
+    def _count(self, sent: int) -> None:
+        self.sent_bytes += sent
+
+
+def placement_for(parameters: Mapping[str, Tensor], process_group: ProcessGroup | None = None) -> Placement:
+    """`Dealt` if a parameter is a `DTensor` or a group is given, else `Local`.
+
+    Raises:
+        ValueError: A parameter is cut in a way that is not served; it is named.
+
+    Example:
+        >>> import torch
+        >>> type(placement_for({"weight": torch.eye(2)})).__name__
+        'Local'
+    """
+    if process_group is None and not any(is_distributed(parameter) for parameter in parameters.values()):
+        return Local()
+    return Dealt(parameters, process_group)

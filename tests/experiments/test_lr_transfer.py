@@ -1,0 +1,198 @@
+"""The experiment on tiny networks: its grid, its file, its arithmetic and its figure."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+from wellnormed.data import CharacterText
+from wellnormed.experiments import lr_transfer as experiment
+from wellnormed.experiments.lr_transfer import Cell
+
+TRAINING = experiment.Training(
+    context=3, symbol_width=2, steps=4, batch=8, last_steps=2, validation_windows=32, hidden=1
+)
+TINY = experiment.Preset(TRAINING, widths=(8, 12), exponents={"adam": (-8, -6), "scion": (-4, -2), "modular": (-3, -1)})
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(random.Random(0).choices("abcde \n", k=1500)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(text_file) -> CharacterText:
+    return CharacterText(text_file.read_text(), "random")
+
+
+def options(text_file: Path, output: Path, **others) -> experiment.Run:
+    return experiment.Run(output=output, text=str(text_file), **others)
+
+
+def run(text_file: Path, output: Path, preset: experiment.Preset = TINY, **others) -> tuple[dict, list[str]]:
+    lines: list[str] = []
+    return experiment.run(options(text_file, output, **others), preset, lines.append), lines
+
+
+def test_grid_is_complete_and_its_provenance_is_kept(text_file, tmp_path):
+    summary, lines = run(text_file, tmp_path)
+    header, rows = experiment.read_cells(tmp_path / "cells-cpu.jsonl")
+    assert len(lines) == len(rows) == summary["runs"] == 12
+    assert {experiment._cell(row) for row in rows} == set(experiment.grid(options(text_file, tmp_path), TINY))
+    assert all(math.isfinite(row["validation_loss"]) for row in rows)
+    assert header["config"]["steps"] == 4
+    assert {"commit", "packages", "threads"} <= header["sessions"][0].keys()
+    assert json.loads((tmp_path / "summary-cpu.json").read_text()) == summary
+    assert len(summary["best"]) == 2 * 3 * 2  # metrics, optimizers, widths
+    assert [row["widths"] for row in summary["drift"]] == [[8, 12]] * 6
+
+
+def test_finished_runs_are_skipped_and_others_are_added(text_file, tmp_path):
+    run(text_file, tmp_path, optimizers=("adam",), widths=(8,))
+    before = (tmp_path / "cells-cpu.jsonl").read_text()
+    _, lines = run(text_file, tmp_path, optimizers=("adam",), widths=(8,))
+    assert lines == []
+    assert (tmp_path / "cells-cpu.jsonl").read_text() == before
+    summary, lines = run(text_file, tmp_path, optimizers=("adam",), widths=(8,), seeds=(0, 1), exponents=(-6, -5))
+    assert len(lines) == 3  # one was there
+    assert summary["seeds"] == [0, 1]
+    assert [session["threads"] for session in summary["sessions"]] == [torch.get_num_threads()] * 2
+
+
+def test_a_run_stopped_halfway_is_continued_with_equal_numbers(text_file, tmp_path, monkeypatch):
+    whole, _ = run(text_file, tmp_path / "whole")
+    train, calls = experiment.train, []
+
+    def dies(cell, *others):
+        calls.append(cell)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return train(cell, *others)
+
+    monkeypatch.setattr(experiment, "train", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(text_file, tmp_path / "pieces")
+    pieces, lines = run(text_file, tmp_path / "pieces")
+    assert len(lines) == 12 - 5
+    assert pieces["best"] == whole["best"]
+
+
+def test_other_settings_are_not_mixed_in(text_file, tmp_path):
+    run(text_file, tmp_path, optimizers=("adam",))
+    with pytest.raises(ValueError, match="choose another --output"):
+        run(text_file, tmp_path, replace(TINY, training=replace(TRAINING, steps=5)))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])
+def test_a_step_lowers_the_training_loss(optimizer, text):
+    rates = {"adam": -6, "scion": -4, "modular": -3}
+    longer = replace(TRAINING, steps=40, batch=64, last_steps=10)
+    still = experiment.train(Cell(optimizer, 8, -60, 0), longer, text)
+    moving = experiment.train(Cell(optimizer, 8, rates[optimizer], 0), longer, text)
+    assert moving["train_loss"] < still["train_loss"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])
+def test_a_diverged_run_is_kept(optimizer, text_file, text, tmp_path):
+    row = experiment.train(Cell(optimizer, 8, 120, 0), TRAINING, text)
+    assert row["validation_loss"] is None
+    assert row["train_loss"] is None
+    assert 1 <= row["diverged_at"] <= TRAINING.steps
+    summary, _ = run(text_file, tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
+    _, rows = experiment.read_cells(tmp_path / "cells-cpu.jsonl")
+    assert summary["diverged"] == 1
+    assert [row["validation_loss"] is None for row in rows] == [False, True]
+    assert summary["best"][0]["log2_lr"] == -6
+    _, lines = run(text_file, tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
+    assert lines == []  # it is not tried again
+
+
+def test_all_optimizers_see_the_same_batches_and_start_as_announced(text):
+    widths = experiment.network(len(text.symbols), 8, TRAINING)
+    drawn = [experiment.windows(text.train, 5, 3, torch.Generator().manual_seed(1)) for _ in "ab"]
+    assert all(torch.equal(*pair) for pair in zip(*drawn, strict=True))
+    inputs, targets = drawn[0]
+    joined = torch.cat([inputs, targets[:, None]], 1)
+    assert all(text.decode(window) in text.text for window in joined)
+    for optimizer in ("scion", "modular"):
+        made = experiment.optimizer_of(widths, Cell(optimizer, 8, -1, 0), 0.9, torch.Generator().manual_seed(0))
+        for assigned in made.assignment:
+            assert float(assigned.norm.norm(assigned.parameter.detach())) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("optimum", [-3.4, -3.0, -2.75])
+def test_the_vertex_of_a_parabola_is_found(optimum):
+    curve = {e: 0.3 * (e - optimum) ** 2 + 2 for e in range(-6, 1)}
+    best = experiment.best_of(curve)
+    assert best.log2_lr == round(optimum)
+    assert best.fitted_log2_lr == pytest.approx(optimum)
+    assert not best.at_edge
+    uneven = {e: curve[e] for e in (-6, -3, -1)}
+    assert experiment.best_of(uneven).fitted_log2_lr == pytest.approx(optimum)
+
+
+def test_edges_ties_and_diverged_neighbours():
+    assert experiment.best_of({-2: 1.0, -1: 2.0, 0: 3.0}) == experiment.Best(-2, -2.0, 1.0, True)
+    assert experiment.best_of({-2: 3.0, -1: 2.0, 0: None}) == experiment.Best(-1, -1.0, 2.0, False)
+    assert experiment.best_of({-2: 1.0, -1: 1.0, 0: 1.0}).log2_lr == -2
+    assert experiment.best_of({-2: 2.0, -1: 1.0, 0: 1.0, 1: 2.0}).fitted_log2_lr == pytest.approx(-0.5)
+    assert experiment.best_of({-2: None, -1: None}) is None
+
+
+def synthetic(optima: dict[int, float]) -> list[dict]:
+    return [
+        {
+            "optimizer": "scion", "seed": 0, "width": width, "log2_lr": e, "seconds": 1.0, "diverged_at": None,
+            "validation_loss": (e - optimum) ** 2 + 1, "train_loss": (e - optimum) ** 2,
+        }
+        for width, optimum in optima.items() for e in range(-8, 1)
+    ]  # fmt: skip
+
+
+def test_drift_in_factors_of_two():
+    summary = experiment.summarize({}, synthetic({64: -2.25, 128: -4.0, 256: -3.5}), "cpu")
+    (drift,) = [row for row in summary["drift"] if row["metric"] == "validation_loss"]
+    assert drift["factors_of_2"] == 2
+    assert drift["fitted_factors_of_2"] == 1.75
+    assert drift["fitted_narrowest_to_widest"] == -1.25
+    assert drift["transferred_loss"] == (-2 + 3.5) ** 2 + 1
+    assert drift["widest_loss"] == 1.25
+    assert not drift["any_at_edge"]
+
+
+def test_a_width_that_always_diverged_has_no_best_rate():
+    rows = synthetic({64: -2.0, 128: -3.0})
+    for row in rows:
+        if row["width"] == 128:
+            row |= {"validation_loss": None, "train_loss": None}
+    summary = experiment.summarize({}, rows, "cpu")
+    assert {row["width"] for row in summary["best"]} == {64}
+    assert summary["drift"][0]["widths"] == [64]
+
+
+def test_command_line_writes_files_and_figure(text_file, tmp_path, monkeypatch):
+    matplotlib.use("agg")
+    monkeypatch.setitem(experiment.PRESETS, "cpu", TINY)
+    arguments = ["lr_transfer", "run", "--output", str(tmp_path), "--text", str(text_file), "--seeds", "0", "1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--exponents", "-5", "-3", "120"])
+    threads = torch.get_num_threads()
+    experiment.main()
+    torch.set_num_threads(threads)
+    monkeypatch.setattr("sys.argv", ["lr_transfer", "draw", "--output", str(tmp_path)])
+    experiment.main()
+    assert (tmp_path / "validation-cpu.png").stat().st_size > 1000
+
+
+def test_a_missing_or_damaged_file_says_what_to_run(tmp_path):
+    with pytest.raises(ValueError, match="run `python -m wellnormed"):
+        experiment.read_cells(tmp_path / "cells-cpu.jsonl")
+    (tmp_path / "cells-cpu.jsonl").write_text("{}\n{")
+    with pytest.raises(ValueError, match="is damaged"):
+        experiment.read_cells(tmp_path / "cells-cpu.jsonl")

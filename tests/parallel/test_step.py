@@ -1,0 +1,269 @@
+"""What every process owes the others in a step: the same refusals, the same bits, no more bytes than stated."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.parallel.training import RULES, Training, assembled, mesh_of
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import wellnormed as wn
+from wellnormed.parallel import Dealt, Job, Local, sharded
+from wellnormed.parallel.layout import part_lengths
+from wellnormed.parallel.sharded import deal
+
+
+def test_dealing_is_balanced_and_total():
+    assert deal([], 3) == []
+    assert deal([5, 4, 3, 3, 3], 2) == [0, 1, 1, 0, 1]
+    costs = [(7 * i) % 11 + 1 for i in range(40)]
+    loads = [sum(c for c, o in zip(costs, deal(costs, 4), strict=True) if o == rank) for rank in range(4)]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def outcome(function):
+    try:
+        function()
+    except ValueError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def with_a_bad_gradient(layout):
+    training = Training(layout, "Scion", RULES).run(2)
+    before = training.weights(), training.state()
+    training.backward()
+    if dist.get_rank() == 1:
+        gradient = training.model[3].weight.grad
+        (gradient.to_local() if layout == "fsdp" else gradient)[0, 0] = float("nan")
+    raised = outcome(training.optimizer.step)
+    torch.testing.assert_close((training.weights(), training.state()), before, atol=0, rtol=0)
+    return raised, [group["steps"] for group in training.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_a_bad_gradient_in_one_process_is_refused_in_all(processes, layout):
+    for raised, steps in processes(2).run(with_a_bad_gradient, layout):
+        kind, message = raised
+        assert kind == "NonFiniteGradientError"
+        assert "the gradient of 3.weight holds NaN or infinity at step 2; nothing was changed" in message
+        assert set(steps) == {2}
+
+
+def with_a_missing_gradient():
+    training = Training("ddp", "Scion").run(1)
+    before = training.weights()
+    training.backward()
+    if dist.get_rank() == 1:
+        training.model[3].weight.grad = None
+    raised = outcome(training.optimizer.step)
+    torch.testing.assert_close(training.weights(), before, atol=0, rtol=0)
+    return raised
+
+
+def test_a_gradient_in_one_process_only_is_refused_in_all(processes):
+    for raised in processes(2).run(with_a_missing_gradient):
+        assert raised == (
+            "ValueError",
+            "3.weight have a gradient in some processes only; nothing was changed. Let every process use every "
+            "parameter, or use DDP with find_unused_parameters=True",
+        )
+
+
+def refusals():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    line = init_device_mesh("cpu", (4,))
+    model = torch.nn.Linear(8, 8, bias=False)
+    two = distribute_tensor(model.weight.detach(), mesh, [Shard(0), Shard(1)])
+    model.weight = torch.nn.Parameter(two)
+    messages = [outcome(lambda: wn.Scion(wn.assign_norms(model), lr=0.1))]
+    messages.append(outcome(lambda: wn.constrain(
+        torch.optim.SGD(model.parameters()), {"weight": wn.HardCap(1.0)}, wn.assign_norms(model)
+    )))  # fmt: skip
+    model.weight = torch.nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh["tp"], [Shard(0)]))
+    fully_shard(model, mesh=mesh["dp"])  # rows cut by both: interleaved
+    messages.append(outcome(lambda: wn.Scion(wn.assign_norms(model), lr=0.1)))
+    model = torch.nn.Linear(8, 8, bias=False)
+    model.weight = torch.nn.Parameter(distribute_tensor(model.weight.detach(), line, [Replicate()]))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    sum_to_be = torch.distributed.tensor.DTensor.from_local(torch.ones(8, 8), line, [Partial()])
+    model.weight.grad = sum_to_be
+    messages.append(outcome(optimizer.step))
+    return messages
+
+
+def test_layouts_that_cannot_be_assembled_are_refused_by_name(processes):
+    for two, rule, strided, summed in processes(4).run(refusals):
+        for kind, message in (two, rule, strided):
+            assert kind == "ValueError"
+            assert "parameter 'weight' lies as (" in message
+            assert "fully_shard without tensor parallelism" in message
+        assert "Shard(dim=0), Shard(dim=1)" in two[1]
+        assert "StridedShard" in strided[1]
+        assert "the gradient of 'weight' lies as (Partial(sum),)" in summed[1]
+
+
+def copied():
+    training = Training("ddp", "Scion").run(2)
+    sent = training.optimizer.placement.sent_bytes
+    model, optimizer = copy.deepcopy((training.model, training.optimizer))
+    training.backward()
+    gradients = [p.grad for p in training.model.parameters()]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient.clone()
+    training.optimizer.step()
+    optimizer.step()
+    for one, other in zip(training.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    assert training.optimizer.placement.sent_bytes > sent
+    return optimizer.placement.sent_bytes
+
+
+def test_a_copy_has_no_process_group_and_does_the_same(processes):
+    assert processes(2).run(copied) == [0, 0]  # torch copies no model that is cut
+
+
+SHAPES = [(5,), (3, 4), (4, 3), (9, 2), (1, 1), (2, 3, 5), (8, 8)]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def every_layout():
+    """The same jobs, of weights and plain state, dealt and done here: equal in every bit and laid out as the inputs."""
+    sharded.SMALL = 0
+    line, grid = mesh_of("fsdp"), mesh_of("hsdp")
+    layouts = [None, (line, [Replicate()]), (line, [Shard(0)]), (line, [Shard(-1)]), (grid, [Replicate(), Shard(0)])]
+    layouts.append((grid, [Shard(0), Replicate()]))
+    generator = torch.Generator().manual_seed(0)
+    expected, jobs = [], []
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            for count, lie in enumerate(layouts, start=1):
+                weights = [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
+                numbers = [torch.tensor(float(i), dtype=torch.float64) for i in range(count)]
+                laid = weights if lie is None else [distribute_tensor(weight, *lie) for weight in weights]
+                expected.append(Job((weights, numbers), half_and_count).run())
+                jobs.append(Job((laid, numbers), half_and_count))
+                expected.append(Job((weights, numbers), count_alone).run())
+                jobs.append(Job((laid, numbers), count_alone, returned=(1,)))
+    placement = Dealt({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
+    for job, results, right in zip(jobs, placement.run(jobs), expected, strict=True):
+        for tensors, found, wanted in zip(job.replaced, results, right, strict=True):
+            assert len(found) == len(wanted)
+            for tensor, value, want in zip(tensors, found, wanted, strict=True):
+                assert type(value) is type(tensor.detach())
+                assert getattr(value, "placements", None) == getattr(tensor, "placements", None)
+                torch.testing.assert_close(assembled(value), want, atol=0, rtol=0)
+
+
+def half_and_count(weights, numbers):
+    return weights / 2, numbers + weights.double().flatten(1).amax(1)
+
+
+def count_alone(weights, numbers):
+    return half_and_count(weights, numbers)[1:]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_results_return_as_the_inputs_lay(processes, world):
+    processes(world).run(every_layout)
+
+
+def test_local_is_the_reference():
+    jobs = [Job(([torch.ones(2, 2)],), lambda batch: (batch / 2,))]
+    assert torch.equal(next(Local().run(jobs))[0][0], torch.full((2, 2), 0.5))
+
+
+def volume(layout, rules):
+    training = Training(layout, "Scion", rules).run(1)
+    start = training.optimizer.placement.sent_bytes
+    training.run(3)
+    return training.optimizer.placement.sent_bytes - start, {n: p.shape for n, p in training.model.named_parameters()}
+
+
+@pytest.mark.parametrize("rules", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "rules"])
+@pytest.mark.parametrize(("layout", "world"), [("ddp", 2), ("fsdp", 4)])
+def test_a_training_sends_no_more_than_stated(processes, layout, world, rules):
+    many = processes(world).run(volume, layout, rules)
+    shapes = many[0][1]
+    dealt = [s for n, s in shapes.items() if layout == "fsdp" or (len(s) == 2 and n != "0.weight")]  # not the embedding
+    dealt += [shapes[f"{name}.weight"] for name in rules or ()]
+    sent = sum(sent for sent, _ in many)
+    if layout == "ddp":
+        assert sent == 3 * (world - 1) * 8 * sum(shape.numel() for shape in dealt)
+        return
+    # all but the owner's part, to the owner and back; which part is the owner's decides where rows do not divide
+    parts = [[s.numel() // s[0] * length for length in part_lengths(s[0], world)] for s in dealt]
+    least, most = (sum(sum(part) - own(part) for part in parts) for own in (max, min))
+    assert 3 * 2 * 8 * least <= sent <= 3 * 2 * 8 * most
+
+
+def volume_of_jobs(cut):
+    """What sixteen 8 x 12 matrices in two jobs send, which divide evenly."""
+    sharded.SMALL = 0
+    matrices = [torch.ones(8, 12) for _ in range(16)]
+    if cut:
+        matrices = [distribute_tensor(matrix, mesh_of("fsdp"), [Shard(0)]) for matrix in matrices]
+    placement = Dealt({str(i): matrix for i, matrix in enumerate(matrices)}, dist.group.WORLD)
+    jobs = [Job((part,), lambda batch: (2 * batch,)) for part in (matrices[:4], matrices[4:])]
+    list(placement.run(jobs))
+    return placement.sent_bytes
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["copied", "cut"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_bytes_sent_are_those_stated(processes, world, cut):
+    size = 16 * 8 * 12 * 4
+    stated = 2 * (world - 1) / world**2 * size if cut else (world - 1) / world * size
+    assert processes(world).run(volume_of_jobs, cut) == [stated] * world
+
+
+def other_optimizer():
+    training = Training("fsdp", "Scion")
+    names = wn.assign_norms(training.model)
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=0.05)
+    training.rules = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    training.run(3)
+    return training.weights(), training.rules.proved_ratios()["1.weight"]
+
+
+def test_rules_serve_any_optimizer(processes):
+    one = Training("one", "Scion")
+    names = wn.assign_norms(one.model)
+    one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.05)
+    wn.constrain(one.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    one.run(3)
+    for weights, proved in processes(2).run(other_optimizer):
+        torch.testing.assert_close(weights, one.weights(), atol=1e-6, rtol=1e-6)
+        assert 0.999 < proved <= 1  # and it acted
+
+
+def rows_and_columns():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 5)).double()
+
+
+def train_alike(model):
+    """Every process sees all examples, as under tensor parallelism."""
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
+    rules = wn.constrain(optimizer, {"*": wn.SoftCap(0.5)})
+    for seed in range(20):
+        optimizer.zero_grad()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        model(x).square().mean().backward()
+        optimizer.step()
+    return {name: assembled(p) for name, p in model.named_parameters()}, rules.proved_ratios()
+
+
+def tensor_parallel():
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize_module(rows_and_columns(), mesh_of("fsdp"), plan)
+    assert model[2].weight.placements == (Shard(1),)
+    return train_alike(model)
+
+
+def test_tensor_parallel_weights_on_one_mesh_dimension_are_assembled(processes):
+    for found in processes(2).run(tensor_parallel):
+        torch.testing.assert_close(found, train_alike(rows_and_columns()), atol=1e-6, rtol=1e-6)

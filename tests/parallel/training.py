@@ -1,0 +1,130 @@
+"""One small training, in one process or many: what the tests of this folder run in every process."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import wellnormed as wn
+from wellnormed.norms import Assignment
+from wellnormed.optim import AdamWSettings
+from wellnormed.parallel import sharded
+
+RULES = {
+    "1": wn.HardCap(1.1),
+    "3": wn.SoftCap(1.2),
+    "5": wn.ClippedWeightDecay(0.8, 0.25),
+    "7": wn.Hammer(1.0),
+    "0": wn.ColumnCap(1.05),
+}
+
+
+def muon(assignment, **settings):
+    """Muon for matrices, AdamW for the embedding and the vectors."""
+    entries = [a if isinstance(a.norm, wn.Spectral) else replace(a, norm=None) for a in assignment]
+    return wn.Muon(
+        Assignment(tuple(entries)),
+        lr=0.05,
+        weight_decay=0.1,
+        adamw=AdamWSettings(lr=0.01, weight_decay=0.1),
+        **settings,
+    )
+
+
+OPTIMIZERS = {
+    "Scion": lambda a, **s: wn.Scion(a, lr=0.05, nesterov=True, **s),
+    "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_scales={"*.bias": 0.5}, **s),
+    "Scion, light": lambda a, **s: wn.Scion(a, lr=0.05, memory="gradient", **s),
+    "Muon and AdamW": muon,
+    "Almond": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
+    "sharp": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
+}
+
+
+def network():
+    """Rows 7, 8, 8, 8, 5 and 3: over four processes 5 leaves one with nothing, and 3 as well."""
+    torch.manual_seed(0)
+    layers = [nn.Embedding(7, 6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3)).double()
+
+
+class Training:
+    """A model on "one" process, or copied by "ddp" or cut by "fsdp" over the default group; its optimizer and rules.
+
+    The default group is always small enough for every matrix to be dealt, whatever its size.
+    """
+
+    def __init__(self, layout, optimizer, rules=None):
+        sharded.SMALL = 0
+        self.model = self.runner = network()
+        settings = {}
+        if layout == "ddp":
+            self.runner = DistributedDataParallel(self.model)
+            settings = {"process_group": dist.group.WORLD}
+        elif layout != "one":
+            mesh = mesh_of(layout)
+            for layer in self.model:
+                if not isinstance(layer, nn.GELU):
+                    fully_shard(layer, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+        self.optimizer = OPTIMIZERS[optimizer](wn.assign_norms(self.model), **settings)
+        self.rules = wn.constrain(self.optimizer, rules) if rules else None
+        self.rank, self.world = (0, 1) if layout == "one" else (dist.get_rank(), dist.get_world_size())
+        self.count = 0
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.backward()
+            self.optimizer.step()
+        return self
+
+    def backward(self):
+        """The gradient of a mean over 16 examples, of which every process sees its share."""
+        generator = torch.Generator().manual_seed(self.count)
+        tokens = torch.randint(7, (16,), generator=generator).chunk(self.world)[self.rank]
+        target = torch.randn(16, 3, generator=generator, dtype=torch.float64).chunk(self.world)[self.rank]
+        (self.runner(tokens) - target).square().mean().backward()
+        self.count += 1
+
+    def weights(self):
+        return {name: assembled(p) for name, p in self.model.named_parameters()}
+
+    def state(self):
+        """Every tensor of the optimizer and of the rules, assembled."""
+        names = {p: name for name, p in self.model.named_parameters()}
+        own = {
+            f"{names[p]}.{key}": assembled(value)
+            for p, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+        return own | (self.rules.state_dict() if self.rules else {})
+
+
+def mesh_of(layout):
+    world = dist.get_world_size()
+    if layout == "hsdp":
+        return init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copies", "parts"))
+    return init_device_mesh("cpu", (world,))
+
+
+def assembled(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def measured(layout, optimizer, rules, steps):
+    """What one training leaves: weights and state, norms of the constrained, bytes sent."""
+    training = Training(layout, optimizer, rules).run(steps)
+    report = {
+        "weights": training.weights(),
+        "state": training.state(),
+        "sent": training.optimizer.placement.sent_bytes,
+    }
+    if rules:
+        report |= {"norms": training.rules.norms(), "proved": training.rules.proved_ratios()}
+    return report
