@@ -390,8 +390,7 @@ _MARKERS = "os^Dv"
 def draw(rows: list[Row], settings: dict[str, Any], metric: Metric = "validation_loss") -> "Figure":
     """One panel for each optimizer, one curve for each width; a star is the best of a curve, a cross a diverged run.
 
-    Only the first seed's curves are drawn with lines; those of others are dotted. Losses above that of a uniform guess
-    are cut off.
+    Curves of further seeds are dotted. What lies above the loss of a uniform guess is cut off.
     """
     import matplotlib.pyplot as plt
 

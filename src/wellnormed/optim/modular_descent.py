@@ -1,6 +1,7 @@
 """Descent in the modular norm: one step, shared among the layers by mass and sensitivity."""
 
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.norms import AssignedParameter, Assignment
@@ -21,6 +22,7 @@ class ModularDescent(ConditionalGradient):
         momentum: Fraction of the buffer that is kept; 0 is MD's learning-rate transfer experiment.
         nesterov: See `ConditionalGradient`.
         weight_decay: Fraction of the weight, per unit of its own learning rate, removed before the step.
+        process_group: See `ConditionalGradient`.
 
     Raises:
         ValueError: A module without a known sensitivity, a trainable parameter outside the tree, or a name of the tree
@@ -43,6 +45,7 @@ class ModularDescent(ConditionalGradient):
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.tree = modular_tree(model) if tree is None else tree
         norms = {place.name: place.norm for place in self.tree.places()}
@@ -64,4 +67,5 @@ class ModularDescent(ConditionalGradient):
             nesterov=nesterov,
             weight_decay=weight_decay,
             lr_scales=scales,
+            process_group=process_group,
         )

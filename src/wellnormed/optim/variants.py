@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from torch.distributed import ProcessGroup
+
 from wellnormed.norms import Assignment
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings
@@ -24,6 +26,7 @@ class Almond(ConditionalGradient):
         weight_decay: Bounds every norm by `radius / weight_decay`.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
+        process_group: See `ConditionalGradient`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -44,6 +47,7 @@ class Almond(ConditionalGradient):
         weight_decay: float = 0.0,
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -55,6 +59,7 @@ class Almond(ConditionalGradient):
             weight_decay=weight_decay,
             lr_scales=lr_scales,
             adamw=adamw,
+            process_group=process_group,
         )
 
 
@@ -73,6 +78,7 @@ class SpectralDescent(ConditionalGradient):
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
+        process_group: See `ConditionalGradient`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -92,6 +98,7 @@ class SpectralDescent(ConditionalGradient):
         weight_decay: float = 0.0,
         lr_scales: Mapping[str, float] | None = None,
         adamw: AdamWSettings | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -102,4 +109,5 @@ class SpectralDescent(ConditionalGradient):
             weight_decay=weight_decay,
             lr_scales=lr_scales,
             adamw=adamw,
+            process_group=process_group,
         )
