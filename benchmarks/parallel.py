@@ -1,10 +1,13 @@
 """Step time and bytes sent, with oracles computed in every process, dealt over copies, and dealt over cut weights.
 
-Run with `OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/parallel.py`; needs no GPU.
+Run with `OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/parallel.py`; needs no GPU. Writes
+`results/parallel.json`.
 """
 
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,8 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import wellnormed as wn
+from wellnormed.train.environment import describe
 
 STEPS = 20
+OUTPUT = Path(__file__).parents[1] / "results" / "parallel.json"
 
 
 def matrices() -> nn.ModuleList:
@@ -32,7 +37,8 @@ def cut() -> nn.ModuleList:
     return model
 
 
-def measure(name: str, model: nn.Module, **settings: dist.ProcessGroup) -> None:
+def measure(name: str, model: nn.Module, **settings: dist.ProcessGroup) -> dict:
+    """Median seconds of a step, and the bytes that this process sends in one."""
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.01, **settings)
     seconds = []
     for _ in range(STEPS):
@@ -45,14 +51,27 @@ def measure(name: str, model: nn.Module, **settings: dist.ProcessGroup) -> None:
         optimizer.step()
         dist.barrier()
         seconds.append(time.perf_counter() - start)
+    row = {"name": name, "seconds": statistics.median(seconds), "sent_bytes": optimizer.placement.sent_bytes / STEPS}
     if dist.get_rank() == 0:
-        sent = optimizer.placement.sent_bytes / STEPS / 1e6
-        print(f"{name:22} {1e3 * statistics.median(seconds):6.0f} ms, {sent:5.2f} MB sent by rank 0, for every step")
+        print(f"{name:22} {1e3 * row['seconds']:6.0f} ms, {row['sent_bytes'] / 1e6:5.2f} MB sent by rank 0, a step")
+    return row
+
+
+def main() -> None:
+    """Measure the three and write what rank 0 saw."""
+    dist.init_process_group("gloo")
+    rows = [
+        measure("copied, all everywhere", matrices()),
+        measure("copied, dealt", matrices(), process_group=dist.group.WORLD),
+        measure("cut, dealt", cut()),
+    ]
+    if dist.get_rank() == 0:
+        run = {k: v for k, v in describe(torch.device("cpu"), 0).items() if k not in ("from_step", "started")}
+        command = "OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/parallel.py"
+        result = {"command": command, "processes": dist.get_world_size(), "steps": STEPS, **run, "rows": rows}
+        OUTPUT.write_text(json.dumps(result, indent=1) + "\n")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    measure("copied, all everywhere", matrices())
-    measure("copied, dealt", matrices(), process_group=dist.group.WORLD)
-    measure("cut, dealt", cut())
-    dist.destroy_process_group()
+    main()

@@ -282,3 +282,54 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
 def test_bad_bounds_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.eye(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("outlier", [1e4, 1e6, 1e8, 1e12, 1e30])
+def test_cap_holds_beside_a_value_far_above_it(outlier, dtype):
+    """A float64 Gram matrix forgets what is below 1e-8 of its largest; an SVD what is below 1e-16."""
+    q = torch.linalg.qr(normal(3, 3, dtype=torch.float64))[0]
+    w = (torch.diag(torch.tensor([outlier, 2.0, 0.5], dtype=torch.float64)) @ q).to(dtype)
+    for cap in (spectral_hardcap, lambda w, upper: spectral_clip(w, 0.25, upper)):
+        value = cap(w, 1.0)
+        assert norm(value) <= 1 + 1e-12  # the oracle's own error
+        assert norm(value) >= 1 - 1e-5
+    assert torch.equal(spectral_hardcap(spectral_hardcap(w, 1.0), 1.0), spectral_hardcap(w, 1.0))
+
+
+def blocks(n, width, inside):
+    w = torch.full((n, n), 0.01)
+    for k in range(0, n, width):
+        w[k : k + width, k : k + width] += inside
+    return w
+
+
+def hadamard(n):
+    h = torch.ones(1, 1)
+    while len(h) < n:
+        h = torch.kron(h, torch.ones(4, 4) - 2 * torch.eye(4))
+    return torch.where(h > 0, 1 + 9 * 2.0**-23, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("w", "ratio"),
+    [
+        (blocks(400, 16, 0.3), 19.0),
+        (0.7 * torch.eye(400) + 0.3, 19.0),
+        (30 * torch.eye(400) + 0.3, 6.0),
+        (blocks(256, 16, 0.3), 1.5),
+        (blocks(256, 16, 0.3), 1.99),
+        (hadamard(256), 1 + 1e-6),
+        (torch.full((20000, 1), 0.1), 1.5),
+        (torch.full((100000, 2), 0.7), 3.0),
+        (torch.full((30000, 17), 0.3), 1.9),
+    ],
+    ids=["blocks", "constant plus identity", "identity plus constant", "blocks near", "blocks at the limit", "hadamard",
+         "column", "two columns", "seventeen columns"],
+)  # fmt: skip
+def test_cap_holds_where_all_roundings_point_the_same_way(w, ratio):
+    upper = float(norm(w)) / ratio
+    value = spectral_hardcap(w, upper)
+    assert norm(value) <= upper * (1 + 1e-6)  # the contract
+    assert norm(value.double() - clipped(w, upper)) <= 1e-5 * float(norm(w))
+    assert torch.equal(spectral_hardcap(value, upper), value)

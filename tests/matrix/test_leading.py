@@ -232,3 +232,15 @@ def test_stiefel_brings_every_value_to_the_scale(shape, name):
     assert values.min() >= 3 * 0.995
     exact = torch.linalg.svdvals(stiefel_project(normal(*shape), 3.0, method="svd"))
     torch.testing.assert_close(exact, torch.full_like(exact, 3.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_finds_its_triplet_in_float32(dtype):
+    """80000 is the norm, which float16 cannot hold; the results can be held."""
+    w = torch.full((4, 4), 2e4, dtype=dtype)
+    # one rounding of the result, half a unit in the last place
+    half_unit = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(spectral_weight_decay(w, 0.5).double(), w.double() / 2, rtol=half_unit, atol=0)
+    # the triplet is accurate to 1e-3 of 80000 at worst, here to rounding; then one rounding of the result
+    hammered = spectral_hammer(w, 1e3).double()
+    torch.testing.assert_close(hammered, torch.full_like(hammered, 250.0), rtol=half_unit, atol=0.01)

@@ -103,3 +103,9 @@ def test_identity_cases_and_gradient():
     assert torch.autograd.gradcheck(lambda x: soft_cap(x, 0.15), w.requires_grad_())
     with pytest.raises(ValueError, match="strength"):
         soft_cap(w, -0.1)
+
+
+@pytest.mark.parametrize("strength", [torch.ones(3), torch.tensor(float("inf")), -1.0, float("nan")])
+def test_strengths_out_of_range_or_shape_are_refused(strength):
+    with pytest.raises(ValueError, match="strength"):
+        soft_cap(torch.eye(2), strength)

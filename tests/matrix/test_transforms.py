@@ -63,6 +63,23 @@ def test_forward_and_reverse_mode_are_adjoint(name):
     torch.testing.assert_close(torch.func.jacrev(function)(w.detach()[0]), torch.func.jacfwd(function)(w.detach()[0]))
 
 
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "nested" not in name])  # its value is not exact
+def test_second_derivatives_are_never_silently_absent(name):
+    """Where singular values are distinct; hessian is forward over reverse, jacrev of jacrev reverse twice."""
+    function, w = FUNCTIONS[name], normal(4, 3)
+
+    def number(x):
+        return function(x).square().sum()
+
+    twice = torch.func.jacrev(torch.func.jacrev(number))(w)
+    torch.testing.assert_close(torch.func.hessian(number)(w), twice)
+    step = 1e-5
+    moved = normal(4, 3, seed=1)
+    found = (torch.func.grad(number)(w + step * moved) - torch.func.grad(number)(w - step * moved)) / (2 * step)
+    # central differences: error step^2 times third derivatives of order 100
+    torch.testing.assert_close((twice * moved).sum((-2, -1)), found, atol=1e-6, rtol=1e-6)
+
+
 def test_vmap_over_the_bounds():
     w, bounds = normal(5, 2, 6, 4), torch.linspace(0.5, 2, 5, dtype=torch.float64)
     mapped = torch.func.vmap(spectral_hardcap)(w, bounds)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, power_of_two_scale
+from wellnormed.matrix._checks import check_finite, power_of_two_scale, working_dtype
 from wellnormed.matrix._msign_methods import largest_eigenvalue_estimate
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 
@@ -17,16 +17,19 @@ EIGENVALUE_ERROR = 1e-13
 """Relative, of the largest eigenvalue of a float64 Gram matrix: some hundred roundings."""
 _TINY = torch.finfo(torch.float64).tiny
 
-_SINGLE_MARGIN = 6e-6
+_SINGLE_MARGIN = 7e-6
 """What a result computed wholly in float32 may exceed the cap by, relative (measured up to 4e-6 at n = 768)."""
 _UNDECIDED = 1e-5
 """Distance from the cap, relative, within which float32 cannot tell inside from outside."""
 _NEAR = 2.0
 """Largest singular value over the cap up to which `_SINGLE_MARGIN` was measured; the error grows with its square."""
-_PRODUCT_MARGIN = 5e-7
-"""The same with only the products in float32, times that ratio (measured 5e-7 at n = 768, less below)."""
+_PRODUCT_MARGIN = (4e-6, 2e-6)
+"""The same with only the products in float32, and times that ratio (measured: 5e-7 times it for random matrices, 1.3e-6
+for constant blocks, whose roundings add up; 2.8e-6 for Hadamard matrices near the cap)."""
 _FAR = 20.0
-"""Ratio up to which the products may be in float32: the cap is lowered by no more than 1e-5."""
+"""Ratio up to which the products may be in float32: beyond, the cap would be lowered by more than 5e-5."""
+_SQUARABLE = 1e3
+"""Ratio up to which a float64 Gram matrix knows the values at the cap, to 1e-10; beyond, an SVD and a second pass."""
 _SAFE_SQUARES = (1e-12, 1e12)
 """Caps whose squares, and those of singular values worth keeping, stay within the range of float32."""
 HALF_MARGIN = 1.25
@@ -51,8 +54,8 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
     raises = bool((lower > 0).any())
-    large = w.shape[-2] * w.shape[-1] >= _LARGE
-    if method == "gram" and large and not raises and w.dtype != torch.float64:
+    large = w.shape[-2] * w.shape[-1] >= _LARGE and working_dtype(w) == torch.float32
+    if method == "gram" and large and not raises:
         value = _with_single_products(w, upper, decay)
         if value is not None:
             return value
@@ -62,14 +65,24 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     wide = wide / scale
     lower, upper = lower / scale[..., 0, 0], upper / scale[..., 0, 0]
     s, rebuild = (_by_gram if method == "gram" else _by_svd)(wide)
-    if raises and method == "gram" and bool((s.amin(-1) < _SQUARED_AWAY * s.amax(-1)).any()):
+    ratio = s.amax(-1) / upper
+    far = bool((ratio > _SQUARABLE).any())
+    if method == "gram" and (far or (raises and bool((s.amin(-1) < _SQUARED_AWAY * s.amax(-1)).any()))):
         s, rebuild = _by_svd(wide)
     if raises:
         s = torch.where(s > zero_tolerance(s.amax(-1, keepdim=True), *w.shape[-2:]), s, 0)
     inside = (s.amax(-1) <= upper) & ((s >= lower[..., None]) | (s == 0)).all(-1)
-    safe = torch.where(decay == 1, _lowered(upper, s, w.dtype), upper)
+    squared = 4 * torch.finfo(torch.float64).eps * ratio.clamp(1, _SQUARABLE) ** 2
+    safe = torch.where(decay == 1, _lowered(upper, s, w.dtype) * (1 - squared), upper)
     target = Clip(lower.minimum(safe), safe, decay).values(s)
-    return torch.where(inside[..., None, None], w, (rebuild(target) * scale).to(w.dtype))
+    value = torch.where(inside[..., None, None], w, (rebuild(target) * scale).to(w.dtype))
+    if far and bool((decay == 1).any()):
+        # Rounding of what was far above the cap is left on top of it.
+        scale = scale[..., 0, 0]
+        return torch.where(
+            (decay == 1)[..., None, None], clip(value, lower * scale, upper * scale, decay, "svd"), value
+        )
+    return value
 
 
 def _by_svd(w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -119,7 +132,8 @@ def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | N
         if w.dtype != torch.float32:
             margin = HALF_MARGIN * torch.finfo(w.dtype).eps / 2
         else:
-            margin = _SINGLE_MARGIN if dtype == torch.float32 else _PRODUCT_MARGIN * ratio.clamp_min(1)
+            fixed, growing = _PRODUCT_MARGIN
+            margin = _SINGLE_MARGIN if dtype == torch.float32 else fixed + growing * ratio.clamp_min(1)
         s = g.double().clamp_min(0).sqrt()
         safe = torch.where(decay == 1, upper * (1 - margin), upper)
         kept = Clip(torch.zeros_like(safe), safe, decay).values(s) / s.clamp_min(_TINY)

@@ -12,10 +12,6 @@ from torch import Tensor
 
 from wellnormed.matrix._spectral_function import zero_tolerance
 
-_STEEP = 2e-4
-"""Slope at zero times rounding unit above which the rounded multiplier of the smallest singular values is felt by
-the largest (measured: 4e-5 of the norm with "polar-express-8", slope 6363; nothing with slopes near 1000)."""
-
 Steps = tuple[tuple[float, float, float], ...]
 
 _GRAM_NOISE = 4.0
@@ -79,9 +75,10 @@ def gram(x: Tensor, steps: Steps) -> Tensor:
 def spectrum(x: Tensor, steps: Steps) -> Tensor:
     """The same polynomial as a function of the eigenvalues of `X^T X`: exact, no iteration, two passes over X.
 
-    One Gram matrix, one eigendecomposition, one small and one large product. In float64 up to the last product,
-    unless one Cholesky factorisation shows that no singular value of a float32 matrix is small enough for the
-    rounding of its Gram matrix to matter; a set of large slope needs the last product in float64, too.
+    One Gram matrix, one eigendecomposition, one small and one large product. In float64, unless one Cholesky
+    factorisation shows that no singular value of a float32 matrix is small enough for the rounding of its Gram matrix
+    to matter. The last product, too: the multiplier of the smallest singular values is as large as the set's slope, and
+    its rounding to float32 would be felt by the largest (1e-4 of the norm for constant blocks).
     """
     if x.dtype == torch.float64:
         return x @ _of_spectrum(x.mT @ x, steps)
@@ -91,10 +88,8 @@ def spectrum(x: Tensor, steps: Steps) -> Tensor:
     shifted.diagonal(dim1=-2, dim2=-1).sub_(noise[..., None] / _RESOLVED)
     if int(torch.linalg.cholesky_ex(shifted).info.amax()) != 0:
         wide = x.double()
-        g = wide.mT @ wide
-        if math.prod(a for a, _, _ in steps) * torch.finfo(x.dtype).eps > _STEEP:
-            return (wide @ _of_spectrum(g, steps)).to(x.dtype)
-    return x @ _of_spectrum(g, steps).to(x.dtype)
+        return (wide @ _of_spectrum(wide.mT @ wide, steps)).to(x.dtype)
+    return x @ _of_spectrum(g, steps)
 
 
 def _of_spectrum(g: Tensor, steps: Steps) -> Tensor:

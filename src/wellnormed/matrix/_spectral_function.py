@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class Derivative(ABC):
@@ -136,8 +135,10 @@ def _derivative(x: Tensor, direction: Tensor, function: SpectralFunction) -> Ten
 def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[Derivative], *bounds: Tensor) -> Tensor:
     """`compute(x, *bounds)` with the exact derivative `derivative(*bounds)`, by whatever method it computes.
 
-    Reverse mode once, forward mode, and `torch.func.vmap` (over `x` and the bounds): the whole batch reaches
-    `compute` at once, as plain tensors whose values it may look at.
+    Reverse mode, forward mode once, and `torch.func.vmap` (over `x` and the bounds): the whole batch reaches
+    `compute` at once, as plain tensors whose values it may look at. Second derivatives by reverse mode, or forward over
+    reverse, go through the SVD of the first: right where singular values are distinct and not zero, NaN elsewhere.
+    Forward over forward mode is zero: torch switches forward mode off in here.
 
     Args:
         x: Matrices `(*batch, m, n)`.
@@ -182,7 +183,6 @@ class _Exact(torch.autograd.Function):
         ctx.derivative = derivative
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # pyrefly: ignore
         x, *bounds = ctx.saved_tensors
         return ctx.derivative(*bounds).adjoint(x, gradient), None, None, *(None for _ in bounds)

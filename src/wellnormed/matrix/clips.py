@@ -50,10 +50,12 @@ def spectral_clip(
         method: One of the table; "auto" is "gram".
 
     Returns:
-        Same shape and dtype. A matrix within the bounds comes back bit for bit ("gram", "svd"). Otherwise the
-        spectral norm ends at or below `upper` in float32 and float64: the cap is lowered by what rounding to the
-        dtype can add (below 1e-5); in bfloat16 and float16 within rounding. The gradient (reverse mode once,
-        forward mode, `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
+        Same shape and dtype. A matrix within the bounds, by more than rounding, comes back bit for bit ("gram", "svd").
+        Otherwise the spectral norm ends at or below `upper` in float32 and float64: the cap is lowered by what
+        rounding can add, 1e-5 near the cap, and 2e-6 of the largest singular value at most. In bfloat16 and float16 it
+        ends within the rounding of the result: below it when roundings are independent, up to some percent above in
+        matrices whose entries all round the same way. The gradient (reverse mode,
+        forward mode once, `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity, bounds out of order, not positive or not

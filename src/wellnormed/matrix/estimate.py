@@ -18,8 +18,8 @@ def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
 
     Returns:
-        One norm per matrix, in `w`'s dtype, plain spectral (l2 -> l2) units. Differentiable (a subgradient
-        where the largest singular value is repeated; zero at zero).
+        One norm per matrix, in `w`'s dtype (at most its largest number), plain spectral (l2 -> l2) units.
+        Differentiable (a subgradient where the largest singular value is repeated; zero at zero).
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity.

@@ -27,7 +27,8 @@ def spectral_hammer(
 ) -> Float[Tensor, "*batch m n"]:
     """Set the largest singular value to `upper` if it is above: `W + (upper - s) u v^T` (LT section 3.1).
 
-    One value moves; the others stay, so the norm ends at the larger of `upper` and the second singular value. A
+    One value moves; the others stay, so the norm ends at the larger of `upper` and the second singular value, within
+    the accuracy of the triplet (1e-3 by default). A
     matrix with several values above `upper` stays above it: no promise, see `spectral_hardcap` for one.
 
     Args:
@@ -138,7 +139,9 @@ def _moved(w: Tensor, triplet: Triplet | None, function: _LeadingMoved) -> Tenso
     """`W + (f(s) - s) u v^T`; bit for bit `w` where `f(s) = s`."""
     if w.numel() == 0:
         return w.clone()
-    u, s, v = leading_singular_triplet(w) if triplet is None else triplet
+    if triplet is None:  # in 16 bits the triplet itself would be rounded, or overflow
+        triplet = leading_singular_triplet(w if w.dtype == torch.float64 else w.float())
+    u, s, v = triplet
     single = w.dtype if w.dtype == torch.float64 else torch.float32
     change = (function.of_top(s.double())[0] - s).to(single)[..., None, None]
     moved = w + (change * u[..., :, None]) * v[..., None, :]

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix import _msign_methods
-from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale
+from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
@@ -50,9 +50,9 @@ def msign(
     | "newton-schulz" | the set, on the matrix, in its dtype | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5 |
     | "gram" | the set, on the Gram matrix | `4 to 8 m n^2 + 8 T n^3`, x read 2 to 4 times | 1e-3, see below |
     | "spectrum" | the set, on the Gram matrix's eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5 |
-    | "eigh" | the sign, by the same | the same in float64 | 1e-7, zero below 1e-7 of the largest |
+    | "eigh" | the sign, by the same | the same in float64 | 1e-7 above 1e-4 of the norm, 0 below 1e-7 |
     | "svd" | the sign | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
-    | "inverse-root" | the sign (MD section 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-6 of the largest |
+    | "inverse-root" | the sign (MD section 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-4 of the norm, 1e-3 at 1e-6 |
     | "sketch" | `U_r V_r^T` (MD section 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
 
     In "gram", singular values below `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some
@@ -70,10 +70,10 @@ def msign(
         generator: Random numbers of "sketch"; torch's default without it.
 
     Returns:
-        Same shape and dtype; spectral norm at most `overshoot` of the set, within rounding (1e-5 in float32, 3e-5
+        Same shape and dtype; spectral norm at most `overshoot` of the set, within rounding (1e-5 in float32, 1e-3
         with "gram", 1% in bfloat16 and float16; 2% when the iteration itself runs in them, and then what rounding adds
         to the null space of a rank-deficient matrix is amplified by the slope of the set). A zero matrix gives zero.
-        The gradient (reverse mode once, forward mode, `torch.func.vmap`) is that of the exact polar factor, or of the
+        The gradient (reverse mode, forward mode once, `torch.func.vmap`) is that of the exact polar factor, or of the
         exact `U_r V_r^T`, whatever the method.
 
     Raises:
@@ -140,7 +140,7 @@ def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> T
     if x.shape[-2] < x.shape[-1]:
         return _polynomial(chosen, method, x.mT).mT.contiguous()
     # Squares of 1e-30 or 1e30 leave the range of float32, so the largest entry comes first.
-    work = x if x.dtype == torch.float64 else x.float()
+    work = x.to(working_dtype(x))
     largest = work.abs().amax((-2, -1), keepdim=True)
     check_finite(largest, "x")
     work = work / torch.where(largest > 0, largest, 1)
@@ -152,6 +152,6 @@ def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> T
     batch = work.flatten(0, -3) if work.ndim > 3 else work
     if batch.ndim == 3 and batch.shape[0] == 1:
         batch = batch[0]
-    if method == "newton-schulz":
+    if method == "newton-schulz" and x.dtype in (torch.bfloat16, torch.float16):
         batch = batch.to(x.dtype)
     return _POLYNOMIAL[method](batch, chosen.steps).to(x.dtype).reshape(x.shape)

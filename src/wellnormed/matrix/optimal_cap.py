@@ -36,7 +36,7 @@ from jaxtyping import Float
 from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix
+from wellnormed.matrix._checks import check_matrix, working_dtype
 
 # Largest reach, in units of the cap and rounded down, at which M is at most 1/2: further off, it is no cap.
 REACH_LIMIT = {
@@ -51,7 +51,7 @@ REACH_LIMIT = {
     19: 6.595,
     21: 7.290,
 }
-_FLOAT32_DEGREE = 13  # beyond, alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32
+_FLOAT32_DEGREE = 9  # beyond, alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32
 _TOLERANCE = 1e-11  # of the exchange, in units of the step; what is left is repaired before the proof
 _SLACK = Fraction(1, 2**60)  # covers what lies between a true extremum and its float64 place: half p'' times 1e-20
 
@@ -86,7 +86,7 @@ class CapPolynomial:
 
         Args:
             w: Matrices of any floating dtype, entries from 1e-30 to 1e30; bfloat16 and float16 are computed in
-                float32, and degrees above 13 in float64.
+                float32, and degrees above 9 in float64.
 
         Returns:
             Same shape and dtype, norm at most `max_norm` within rounding (1e-6 in float32, 1% in bfloat16).
@@ -104,7 +104,7 @@ class CapPolynomial:
         if w.shape[-2] < w.shape[-1]:
             return self(w.mT).mT
         double = w.dtype == torch.float64 or len(self.coefficients) - 1 > _FLOAT32_DEGREE // 2
-        work = w.double() if double else w.float()
+        work = w.double() if double else w.to(working_dtype(w))
         scaled = work / self.max_norm  # squares of 1e-30 and 1e30 leave the range of float32
         correction = _without_constant(scaled.mT @ scaled, self.coefficients)
         return (work + work @ correction).to(w.dtype)  # c_0 = 1: what is left alone is not rounded

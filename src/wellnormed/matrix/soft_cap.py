@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix
+from wellnormed.matrix._checks import as_bound, check_matrix, working_dtype
 
 ROOT_RULE_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
 CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
@@ -39,14 +39,14 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
         tensor([1.0000, 0.2000])
     """
     check_matrix(w, "w")
-    alpha = torch.as_tensor(strength, dtype=torch.float64, device=w.device).detach()
-    if not torch.compiler.is_compiling() and not bool((alpha >= 0).all()):
+    alpha = as_bound(strength, w, "strength")
+    if not torch.compiler.is_compiling() and not bool(((alpha >= 0) & alpha.isfinite()).all()):
         raise ValueError(
             f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
         )
     if w.shape[-2] < w.shape[-1]:
         return soft_cap(w.mT, alpha).mT
-    work = w if w.dtype == torch.float64 else w.float()
+    work = w.to(working_dtype(w))
     # The square root, not a itself, multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number but sqrt(a) W
     # is of order 1.
     scaled = work * alpha.sqrt().to(work.dtype)[..., None, None]

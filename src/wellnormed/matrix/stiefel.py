@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, check_positive
+from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive
 from wellnormed.matrix.coefficients import CoefficientSet
 from wellnormed.matrix.msign import msign
 
@@ -37,4 +37,5 @@ def stiefel_project(
     check_matrix(w, "w")
     size = as_bound(scale, w, "scale")
     check_positive(size, "scale")
+    check_finite(size, "scale")
     return msign(w, coefficients, method) * size[..., None, None].to(w.dtype)
