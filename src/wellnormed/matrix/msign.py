@@ -52,8 +52,8 @@ def msign(
     | "spectrum" | the set, on the Gram matrix's eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5 |
     | "eigh" | the sign, by the same | the same in float64 | 1e-7 above 1e-4 of the norm, 0 below 1e-7 |
     | "svd" | the sign | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
-    | "inverse-root" | the sign (MD section 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-4 of the norm, 1e-3 at 1e-6 |
-    | "sketch" | `U_r V_r^T` (MD section 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
+    | "inverse-root" | the sign (MD 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-4 of the norm |
+    | "sketch" | `U_r V_r^T` (MD 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
 
     In "gram", singular values below `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some
     percent, because squaring loses them, and restarts keep that error from growing. `benchmarks/matrix/` measures
