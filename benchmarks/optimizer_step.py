@@ -13,7 +13,6 @@ three steps, less that of weights and gradients; the memory-light Scion (momentu
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -114,17 +113,23 @@ def time_steps(rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def high_water() -> int:
+    """Highest resident size of this process so far, in bytes; Linux only (`getrusage` would count the parent's, too)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
 def peak_bytes(name: str, blocks: int) -> int:
     """Highest resident size while stepping, less that with weights and gradients; call it in a fresh process."""
     make, dtype = MEASURED[name]
     model = hidden_matrices(blocks, dtype)
     x = torch.randn(256, 256)
     _ = x @ x  # the product library's own buffers
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = high_water()
     optimizer = make(model)
     for _ in range(3):
         optimizer.step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return high_water() - before
 
 
 def main() -> None:
@@ -134,13 +139,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-blocks", type=int, default=2)
     parser.add_argument("--child", choices=list(MEASURED), help=argparse.SUPPRESS)
+    parser.add_argument("--memory-only", action="store_true", help="keep the times of --output")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         print(peak_bytes(options.child, options.memory_blocks))
         return
-    seconds = time_steps(options.rounds)
+    seconds = json.loads(options.output.read_text())["seconds"] if options.memory_only else time_steps(options.rounds)
     print(f"{'step of 72 matrices':24} {'seconds':>8} {'ours / it':>10} {'capped / it':>12}")
     for name, value in seconds.items():
         capped = seconds["ours with a hard cap"] / value

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed._batching import batches
 from wellnormed.matrix._checks import check_matrix
 
 
 def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
     """`[function(matrix, *args, **kwargs) for matrix in matrices]`, batched by shape, dtype and device.
 
-    The 72 hidden matrices of GPT-2 small make two batches: 48 of 768 x 768 and 24 of 768 x 3072, half of them
-    transposed. Needs one more copy of the matrices; saves the overhead of a call per matrix, which counts for small
-    matrices and on accelerators (measured in `benchmarks/matrix/`).
+    The 72 hidden matrices of GPT-2 small are of two shapes: 48 of 768 x 768 and 24 of 768 x 3072, half of them
+    transposed. On an accelerator each shape is one batch; on a CPU a batch holds at most 2^20 entries, because larger
+    temporaries cost more than a call saves (measured in `benchmarks/matrix/`).
 
     Args:
         function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one
@@ -36,24 +37,27 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
         >>> foreach(spectral_norm, [torch.eye(2), 3 * torch.ones(1, 4), 5 * torch.eye(2)])
         [tensor(1.), tensor(6.), tensor(5.)]
     """
-    batches: dict[tuple, list[int]] = defaultdict(list)
+    shapes: dict[tuple, list[int]] = defaultdict(list)
     for index, matrix in enumerate(matrices):
         check_matrix(matrix, f"matrices[{index}]")
         m, n = sorted(matrix.shape[-2:], reverse=True)
-        batches[m, n, matrix.dtype, matrix.device].append(index)
+        shapes[m, n, matrix.dtype, matrix.device].append(index)
     results: list[Tensor | None] = [None] * len(matrices)
-    for (m, n, *_), members in batches.items():
+    for (m, n, *_), members in shapes.items():
         tall = [matrices[i] if matrices[i].shape[-2] >= matrices[i].shape[-1] else matrices[i].mT for i in members]
         flat = [matrix.reshape(math.prod(matrix.shape[:-2]), m, n) for matrix in tall]
-        try:
-            value = function(torch.cat(flat), *args, **kwargs)
-        except ValueError as error:
-            raise ValueError(f"among matrices {members}, of {m} x {n} up to transposition: {error}") from error
-        is_matrix = value.ndim == 3
-        for index, part in zip(members, value.split([len(matrix) for matrix in flat]), strict=True):
-            matrix = matrices[index]
-            if is_matrix and matrix.shape[-2] < matrix.shape[-1]:
-                part = part.mT
-            results[index] = part.reshape(matrix.shape if is_matrix else matrix.shape[:-2])
+        for piece in batches(flat):
+            batch, numbers = flat[piece], members[piece]
+            try:
+                value = function(torch.cat(batch) if len(batch) > 1 else batch[0], *args, **kwargs)
+            except ValueError as error:
+                raise ValueError(f"among matrices {numbers}, of {m} x {n} up to transposition: {error}") from error
+            for index, part in zip(numbers, value.split([len(matrix) for matrix in batch]), strict=True):
+                matrix = matrices[index]
+                if value.ndim == 3:
+                    part = part.mT if matrix.shape[-2] < matrix.shape[-1] else part
+                    results[index] = part.reshape(matrix.shape)
+                else:
+                    results[index] = part.reshape(matrix.shape[:-2])
     assert all(result is not None for result in results)
     return results  # pyrefly: ignore

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellnormed._batching import batches
+
 
 @dataclass(frozen=True)
 class Job:
@@ -39,8 +41,13 @@ class Job:
 
     def run(self) -> tuple[list[Tensor], ...]:
         """The results, one list per returned argument."""
-        stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in self.inputs)
-        return tuple(list(result.unbind()) for result in self.function(*stacked))
+        results: tuple[list[Tensor], ...] = tuple([] for _ in self.replaced)
+        for piece in batches(self.inputs[0]):
+            members = (tensors[piece] for tensors in self.inputs)
+            stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in members)
+            for whole, part in zip(results, self.function(*stacked), strict=True):
+                whole.extend(part.unbind())
+        return results
 
     @property
     def replaced(self) -> tuple[list[Tensor], ...]:
