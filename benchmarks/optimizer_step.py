@@ -114,7 +114,7 @@ def time_steps(rounds: int) -> dict[str, float]:
 
 
 def high_water() -> int:
-    """Highest resident size of this process so far, in bytes; Linux only (`getrusage` would count the parent's, too)."""
+    """Highest resident size of this process so far, in bytes; Linux only (`getrusage` counts the parent's, too)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
@@ -122,9 +122,10 @@ def high_water() -> int:
 def peak_bytes(name: str, blocks: int) -> int:
     """Highest resident size while stepping, less that with weights and gradients; call it in a fresh process."""
     make, dtype = MEASURED[name]
+    small = nn.Linear(64, 64, bias=False, dtype=dtype)
+    small.weight.grad = torch.ones_like(small.weight)
+    make(small).step()  # imports, and the product library's own buffers
     model = hidden_matrices(blocks, dtype)
-    x = torch.randn(256, 256)
-    _ = x @ x  # the product library's own buffers
     before = high_water()
     optimizer = make(model)
     for _ in range(3):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from wellnormed._batching import batches
 from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.optim.fallback import AdamWSettings, adamw_step
 from wellnormed.optim.routing import Group, Params, by_name, resolve, split
@@ -175,7 +176,8 @@ class ConditionalGradient(torch.optim.Optimizer):
                     kind = norm, parameter.shape, parameter.dtype, parameter.device, layout(parameter)
                     buckets[*kind, alone].append(parameter)
             for (norm, *_), members in buckets.items():
-                yield group, norm, members
+                for piece in batches(members):  # a large bucket would hold all its directions at once
+                    yield group, norm, members[piece]
 
     def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
         """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""

@@ -41,13 +41,15 @@ class Job:
 
     def run(self) -> tuple[list[Tensor], ...]:
         """The results, one list per returned argument."""
-        results: tuple[list[Tensor], ...] = tuple([] for _ in self.replaced)
+        results: list[list[Tensor]] = []
         for piece in batches(self.inputs[0]):
             members = (tensors[piece] for tensors in self.inputs)
             stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in members)
-            for whole, part in zip(results, self.function(*stacked), strict=True):
+            parts = self.function(*stacked)
+            results = results or [[] for _ in parts]
+            for whole, part in zip(results, parts, strict=True):
                 whole.extend(part.unbind())
-        return results
+        return tuple(results)
 
     @property
     def replaced(self) -> tuple[list[Tensor], ...]:
