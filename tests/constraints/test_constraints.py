@@ -142,3 +142,50 @@ def test_estimates_agree_with_proofs(generator):
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
     rules = wn.constrain(optimizer, {"*": wn.HardCap(0.5)})
     assert rules.norm_ratios() == pytest.approx(rules.proved_ratios(), rel=1e-3)  # an estimate
+
+
+@pytest.mark.parametrize("rule", [wn.SoftCap(1.0), wn.OptimalCap(1.0), wn.WeightDecay(1.0), wn.HardCap(1.0)])
+def test_weights_that_someone_else_loads_are_capped_before_the_next_step(rule):
+    """Polynomial caps would throw a weight of four caps out of their reach."""
+    model = nn.Linear(8, 8, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    rules = wn.constrain(optimizer, {"weight": rule})
+    model.load_state_dict({"weight": 4 * torch.eye(8)})
+    for _ in range(3):
+        model.weight.grad = -model.weight.detach().clone()
+        optimizer.step()
+        assert rules.proved_ratios()["weight"] <= 1
+
+
+def test_a_step_measured_in_another_norm_is_unknown():
+    model = nn.Linear(64, 4, bias=False)
+    norms = wn.assign_norms(model)
+    optimizer = wn.Muon(norms, lr=0.1, adjust_lr_fn="original")
+    with pytest.raises(ValueError, match="bound on the step's norm"):
+        wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)}, norms=norms)
+    wn.constrain(optimizer, {"weight": wn.HardCap(1.0)}, norms=norms)  # needs none
+
+
+def test_no_parameter_gets_two_rules_by_two_calls():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    first = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match="earlier `constrain`"):
+        wn.constrain(optimizer, {"weight": wn.Clip(2.0, 3.0)})
+    first.remove()
+    wn.constrain(optimizer, {"weight": wn.Clip(2.0, 3.0)})
+
+
+def test_hooks_that_come_first_do_not_disarm_the_rules():
+    """A hook that steps a scheduler changes the rate of a step already taken; one that clears gradients hides it."""
+    model = nn.Linear(8, 8, bias=False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.5, momentum=0.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    nn.init.orthogonal_(model.weight)
+    rules = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    for _ in range(3):
+        model.weight.grad = -model.weight.detach().clone()
+        optimizer.step()
+        assert rules.proved_ratios()["weight"] <= 1

@@ -333,3 +333,13 @@ def test_settings_that_are_not_the_defaults_are_shown():
     assert repr(wn.Sign()) == "Sign()"
     assert repr(SpectralConv(1, groups=2)) == "SpectralConv(spatial=1, groups=2)"
     assert repr(wn.PerHead(4)) == "PerHead(heads=4)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", [wn.BiasRMS(), wn.Euclidean(), wn.ColNorm(), wn.RowNorm()])
+def test_oracles_of_small_16_bit_gradients_have_norm_one(norm, dtype):
+    """Below 6e-5 float16 has no normal numbers; the quotient must not see them."""
+    shape = (64,) if norm.ndim == 1 else (8, 8)
+    g = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-6 + 2e-6).to(dtype)
+    # every entry is rounded to 2^-8 at worst
+    assert abs(float(norm.norm(norm.dualize(g).double())) - 1) < 0.01

@@ -143,3 +143,15 @@ def test_modular_descent_refuses_what_the_tree_does_not_hold():
 def test_unknown_adjustments_are_refused(adjust_lr_fn):
     with pytest.raises(ValueError, match="adjust_lr_fn"):
         wn.Muon(wn.assign_norms(Block(), recipe="muon"), adjust_lr_fn=adjust_lr_fn)
+
+
+def test_adjustments_reach_the_parts_of_fused_weights():
+    model = nn.MultiheadAttention(8, 2)
+    muon = wn.Muon(wn.assign_norms(model, recipe="muon"), adjust_lr_fn="match_rms_adamw")
+    norm = next(a.norm for a in muon.assignment if a.name == "in_proj_weight")
+    assert norm.inner.scaling == "match-rms-adamw"
+
+
+def test_modular_descent_refuses_norms_that_do_not_fit():
+    with pytest.raises(ValueError, match="2-dimensional"):
+        wn.ModularDescent(nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), 0.1, tree=wn.modular.Atom("0.weight", EXACT))

@@ -143,6 +143,7 @@ def test_momentum_in_the_gradient_is_the_same_optimizer_without_state():
         ({"nesterov": True, "memory": "gradient"}, "nesterov"),
         ({"memory": "none"}, "memory='none'"),
         ({"memory": "gradient", "step_rule": "averaged"}, "ALMOND"),
+        ({"memory": "gradient", "step_rule": "sharp"}, "length"),
     ],
 )
 def test_contradictions_are_refused(settings, message):

@@ -186,3 +186,37 @@ def test_matrices_of_one_shape_are_one_call(monkeypatch):
         module.weight.grad = torch.randn(4, 4)
     optimizer.step()
     assert calls == [(5, 4, 4)]
+
+
+def test_settings_that_a_scheduler_moves_out_of_range_are_refused_before_the_step():
+    model = nn.Linear(4, 4, bias=False)
+    for settings in ({"unconstrained": False}, {"weight_decay": 2.0}):
+        optimizer = wn.Scion(wn.assign_norms(model), lr=0.4, **settings)
+        optimizer.param_groups[0]["lr"] = 1.5
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.ones(4, 4)
+        with pytest.raises(ValueError, match=r"lr=1\.5"):
+            optimizer.step()
+        assert torch.equal(model.weight, before)
+
+
+def test_a_group_may_ask_for_adamw():
+    model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    groups = [{"params": [model[0].weight]}, {"params": [model[1].weight], "step_rule": "adamw"}]
+    optimizer = wn.Scion(groups, lr=0.1, norms=wn.assign_norms(model), adamw=wn.AdamWSettings(lr=0.01))
+    twin = torch.nn.Parameter(model[1].weight.detach().clone())
+    peer = torch.optim.AdamW([twin], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    for p in (*model.parameters(), twin):
+        p.grad = torch.ones(4, 4)
+    optimizer.step()
+    peer.step()
+    assert torch.equal(model[1].weight, twin)
+    assert optimizer.update_norm("1.weight") is None
+
+
+def test_a_state_saved_under_another_routing_is_refused():
+    model = network()
+    saved = wn.Scion(wn.assign_norms(model, recipe="modular"), lr=0.1).state_dict()
+    other = wn.Muon(wn.assign_norms(model, recipe="muon"), lr=0.1)
+    with pytest.raises(ValueError, match="'adamw' here and 'unconstrained'"):
+        other.load_state_dict(saved)

@@ -1,9 +1,10 @@
 """Attach constraints to an optimizer through its step hooks, and measure whether they hold."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -36,13 +37,16 @@ class Constraints:
         self._optimizer = optimizer
         self._constrained = constrained
         self._placement = _placement(optimizer, constrained)
+        self._known = _known_norms(optimizer)
         self._check()
-        self._project()
-        self._state = {c.name: self._start(c) for c in constrained}
+        self._state: dict[str, State] = {}
+        self._versions: dict[str, int] = {}
+        self._begin(constrained)
         self._hooks = (
-            optimizer.register_step_pre_hook(lambda *_: self._check()),
+            optimizer.register_step_pre_hook(lambda *_: self._before()),
             optimizer.register_step_post_hook(lambda *_: self._apply()),
         )
+        _ACTIVE.setdefault(optimizer, []).append(self)
 
     def __str__(self) -> str:
         width = max((len(c.name) for c in self._constrained), default=0)
@@ -52,6 +56,12 @@ class Constraints:
         """Detach from the optimizer."""
         for hook in self._hooks:
             hook.remove()
+        _ACTIVE[self._optimizer].remove(self)
+
+    @property
+    def names(self) -> list[str]:
+        """The constrained parameters."""
+        return [c.name for c in self._constrained]
 
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
@@ -105,19 +115,34 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self._versions = {c.name: c.parameter._version for c in self._constrained}
 
-    def _update_norm(self, name: str) -> float | None:
-        return self._optimizer.update_norm(name) if isinstance(self._optimizer, ConditionalGradient) else None
+    def _update_norm(self, c: _Constrained) -> float | None:
+        """Bound on the coming step in the norm that the rule measures in; None if the optimizer measures in another."""
+        name, norm = self._known.get(id(c.parameter), (c.name, None))
+        if not isinstance(self._optimizer, ConditionalGradient) or norm != c.norm:
+            return None
+        return self._optimizer.update_norm(name)
 
     def _check(self) -> None:
+        self._steps = {c.name: self._update_norm(c) for c in self._constrained}
         for c in self._constrained:
-            c.rule.check(c.norm, self._update_norm(c.name), c.name)
+            c.rule.check(c.norm, self._steps[c.name], c.name)
+
+    def _before(self) -> None:
+        self._check()
+        self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
+        self._begin([c for c in self._constrained if c.parameter._version != self._versions[c.name]])
 
     @torch.no_grad()
-    def _project(self) -> None:
-        jobs = [_projection(c) for c in self._constrained]
-        for c, (weights,) in zip(self._constrained, self._placement.run(jobs), strict=True):
+    def _begin(self, changed: Sequence[_Constrained]) -> None:
+        """Bring weights below their caps that are new, or that someone else has changed since the last step."""
+        jobs = [_projection(c) for c in changed]
+        for c, (weights,) in zip(changed, self._placement.run(jobs), strict=True):
             copy_([c.parameter], weights)
+        for c in changed:
+            self._state[c.name] = self._start(c)
+            self._versions[c.name] = c.parameter._version
 
     @torch.no_grad()
     def _start(self, c: _Constrained) -> State:
@@ -140,14 +165,19 @@ class Constraints:
     @torch.no_grad()
     def _apply(self) -> None:
         def settings(c: _Constrained) -> tuple[Any, ...]:
-            return c.rule, c.norm, self._update_norm(c.name) if c.rule.uses_update_norm else None
+            return c.rule, c.norm, self._steps[c.name] if c.rule.uses_update_norm else None
 
-        buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := _with_gradient(members))]
+        buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := self._moved(members))]
         jobs = (self._job(rule, norm, step, members) for (rule, norm, step), members in buckets)
         for (_, members), (weights, *states) in zip(buckets, self._placement.run(jobs), strict=True):
             copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
+        self._versions = {c.name: c.parameter._version for c in self._constrained}
+
+    def _moved(self, members: list[_Constrained]) -> list[_Constrained]:
+        """Those with a gradient, before the step or (from a closure) after it; the others the optimizer passed by."""
+        return [c for c in members if c.name in self._stepping or c.parameter.grad is not None]
 
     def _job(self, rule: Constraint, norm: Norm, step: float | None, members: list[_Constrained]) -> Job:
         states = [self._state[c.name] for c in members]
@@ -171,6 +201,16 @@ class Constraints:
         return ((key[0], members) for key, members in buckets.items())
 
 
+_ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
+"""The rules attached to every optimizer, so that no parameter gets two."""
+
+
+def _known_norms(optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, Norm | None]]:
+    if not isinstance(optimizer, ConditionalGradient):
+        return {}
+    return {id(a.parameter): (a.name, a.norm) for a in optimizer.assignment}
+
+
 def _placement(optimizer: torch.optim.Optimizer, constrained: tuple[_Constrained, ...]) -> Placement:
     if isinstance(optimizer, ConditionalGradient):
         return optimizer.placement
@@ -190,18 +230,17 @@ def _measurement(members: list[_Constrained], function: Callable[[Norm, Tensor],
     return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), returned=(1,), cubic=cubic)
 
 
-def _with_gradient(members: list[_Constrained]) -> list[_Constrained]:
-    return [c for c in members if c.parameter.grad is not None]  # the others the optimizer passed by
-
-
 def constrain(
     optimizer: torch.optim.Optimizer, rules: Mapping[str, Constraint], norms: Assignment | None = None
 ) -> Constraints:
     """Keep weights in bounds after every `optimizer.step()`.
 
     Weights above their cap are brought below it at once; from then on every step is checked before and corrected
-    after. A parameter without a gradient took no step and is left alone. What a rule promises, or that it promises
-    nothing, is said in its own text.
+    after. A parameter without a gradient took no step and is left alone. Weights that someone else changes between two
+    steps, by loading a checkpoint for example, are brought below their caps before the next one, unless
+    `Constraints.load_state_dict` says that they belong to the rules' own state. What a rule promises, or that it
+    promises nothing, is said in its own text; 16-bit weights keep promises within their rounding. A copied or unpickled
+    optimizer has no rules: call this again.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
@@ -235,6 +274,7 @@ def constrain(
             )
         norms = optimizer.assignment
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ruled = {name for other in _ACTIVE.get(optimizer, []) for name in other.names}
     constrained: dict[str, _Constrained] = {}
     for pattern, rule in rules.items():
         named = [a for a in norms if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")]
@@ -246,6 +286,10 @@ def constrain(
                 + "; use ColumnCap for ColNorm, and SoftCap, HardCap or another spectral rule for Spectral and PerHead"
             )
         for a, norm in acting:
+            if a.name in ruled:
+                raise ValueError(
+                    f"parameter {a.name!r} has a rule of an earlier `constrain`; call remove() on what that returned"
+                )
             if a.name in constrained:
                 raise ValueError(
                     f"parameter {a.name!r} has two rules, {constrained[a.name].rule!r} and {rule!r}; "

@@ -68,6 +68,10 @@ class Norm(ABC):
         """This norm with another coefficient set wherever its oracle runs one; itself where it runs none."""
         return self
 
+    def with_scaling(self, scaling: str) -> Self:
+        """This norm with another unit wherever it is measured by a largest singular value; itself where it is not."""
+        return self
+
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         """Refuse a weight that this norm is not defined on.
 
@@ -111,6 +115,11 @@ def rms(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     scale = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     result = (x / scale).square().mean(dim, keepdim=True).sqrt() * scale
     return result if keepdim else result.squeeze(dim)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32 if it has 16 bits: squares and quotients of small gradients leave the range of float16."""
+    return x if x.dtype.itemsize > 2 else x.float()
 
 
 def entries(x: Tensor, ndim: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellnormed.norms.base import Norm, normal_like, rms
+from wellnormed.norms.base import Norm, normal_like, rms, widened
 
 _INSIDE = 1 - 1e-6
 """Where random columns start: rounding in float32 must not carry them out of the unit ball."""
@@ -54,9 +54,10 @@ class ColNorm(Norm):
         return (rms(gradient, self.feature_dim) * gradient.shape[self.feature_dim]).sum(-1)
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        size = rms(gradient, self.feature_dim, keepdim=True)
+        wide = widened(gradient)
+        size = rms(wide, self.feature_dim, keepdim=True)
         floor = size.amax((-2, -1), keepdim=True) / self.max_inflation
-        return gradient / torch.maximum(size, floor).clamp(min=torch.finfo(gradient.dtype).tiny)
+        return (wide / torch.maximum(size, floor).clamp(min=torch.finfo(wide.dtype).tiny)).to(gradient.dtype)
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -84,8 +85,9 @@ class RowNorm(Norm):
         return rms(gradient, -1).sum(-1)
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        size = rms(gradient, -1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-        return gradient / size / gradient.shape[-1]
+        wide = widened(gradient)
+        size = rms(wide, -1, keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
+        return (wide / size / gradient.shape[-1]).to(gradient.dtype)
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -65,6 +65,9 @@ class Lifted(MatrixNorm):
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, inner=self.inner.with_coefficients(coefficients))  # pyrefly: ignore
 
+    def with_scaling(self, scaling: str) -> Self:
+        return replace(self, inner=self.inner.with_scaling(scaling))  # pyrefly: ignore
+
 
 def require_matrix_norm(lifted: Lifted) -> None:
     """Refuse an inner norm that is not of matrices.

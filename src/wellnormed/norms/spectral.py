@@ -109,5 +109,8 @@ class Spectral(MatrixNorm):
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, coefficients=coefficients)
 
+    def with_scaling(self, scaling: str) -> Self:
+        return replace(self, scaling=scaling)  # pyrefly: ignore
+
 
 RMS_TO_RMS = Spectral()

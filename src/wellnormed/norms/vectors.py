@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellnormed.norms.base import Norm, entries, normal_like, rms
+from wellnormed.norms.base import Norm, entries, normal_like, rms, widened
 
 
 class _RootSum(Norm):
@@ -30,8 +30,9 @@ class _RootSum(Norm):
         return self._rms(gradient) * (_count(gradient, self.ndim) * self._unit(gradient))
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        size = self._rms(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
-        return gradient / size.reshape(size.shape + (1,) * self.ndim) * self._unit(gradient)
+        wide = widened(gradient)
+        size = self._rms(wide).clamp(min=torch.finfo(wide.dtype).tiny)
+        return (wide / size.reshape(size.shape + (1,) * self.ndim) * self._unit(gradient)).to(gradient.dtype)
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:

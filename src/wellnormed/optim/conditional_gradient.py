@@ -52,7 +52,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         step_rule: See the module's text.
         radius: Radius of the norm ball, in units of each parameter's norm.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; with
-            `"unconstrained"` it bounds every norm by `radius / weight_decay`.
+            `"unconstrained"` it bounds every norm by `overshoot * radius / weight_decay`.
         lr_scales: Name pattern -> factor on `lr`; each becomes its own group. Unmatched parameters keep factor 1.
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
@@ -108,6 +108,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         check_settings(defaults, memory)
         fallback = vars(adamw or AdamWSettings())
         super().__init__(split(groups, self.assignment, lr, lr_scales or {}, fallback), defaults)
+        self._index()
 
     def __str__(self) -> str:
         shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
@@ -139,6 +140,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             for group in self.param_groups
             for name, parameter in zip(group["param_names"], group["params"], strict=True)
         }
+        for group, parameter in self._owner.values():
+            if group["step_rule"] == "adamw":
+                self._norms[parameter] = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -150,6 +154,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
         """
+        for group in self.param_groups:  # a scheduler may have moved them
+            check_settings(group, self.memory)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -28,6 +28,8 @@ class AdamWSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.lr < float("inf"):
             raise ValueError(f"AdamWSettings: lr={self.lr} must be finite and not negative")
+        if not (self.eps >= 0 and self.weight_decay >= 0):
+            raise ValueError(f"AdamWSettings: eps={self.eps} and weight_decay={self.weight_decay} must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
 

@@ -54,6 +54,8 @@ class ModularDescent(ConditionalGradient):
             raise ValueError(f"the modular tree lacks {', '.join(outside)}; add them as atoms, or freeze them")
         if unknown := [name for name in norms if name not in trainable]:
             raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
+        for name, parameter in trainable.items():
+            norms[name].check_shape(parameter.shape, name)
         scales = self.tree.lr_scales()
         assigned = tuple(
             AssignedParameter(name, p, norms[name], f"{scales[name]:.4g} of the modular step")

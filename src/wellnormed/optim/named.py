@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch.distributed import ProcessGroup
 
-from wellnormed.norms import Assignment, Spectral
+from wellnormed.norms import Assignment
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import Scaling
 from wellnormed.optim.conditional_gradient import ConditionalGradient, Memory
@@ -25,7 +25,7 @@ class Scion(ConditionalGradient):
         nesterov: See `ConditionalGradient`; the paper has none.
         unconstrained: uSCG if True, else SCG, which keeps every weight in its ball of `radius`.
         radius: Radius of the ball.
-        weight_decay: With `unconstrained=True`, bounds every norm by `radius / weight_decay`.
+        weight_decay: With `unconstrained=True`, bounds every norm by `overshoot * radius / weight_decay`.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
         memory: "gradient" is the paper's memory-light form, without any state.
@@ -131,6 +131,4 @@ def _adjusted(norm: Norm | None, coefficients: str, adjust_lr_fn: str | None) ->
     if norm is None:
         return None
     norm = norm.with_coefficients(coefficients)
-    if adjust_lr_fn is None or not isinstance(norm, Spectral):
-        return norm
-    return replace(norm, scaling=_SCALINGS[adjust_lr_fn])
+    return norm if adjust_lr_fn is None else norm.with_scaling(_SCALINGS[adjust_lr_fn])

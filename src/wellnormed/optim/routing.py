@@ -98,7 +98,8 @@ def split(
     for group in groups:
         parts: dict[tuple[bool, float], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
-            parts[normed[name], lr_scales.get(owner.get(name, ""), 1.0)].append((name, parameter))
+            has_norm = normed[name] and group.get("step_rule") != "adamw"
+            parts[has_norm, lr_scales.get(owner.get(name, ""), 1.0)].append((name, parameter))
         for (has_norm, scale), pairs in parts.items():
             if has_norm:
                 result.append({**group, "params": pairs, "lr": group.get("lr", lr) * scale})
@@ -133,6 +134,12 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
             raise ValueError(
                 f"{', '.join(group['param_names'])} are one group here and {len(homes)} in the saved state, with "
                 "settings of their own; make the groups as they were"
+            )
+        theirs = saved[next(iter(homes))]["step_rule"]
+        if (theirs == "adamw") != (group["step_rule"] == "adamw"):
+            raise ValueError(
+                f"{', '.join(group['param_names'])} follow {group['step_rule']!r} here and {theirs!r} in the saved one; "
+                "assign the norms as they were"
             )
         count = len(group["param_names"])
         ordered.append(

@@ -38,3 +38,5 @@ def check_settings(settings: Group, memory: Memory) -> None:
         raise ValueError(f"memory={memory!r} must be 'buffer' or 'gradient'")
     if memory == "gradient" and rule == "averaged":
         raise ValueError("memory='gradient' keeps no average of oracle outputs; use memory='buffer' with ALMOND")
+    if memory == "gradient" and rule == "sharp":
+        raise ValueError("memory='gradient' keeps a sum, whose length a 'sharp' step would take; use memory='buffer'")

@@ -23,7 +23,7 @@ class Almond(ConditionalGradient):
         momentum: Fraction of the average that is kept; the paper's alpha is `1 - momentum`. At 0 it is uSCG without
             momentum.
         radius: Radius of the ball.
-        weight_decay: Bounds every norm by `radius / weight_decay`.
+        weight_decay: Bounds every norm by `overshoot * radius / weight_decay`.
         lr_scales: Name pattern -> factor on `lr`.
         adamw: Settings for parameters without a norm.
         process_group: See `ConditionalGradient`.

@@ -118,7 +118,7 @@ class _Copied(_Argument):
                 continue
             if rank == self._rank:
                 assert result is not None  # it owns some
-                buffer = result.to(self._tensors[0].dtype).reshape(-1).contiguous()
+                buffer = result.to(self._tensors[0]).reshape(-1).contiguous()
                 self._count(buffer.nbytes * (self._group.size() - 1))
             else:
                 buffer = self._buffer(len(members) * self._shape.numel())
