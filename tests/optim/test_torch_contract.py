@@ -218,5 +218,5 @@ def test_a_state_saved_under_another_routing_is_refused():
     model = network()
     saved = wn.Scion(wn.assign_norms(model, recipe="modular"), lr=0.1).state_dict()
     other = wn.Muon(wn.assign_norms(model, recipe="muon"), lr=0.1)
-    with pytest.raises(ValueError, match="'adamw' here and 'unconstrained'"):
+    with pytest.raises(ValueError, match="'adamw' here, 'unconstrained'"):
         other.load_state_dict(saved)

@@ -138,7 +138,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         theirs = saved[next(iter(homes))]["step_rule"]
         if (theirs == "adamw") != (group["step_rule"] == "adamw"):
             raise ValueError(
-                f"{', '.join(group['param_names'])} follow {group['step_rule']!r} here and {theirs!r} in the saved one; "
+                f"{', '.join(group['param_names'])} follow {group['step_rule']!r} here, {theirs!r} in the saved one; "
                 "assign the norms as they were"
             )
         count = len(group["param_names"])
