@@ -12,8 +12,8 @@ Bytes sent in one step for `S` bytes of weights whose jobs are dealt, over `W` p
 | cut (FSDP2) | `2 (W - 1) / W S` | `2 (W - 1) / W^2 S` | `(W - 1) S` together |
 
 The all-reduce of gradients that DDP does anyway sends `2 (W - 1) / W S` for each process. A constraint that acts on the
-weights sends the same again, with its state. Two processes with one core each halve the time of a step (174 to 90 ms,
-`benchmarks/parallel.py`). Memory beyond the optimizer's: with cut weights, what a process owns, twice; with copies, the
+weights sends the same again, with its state. Two processes with one core each halve the time of a step (181 to 96 ms,
+`results/parallel.json`). Memory beyond the optimizer's: with cut weights, what a process owns, twice; with copies, the
 directions of all that is dealt, and with Nesterov as much again.
 """
 
