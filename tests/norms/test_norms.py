@@ -308,6 +308,8 @@ def test_operator_norms_bound_what_they_say():
     [
         (lambda: wn.ColNorm(input_axis=2), "input_axis"),
         (lambda: wn.ColNorm(max_inflation=0.5), "max_inflation"),
+        (lambda: wn.Spectral(method="qr"), "method='qr'"),
+        (lambda: wn.Spectral("nothing"), "nothing"),
         (lambda: wn.Spectral(scaling="image"), "scaling='image'"),
         (lambda: wn.Spectral(input_axis=2), "input_axis=2"),
         (lambda: SpectralConv(inner=wn.Spectral(input_axis=0)), "transposed=True"),

@@ -33,14 +33,15 @@ def spectral_clip(
 
     | method | what it is | cost | error, float32, over the largest singular value |
     |---|---|---|---|
-    | "gram" | `W f(W^T W)`, one eigendecomposition of the small side | `4 m n^2 + 11 n^3`, w read 2 to 3 times | 1e-6 |
+    | "gram" | `W f(W^T W)`, one small eigendecomposition | `4 m n^2 + 11 n^3`, w read 2 to 3 times | below 1e-5 |
     | "svd" | the definition | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
     | "nested" | SC sections 2 and 3, two matrix signs | `2 T (4 m n^2 + 2 n^3) + 4 m n^2` | up to 1e-1 |
     | "block" | SC section 4.2, one sign of side m + n | `6 T (m + n)^3` | up to 1e-2 |
     | "blockwise" | SC section 4.3, the same by blocks | `6 T (m + n)^3`, less memory | up to 1e-2 |
 
     The Gram form has no cancellation where a singular value is close to a bound. It computes in float64 unless float32
-    is known to suffice; `benchmarks/matrix/` measures the errors and the ratios of time.
+    is known to suffice. Measured on 2 cores for 256 x 1024 to 768 x 3072 (`results/matrix/speed.json`): 0.11 to 0.23 of
+    the time of "nested" when the largest value is 1.5 caps, 0.22 to 0.43 at 10 caps, and 0.01 to 0.11 of "block".
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.

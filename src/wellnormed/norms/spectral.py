@@ -15,6 +15,7 @@ from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import msign, spectral_norm, spectral_norm_upper_bound
 from wellnormed.norms.base import MatrixNorm, normal_like
 
+_METHODS = ("auto", "newton-schulz", "gram", "spectrum", "svd", "eigh", "inverse-root")
 Scaling = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
 
 
@@ -34,7 +35,7 @@ class Spectral(MatrixNorm):
         input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`, GPT-2's `Conv1D`).
 
     Raises:
-        ValueError: Another scaling, or another axis.
+        ValueError: An unknown coefficient set, method, scaling or axis.
 
     Example:
         >>> import torch
@@ -52,6 +53,9 @@ class Spectral(MatrixNorm):
     def __post_init__(self) -> None:
         if self.scaling not in get_args(Scaling):
             raise ValueError(f"Spectral: scaling={self.scaling!r} must be one of {', '.join(get_args(Scaling))}")
+        registry.get(self.coefficients)
+        if self.method not in _METHODS:
+            raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(_METHODS)}, as in msign")
         if self.input_axis not in (0, 1):
             raise ValueError(f"Spectral: input_axis={self.input_axis} must be 1 (matrix columns) or 0 (rows)")
 

@@ -118,7 +118,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         return f"{type(self).__name__}({settings})\n{self.assignment}"
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters that the assignment knows.
+        """What torch calls for every group while the optimizer is made; later, all parameters have their group.
 
         Raises:
             ValueError: A parameter has no entry in the assignment, or a setting is out of its range.
