@@ -47,9 +47,9 @@ def msign(
 
     | method | computes | cost | error, float32 |
     |---|---|---|---|
-    | "newton-schulz" | the set, on the matrix, in its dtype | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5, slope 6000: 1e-4 |
+    | "newton-schulz" | the set, on the matrix | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5, slope 6000: 1e-4 |
     | "gram" | the set, on the Gram matrix | `4 to 8 m n^2 + 8 T n^3`, x read 2 to 4 times | 1e-3, see below |
-    | "spectrum" | the set, on the Gram matrix's eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5, slope 6000: 2e-5 |
+    | "spectrum" | the set, on Gram eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5, slope 6000: 2e-5 |
     | "eigh" | the sign, by the same | the same in float64 | 1e-7 above 1e-4 of the norm, 0 below 1e-7 |
     | "svd" | the sign | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
     | "inverse-root" | the sign (MD 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-4 of the norm |
