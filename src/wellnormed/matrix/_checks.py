@@ -96,15 +96,20 @@ def shown(value: Tensor) -> str:
     return f"{value.item():g}" if value.ndim == 0 else str(value.tolist())
 
 
-def power_of_two_scale(x: Tensor) -> Tensor:
+def finite_scale(x: Tensor, name: str) -> Tensor:
     """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
 
     Args:
-        x: float64 matrices, `(*batch, m, n)`, not empty.
+        x: float32 or float64 matrices, `(*batch, m, n)`, not empty.
+        name: Parameter name, for the message.
 
     Returns:
-        float64 tensor `(*batch, 1, 1)`.
+        `(*batch, 1, 1)`, in the dtype of `x`.
+
+    Raises:
+        ValueError: NaN or infinity; not looked for under `torch.compile`.
     """
     largest = x.abs().amax((-2, -1), keepdim=True)
-    exponent = torch.frexp(largest).exponent.clamp(-1000, 1000)
-    return torch.ldexp(torch.ones_like(largest), exponent)
+    check_finite(largest, name)
+    limit = 1000 if x.dtype == torch.float64 else 125
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(-limit, limit))

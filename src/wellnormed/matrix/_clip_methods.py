@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, power_of_two_scale, working_dtype
+from wellnormed.matrix._checks import finite_scale, working_dtype
 from wellnormed.matrix._msign_methods import largest_eigenvalue_estimate
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 
@@ -60,8 +60,7 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
         if value is not None:
             return value
     wide = w.double()
-    check_finite(wide.abs().amax((-2, -1)), "w")
-    scale = power_of_two_scale(wide)
+    scale = finite_scale(wide, "w")
     wide = wide / scale
     lower, upper = lower / scale[..., 0, 0], upper / scale[..., 0, 0]
     s, rebuild = (_by_gram if method == "gram" else _by_svd)(wide)

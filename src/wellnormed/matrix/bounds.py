@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale
+from wellnormed.matrix._checks import check_matrix, finite_scale
 
 _UNIT = 2.0**-53  # rounding unit of float64
 _UNDERFLOW = (
@@ -47,18 +47,18 @@ def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
     wide = w.detach().to(device="cpu", dtype=torch.float64)
     if wide.numel() == 0:
         return 0.0 if w.ndim == 2 else torch.zeros(w.shape[:-2], dtype=torch.float64)
-    check_finite(wide.abs().amax((-2, -1)), "w")
+    scale = finite_scale(wide, "w")
     if w.ndim == 2:
-        return _bound_one(wide)
-    bounds = [_bound_one(matrix) for matrix in wide.flatten(0, -3)]
+        return _bound_one(wide, float(scale))
+    pairs = zip(wide.flatten(0, -3), scale.flatten().tolist(), strict=True)
+    bounds = [_bound_one(matrix, power) for matrix, power in pairs]
     return torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
 
 
-def _bound_one(w: Tensor) -> float:
+def _bound_one(w: Tensor, scale: float) -> float:
     if w.shape[0] < w.shape[1]:
         w = w.mT
     m, n = w.shape
-    scale = float(power_of_two_scale(w))
     w = w / scale  # exact, but for underflow
     if not bool(w.any()):
         return 0.0

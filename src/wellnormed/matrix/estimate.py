@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale
+from wellnormed.matrix._checks import check_matrix, finite_scale
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 
 
@@ -55,8 +55,7 @@ def _compute(w: Tensor) -> Tensor:
     if w.numel() == 0:
         return w.new_zeros(w.shape[:-2])
     wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
-    check_finite(wide.abs().amax((-2, -1)), "w")
-    scale = power_of_two_scale(wide)
+    scale = finite_scale(wide, "w")
     wide = wide / scale
     top = torch.linalg.eigvalsh(wide.mT @ wide)[..., -1]
     return _rounded_down(top.clamp_min(0).sqrt() * scale[..., 0, 0], w.dtype)

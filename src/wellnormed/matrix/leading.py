@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, check_matrix
+from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale
 
 _EXPAND = 4
 """Basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs."""
@@ -80,22 +80,15 @@ def leading_singular_triplet(
     if w.numel() == 0:
         return Triplet(w.new_zeros(*batch, m), w.new_zeros(batch), w.new_zeros(*batch, n))
     work = w if w.dtype == torch.float64 else w.float()
-    largest = work.abs().amax((-2, -1), keepdim=True)
-    check_finite(largest, "w")
-    scale = _power_of_two(largest)
-    v = _iterate(work / scale, _first_vector(work, start), tolerance, max_iterations)
+    scale = finite_scale(work, "w")
+    work = work / scale
+    v = _iterate(work, _first_vector(work, start), tolerance, max_iterations)
     # From here `W v = s u` whatever the iteration's rounding.
-    image = (work / scale) @ v
+    image = work @ v
     s = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
     u = image / torch.where(s > 0, s, 1)
     v = torch.where(s > 0, v, 0)
     return Triplet(u[..., 0].to(w.dtype), (s * scale)[..., 0, 0].to(w.dtype), v[..., 0].to(w.dtype))
-
-
-def _power_of_two(largest: Tensor) -> Tensor:
-    """A power of two near the largest entry, 1 for zero: division by it is exact, but for underflow."""
-    limit = 1000 if largest.dtype == torch.float64 else 125
-    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(-limit, limit))
 
 
 def _first_vector(w: Tensor, start: Tensor | None) -> Tensor:

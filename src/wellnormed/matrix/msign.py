@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix import _msign_methods
-from wellnormed.matrix._checks import check_finite, check_matrix, power_of_two_scale, working_dtype
+from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
@@ -133,8 +133,7 @@ def _exact(x: Tensor, *_: Tensor, by: Callable[[Tensor], Tensor]) -> Tensor:
     if x.shape[-2] < x.shape[-1]:
         return _exact(x.mT, by=by).mT.contiguous()
     wide = x.double()
-    check_finite(wide.abs().amax((-2, -1)), "x")
-    return by(wide / power_of_two_scale(wide)).to(x.dtype)
+    return by(wide / finite_scale(wide, "x")).to(x.dtype)
 
 
 def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, power_of_two_scale
+from wellnormed.matrix._checks import as_bound, check_matrix, check_positive, finite_scale
 from wellnormed.matrix._clip_methods import EIGENVALUE_ERROR, rounding
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix.estimate import leading_product
@@ -43,8 +43,7 @@ def _compute(w: Tensor, upper: Tensor) -> Tensor:
     if w.numel() == 0:
         return w.clone()
     wide = w.double()
-    check_finite(wide.abs().amax((-2, -1)), "w")
-    scale = power_of_two_scale(wide)
+    scale = finite_scale(wide, "w")
     wide = wide / scale
     gram = wide.mT @ wide if w.shape[-2] >= w.shape[-1] else wide @ wide.mT
     top = torch.linalg.eigvalsh(gram)[..., -1:, None].clamp_min(0)

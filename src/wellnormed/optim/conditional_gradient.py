@@ -108,7 +108,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         check_settings(defaults, memory)
         fallback = vars(adamw or AdamWSettings())
         super().__init__(split(groups, self.assignment, lr, lr_scales or {}, fallback), defaults)
-        self._index()
 
     def __str__(self) -> str:
         shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
@@ -287,7 +286,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             ValueError: A parameter is missing or unknown, or one group here is in two there.
         """
         super().load_state_dict(by_name(state_dict, self.param_groups))
-        self._index()
         if self.memory == "gradient":
             for parameter, state in list(self.state.items()):
                 if self._norms[parameter] is not None:

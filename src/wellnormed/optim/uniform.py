@@ -1,16 +1,38 @@
 """Optimizers that treat every parameter alike, whatever its layer: one norm for all, then the engine."""
 
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from wellnormed.norms import AssignedParameter, Assignment, Euclidean, Norm, Sign
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.routing import Group, named
+from wellnormed.optim.routing import named
 
 
-class Signum(ConditionalGradient):
+class _Uniform(ConditionalGradient):
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        groups = named(params)
+        entries = [AssignedParameter(n, p, self.norm_of(p), "every parameter") for g in groups for n, p in g["params"]]
+        norms = Assignment(tuple(entries))
+        super().__init__(groups, lr, norms=norms, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+
+    @staticmethod
+    @abstractmethod
+    def norm_of(parameter: Tensor) -> Norm:
+        """The norm of any parameter."""
+
+
+class Signum(_Uniform):
     """The sign of the momentum, for every entry of every parameter (Bernstein et al., 2018).
 
     Args:
@@ -29,20 +51,12 @@ class Signum(ConditionalGradient):
         tensor([-0.5000,  0.5000])
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-    ) -> None:
-        groups, norms = _uniform(params, lambda parameter: Sign(ndim=parameter.ndim))
-        super().__init__(groups, lr, norms=norms, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+    @staticmethod
+    def norm_of(parameter: Tensor) -> Norm:
+        return Sign(ndim=parameter.ndim)
 
 
-class NormalizedSGD(ConditionalGradient):
+class NormalizedSGD(_Uniform):
     """The momentum divided by its l2 norm, parameter by parameter (LMO section 4; Cutkosky and Mehta, 2020).
 
     Args:
@@ -61,20 +75,6 @@ class NormalizedSGD(ConditionalGradient):
         tensor([-0.3000,  0.4000])
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-    ) -> None:
-        groups, norms = _uniform(params, lambda parameter: Euclidean(ndim=parameter.ndim))
-        super().__init__(groups, lr, norms=norms, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
-
-
-def _uniform(params: Iterable[Any], norm: Callable[[Tensor], Norm]) -> tuple[list[Group], Assignment]:
-    groups = named(params)
-    entries = [AssignedParameter(n, p, norm(p), "every parameter") for g in groups for n, p in g["params"]]
-    return groups, Assignment(tuple(entries))
+    @staticmethod
+    def norm_of(parameter: Tensor) -> Norm:
+        return Euclidean(ndim=parameter.ndim)
