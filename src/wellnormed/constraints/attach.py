@@ -1,6 +1,5 @@
 """Attach constraints to an optimizer through its step hooks, and measure whether they hold."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
-from wellnormed.parallel import Job, Placement, placement_for
-from wellnormed.parallel.layout import copy_, layout, whole
+from wellnormed.parallel import Job, Placement, in_buckets, placement_for
+from wellnormed.parallel.layout import copy_, whole
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Constraints:
 
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
-        buckets = self._in_buckets(lambda c: (c.norm,))
+        buckets = in_buckets(self._constrained, _parameter, lambda c: c.norm)
         return self._measure((members for _, members in buckets), lambda norm, weights: norm.norm(weights))
 
     def promised(self) -> dict[str, float]:
@@ -167,7 +166,7 @@ class Constraints:
         def settings(c: _Constrained) -> tuple[Any, ...]:
             return c.rule, c.norm, self._steps[c.name] if c.rule.uses_update_norm else None
 
-        buckets = [(key, moved) for key, members in self._in_buckets(settings) if (moved := self._moved(members))]
+        buckets = list(in_buckets(self._moved(), _parameter, settings))
         jobs = (self._job(rule, norm, step, members) for (rule, norm, step), members in buckets)
         for (_, members), (weights, *states) in zip(buckets, self._placement.run(jobs), strict=True):
             copy_([c.parameter for c in members], weights)
@@ -175,9 +174,9 @@ class Constraints:
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
         self._versions = {c.name: c.parameter._version for c in self._constrained}
 
-    def _moved(self, members: list[_Constrained]) -> list[_Constrained]:
+    def _moved(self) -> list[_Constrained]:
         """Those with a gradient, before the step or (from a closure) after it; the others the optimizer passed by."""
-        return [c for c in members if c.name in self._stepping or c.parameter.grad is not None]
+        return [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
 
     def _job(self, rule: Constraint, norm: Norm, step: float | None, members: list[_Constrained]) -> Job:
         states = [self._state[c.name] for c in members]
@@ -190,15 +189,9 @@ class Constraints:
         inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
         return Job(inputs, function, cubic=isinstance(norm, MatrixNorm))
 
-    def _in_buckets(
-        self, settings: Callable[[_Constrained], tuple[Any, ...]]
-    ) -> Iterable[tuple[tuple[Any, ...], list[_Constrained]]]:
-        """Parameters of equal settings, shape, dtype, device and layout, which are treated as one batch."""
-        buckets: dict[tuple[Any, ...], list[_Constrained]] = defaultdict(list)
-        for c in self._constrained:
-            kind = c.parameter.shape, c.parameter.dtype, c.parameter.device, layout(c.parameter)
-            buckets[settings(c), *kind].append(c)
-        return ((key[0], members) for key, members in buckets.items())
+
+def _parameter(c: _Constrained) -> Tensor:
+    return c.parameter
 
 
 _ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()

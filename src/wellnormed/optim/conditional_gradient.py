@@ -12,7 +12,6 @@ minimization oracle `-dualize`:
 uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3); both are tested.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from wellnormed._batching import batches
 from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.optim.fallback import AdamWSettings, adamw_step
 from wellnormed.optim.routing import Group, Params, by_name, resolve, split
 from wellnormed.optim.settings import Memory, StepRule, check_settings
-from wellnormed.parallel import Job, placement_for
-from wellnormed.parallel.layout import layout, local, refuse_other_layout
+from wellnormed.parallel import Job, in_buckets, placement_for
+from wellnormed.parallel.layout import local, refuse_other_layout
 
 _INSIDE = 1 - 1e-5
 """Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
@@ -171,18 +169,18 @@ class ConditionalGradient(torch.optim.Optimizer):
         return loss
 
     def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
-        """Parameters of equal norm, shape, dtype and layout, to be treated as one batch; singly to save memory."""
+        """Parameters that move by an oracle, in batches of equal norm; singly to save memory."""
+        alone = self.memory == "gradient"
         for group in self.param_groups:
-            buckets: dict[tuple, list[Tensor]] = defaultdict(list)
-            for index, parameter in enumerate(group["params"]):
-                norm = self._norms[parameter]
-                if norm is not None and parameter.grad is not None:
-                    alone = index if self.memory == "gradient" else None
-                    kind = norm, parameter.shape, parameter.dtype, parameter.device, layout(parameter)
-                    buckets[*kind, alone].append(parameter)
-            for (norm, *_), members in buckets.items():
-                for piece in batches(members):  # a large bucket would hold all its directions at once
-                    yield group, norm, members[piece]
+            moving = [
+                (parameter, norm)
+                for parameter in group["params"]
+                if parameter.grad is not None and (norm := self._norms[parameter]) is not None
+            ]
+            for (norm, _), members in in_buckets(
+                moving, lambda pair: pair[0], lambda pair: (pair[1], id(pair[0]) if alone else None)
+            ):
+                yield group, norm, [parameter for parameter, _ in members]
 
     def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
         """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""

@@ -1,5 +1,6 @@
 """Whole-tensor work on one process or on many."""
 
+from wellnormed.parallel.buckets import in_buckets as in_buckets
 from wellnormed.parallel.placement import Job as Job
 from wellnormed.parallel.placement import Local as Local
 from wellnormed.parallel.placement import Placement as Placement

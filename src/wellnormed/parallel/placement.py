@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellnormed._batching import batches
-
 
 @dataclass(frozen=True)
 class Job:
@@ -41,15 +39,8 @@ class Job:
 
     def run(self) -> tuple[list[Tensor], ...]:
         """The results, one list per returned argument."""
-        results: list[list[Tensor]] = []
-        for piece in batches(self.inputs[0]):
-            members = (tensors[piece] for tensors in self.inputs)
-            stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in members)
-            parts = self.function(*stacked)
-            results = results or [[] for _ in parts]
-            for whole, part in zip(results, parts, strict=True):
-                whole.extend(part.unbind())
-        return tuple(results)
+        stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in self.inputs)
+        return tuple(list(result.unbind()) for result in self.function(*stacked))
 
     @property
     def replaced(self) -> tuple[list[Tensor], ...]:
