@@ -257,3 +257,21 @@ def test_long_columns_are_summed_well():
         x[j::8, j] = 1
     assert error(msign(x), polar(x)) < 1e-5
     assert error(msign(torch.full((1000000, 1), 0.1)), torch.full((1000000, 1), 1e-3, dtype=torch.float64)) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (2, 3, 20, 20), (5, 1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+def test_triton_runs_the_same_iteration(shape, dtype, tolerance, triton_on_cpu):
+    """Interpreted; the tolerances are roundings of five steps, each some half a percent in bfloat16."""
+    x = normal(*shape, dtype=dtype).requires_grad_()
+    value = msign(x, "jordan-5", method="triton")
+    assert value.shape == x.shape
+    assert value.dtype == dtype
+    assert error(value.detach(), msign(x.detach().double(), "jordan-5", method="newton-schulz")) <= tolerance
+    value.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_triton_says_what_it_needs():
+    with pytest.raises(ValueError, match="method='triton' needs"):
+        msign(torch.eye(3), method="triton")

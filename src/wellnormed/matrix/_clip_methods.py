@@ -9,29 +9,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import finite_scale, working_dtype
+from wellnormed.matrix._checks import check_finite, finite_scale, working_dtype
 from wellnormed.matrix._msign_methods import largest_eigenvalue_estimate
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
+from wellnormed.matrix._symmetric import mixed_eigh, symmetric_product, times_symmetric
 
 EIGENVALUE_ERROR = 1e-13
 """Relative, of the largest eigenvalue of a float64 Gram matrix: some hundred roundings."""
 _TINY = torch.finfo(torch.float64).tiny
 
-_SINGLE_MARGIN = 7e-6
-"""What a result computed wholly in float32 may exceed the cap by, relative (measured up to 4e-6 at n = 768)."""
 _UNDECIDED = 1e-5
 """Distance from the cap, relative, within which float32 cannot tell inside from outside."""
+_MARGIN = (2e-6, 2.2e-6)
+"""What a result with products in float32 may exceed the cap by, relative: the first, and the second times the largest
+singular value over the cap; times `sqrt(n / 768)` above that side. Measured up to 0.7 of it, for a constant plus a
+multiple of the identity."""
+_MARGIN_SIDE = 768
 _NEAR = 2.0
-"""Largest singular value over the cap up to which `_SINGLE_MARGIN` was measured; the error grows with its square."""
-_PRODUCT_MARGIN = (4e-6, 2e-6)
-"""The same with only the products in float32, and times that ratio (measured: 5e-7 times it for random matrices, 1.3e-6
-for constant blocks, whose roundings add up; 2.8e-6 for Hadamard matrices near the cap)."""
+"""That ratio up to which taking away what is above the cap is more accurate than building what is kept, which it is
+because the part that is taken away is small."""
+_SINGLE = 10.5
+"""The ratio up to which the eigendecomposition, too, may be in float32: at 10 the result is off by 9e-6 of the norm."""
 _FAR = 20.0
-"""Ratio up to which the products may be in float32: beyond, the cap would be lowered by more than 5e-5."""
+"""The ratio up to which the products may be in float32: beyond, the cap would be lowered by more than 5e-5."""
 _SQUARABLE = 1e3
 """Ratio up to which a float64 Gram matrix knows the values at the cap, to 1e-10; beyond, an SVD and a second pass."""
-_SAFE_SQUARES = (1e-12, 1e12)
-"""Caps whose squares, and those of singular values worth keeping, stay within the range of float32."""
 HALF_MARGIN = 1.25
 """Norm of the rounding of a matrix to 16 bits, in units of `u` times its norm: `(1 + sqrt(n / m)) / sqrt 3` for
 independent roundings and equal singular values, less for any other spectrum."""
@@ -51,6 +53,9 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
         decay: The same; where it is 1, the result is rounded so that it ends at or below `upper`.
         method: "gram" or "svd".
     """
+    if w.ndim > 3:
+        lower, upper, decay = (bound.expand(w.shape[:-2]).flatten() for bound in (lower, upper, decay))
+        return clip(w.flatten(0, -3), lower, upper, decay, method).unflatten(0, w.shape[:-2])
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
     raises = bool((lower > 0).any())
@@ -92,12 +97,12 @@ def _by_svd(w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 def _by_gram(w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The same through `W^T W`; what is zero in it stays as it is in W."""
-    g, v = torch.linalg.eigh(w.mT @ w)
+    g, v = torch.linalg.eigh(symmetric_product(w.mT, w))
     s = g.clamp_min(0).sqrt()
 
     def rebuild(target: Tensor) -> Tensor:
         kept = torch.where(s > 0, target / s.clamp_min(_TINY), 1)
-        return w @ ((v * kept[..., None, :]) @ v.mT)
+        return times_symmetric(w, symmetric_product(v * kept[..., None, :], v.mT))
 
     return s, rebuild
 
@@ -105,56 +110,62 @@ def _by_gram(w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | None:
     """A cap of tall matrices with the large products in float32; None where that is not accurate enough.
 
-    A float32 Gram matrix knows its eigenvalues to some 1e-6 of the largest, so the decomposition, too, is in float32
+    A float32 Gram matrix knows its eigenvalues to some 1e-7 of the largest, so the decomposition, too, is in float32
     only for matrices that are neither near the decision (inside or outside) nor far above the cap: the usual case
-    after a step. When few singular values are above the cap only their vectors are touched.
+    after a step.
     """
-    low, high = _SAFE_SQUARES
-    if not bool(((upper > low) & (upper < high)).all()):
-        return None
     work = w.float()
-    gram = work.mT @ work
-    if not bool(gram.diagonal(dim1=-2, dim2=-1).isfinite().all()):
-        # NaN, infinity or a square that overflowed, all of which the diagonal shows: float64 tells them apart
-        return None
+    largest = work.abs().amax((-2, -1), keepdim=True)
+    check_finite(largest, "w")
+    largest = torch.where(largest > 0, largest, 1)
+    # Squares stay in range, and where all entries are alike they are 1: their roundings would all go one way.
+    scaled = work / largest
+    bound = upper / largest[..., 0, 0]
+    gram = symmetric_product(scaled.mT, scaled)
+    estimate = (largest_eigenvalue_estimate(gram).double().sqrt() / bound).amax()
+    growth = max(1.0, (w.shape[-1] / _MARGIN_SIDE) ** 0.5)
     # In 16 bits, rounding of the result hides errors of some 1e-4.
-    near = _NEAR if w.dtype == torch.float32 else _FAR
-    estimate = (largest_eigenvalue_estimate(gram).double().sqrt() / upper).amax()
-    for dtype, limit in ((torch.float32, near), (torch.float64, _FAR)):
+    single = _SINGLE / growth if w.dtype == torch.float32 else _FAR
+    for dtype, limit in ((torch.float32, single), (torch.float64, _FAR)):
         if bool(estimate > limit):
             continue
-        g, v = torch.linalg.eigh(gram if dtype == torch.float32 else _gram_in_double(w))
-        ratio = g[..., -1].clamp_min(0).double().sqrt() / upper
+        g, v = mixed_eigh(gram if dtype == torch.float32 else _gram_in_double(scaled))
+        ratio = g[..., -1].clamp_min(0).double().sqrt() / bound
         undecided = dtype == torch.float32 and bool(((ratio - 1).abs() < _UNDECIDED).any())
         if undecided or bool((ratio > limit).any()):
             continue
-        if w.dtype != torch.float32:
-            margin = HALF_MARGIN * torch.finfo(w.dtype).eps / 2
+        if w.dtype == torch.float32:
+            margin = (_MARGIN[0] + _MARGIN[1] * ratio.clamp_min(1)) * growth
         else:
-            fixed, growing = _PRODUCT_MARGIN
-            margin = _SINGLE_MARGIN if dtype == torch.float32 else fixed + growing * ratio.clamp_min(1)
+            margin = HALF_MARGIN * torch.finfo(w.dtype).eps / 2
         s = g.double().clamp_min(0).sqrt()
-        safe = torch.where(decay == 1, upper * (1 - margin), upper)
-        kept = Clip(torch.zeros_like(safe), safe, decay).values(s) / s.clamp_min(_TINY)
-        value = _without(work, v, torch.where(s > 0, 1 - kept, 0)).to(w.dtype)
+        safe = torch.where(decay == 1, bound * (1 - margin), bound)
+        kept = torch.where(s > 0, Clip(torch.zeros_like(safe), safe, decay).values(s) / s.clamp_min(_TINY), 1)
+        kept, v = kept.to(work.dtype), v.to(work.dtype)
+        if bool((ratio <= _NEAR).all()):
+            value = _without(work, v, 1 - kept)
+        else:
+            value = times_symmetric(work, symmetric_product(v * kept[..., None, :], v.mT))
         outside = ratio > 1
+        value = value.to(w.dtype)
         return value if bool(outside.all()) else torch.where(outside[..., None, None], value, w)
     return None
 
 
 def _gram_in_double(w: Tensor) -> Tensor:
     wide = w.double()
-    return wide.mT @ wide
+    return symmetric_product(wide.mT, wide)
 
 
 def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:
     """`W (I - V diag(removed) V^T)`; `removed` `(*batch, n)` is zero for all but the last, where V is cut."""
     n = w.shape[-1]
     count = int((removed > 0).sum(-1).amax())
+    top = v[..., n - count :]
+    scaled = top * removed[..., None, n - count :]
     if 2 * count > n:
-        return w @ ((v * (1 - removed).to(v.dtype)[..., None, :]) @ v.mT).to(w.dtype)
-    top = v[..., n - count :].to(w.dtype)
-    return w - ((w @ top) * removed[..., None, n - count :].to(w.dtype)) @ top.mT
+        return times_symmetric(w, symmetric_product(scaled, top.mT), w, alpha=-1)
+    return w - (w @ scaled) @ top.mT
 
 
 def rounding(dtype: torch.dtype, frobenius: Tensor, norm: Tensor) -> Tensor:

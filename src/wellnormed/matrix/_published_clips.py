@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix._msign_methods import newton_schulz
+from wellnormed.matrix._symmetric import full_product
 from wellnormed.matrix.coefficients import REGISTRY
 
 _STEPS = REGISTRY["spectral-clipping-6"].steps
@@ -54,7 +55,7 @@ def _sign(x: Tensor) -> Tensor:
     largest = x.abs().amax((-2, -1), keepdim=True)
     x = x / torch.where(largest > 0, largest, 1)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1)
-    return newton_schulz(x.mT.flatten(0, -3) if x.ndim > 3 else x.mT, _STEPS).reshape(x.mT.shape).mT
+    return newton_schulz(x.mT.flatten(0, -3) if x.ndim > 3 else x.mT, _STEPS, full_product).reshape(x.mT.shape).mT
 
 
 def _times_sign(gap: Tensor, sign: Tensor) -> Tensor:

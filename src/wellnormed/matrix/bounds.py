@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix._checks import check_matrix, finite_scale
+from wellnormed.matrix._symmetric import symmetric_product
 
 _UNIT = 2.0**-53  # rounding unit of float64
 _UNDERFLOW = (
@@ -62,7 +63,7 @@ def _bound_one(w: Tensor, scale: float) -> float:
     w = w / scale  # exact, but for underflow
     if not bool(w.any()):
         return 0.0
-    gram = w.mT @ w
+    gram = symmetric_product(w.mT, w)  # each entry one sum of m terms, in some order
     diagonal = gram.diagonal()
     largest = float(torch.linalg.eigvalsh(gram)[-1])
     # Sums of non-negative numbers: relative error at most gamma_{mn}, below 1e-6 for every matrix that fits

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from wellnormed.matrix._checks import check_matrix, finite_scale
 from wellnormed.matrix._spectral_function import Derivative, differentiable
+from wellnormed.matrix._symmetric import symmetric_product
 
 
 def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
@@ -57,7 +58,7 @@ def _compute(w: Tensor) -> Tensor:
     wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
     scale = finite_scale(wide, "w")
     wide = wide / scale
-    top = torch.linalg.eigvalsh(wide.mT @ wide)[..., -1]
+    top = torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1]
     return _rounded_down(top.clamp_min(0).sqrt() * scale[..., 0, 0], w.dtype)
 
 

@@ -11,15 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix import _msign_methods
-from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale, working_dtype
+from wellnormed.matrix._checks import check_matrix, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
+from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
-_POLYNOMIAL = {
-    "newton-schulz": _msign_methods.newton_schulz,
-    "gram": _msign_methods.gram,
-    "spectrum": _msign_methods.spectrum,
-}
+_POLYNOMIAL = ("newton-schulz", "triton", "gram", "spectrum")
 _EXACT = {
     "svd": _msign_methods.svd,
     "eigh": _msign_methods.eigh,
@@ -48,6 +45,7 @@ def msign(
     | method | computes | cost | error, float32 |
     |---|---|---|---|
     | "newton-schulz" | the set, on the matrix | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5, slope 6000: 1e-4 |
+    | "triton" | the same, by a GPU kernel | `T (3 m n^2 + n^3)`, x read 4 T times | that of 16 bits |
     | "gram" | the set, on the Gram matrix | `4 to 8 m n^2 + 8 T n^3`, x read 2 to 4 times | 1e-3, see below |
     | "spectrum" | the set, on Gram eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5, slope 6000: 2e-5 |
     | "eigh" | the sign, by the same | the same in float64 | 1e-7 above 1e-4 of the norm, 0 below 1e-7 |
@@ -56,7 +54,10 @@ def msign(
     | "sketch" | `U_r V_r^T` (MD 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
 
     In "gram", singular values below `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some
-    percent, because squaring loses them, and restarts keep that error from growing. Measured on 2 cores in float32
+    percent, because squaring loses them, and restarts keep that error from growing. On a CPU, one triangle of Gram
+    matrices is computed from a side of 256, which saves up to a quarter of "newton-schulz". "triton" does that on a
+    CUDA device, in the dtype of `x`; it is tested with Triton's interpreter and its compiler, and not yet measured on
+    hardware (`benchmarks/matrix/gpu.py` will), so "auto" does not take it. Measured on 2 cores in float32
     (`results/matrix/speed.json`): "auto" takes 0.28 to 0.59 of the time of a plain loop of the same five steps on long
     matrices, 0.62 to 0.98 if they are ill-conditioned, and as long on square ones.
 
@@ -139,19 +140,30 @@ def _exact(x: Tensor, *_: Tensor, by: Callable[[Tensor], Tensor]) -> Tensor:
 def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> Tensor:
     if x.shape[-2] < x.shape[-1]:
         return _polynomial(chosen, method, x.mT).mT.contiguous()
-    # Squares of 1e-30 or 1e30 leave the range of float32, so the largest entry comes first.
     work = x.to(working_dtype(x))
-    largest = work.abs().amax((-2, -1), keepdim=True)
-    check_finite(largest, "x")
-    work = work / torch.where(largest > 0, largest, 1)
+    work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
+    # By rows, or what lies in memory like rows: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes
+    # as long as a product.
+    rows = torch.linalg.vector_norm(work, dim=-1 if work.stride(-1) == 1 else -2, keepdim=True)
+    frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
     assert chosen.normalisation is not None  # get_for_msign
-    # Largest entry 1, so the Frobenius norm is at least 1; only a zero matrix is below. Summed in float64: in float32
-    # it is off by 3e-5 at 768 x 3072.
-    frobenius = torch.linalg.vector_norm(work, dim=(-2, -1), keepdim=True, dtype=torch.float64).to(work.dtype)
-    work = work / (chosen.normalisation.scale * frobenius.clamp_min(1) + chosen.normalisation.epsilon)
-    batch = work.flatten(0, -3) if work.ndim > 3 else work
-    if batch.ndim == 3 and batch.shape[0] == 1:
-        batch = batch[0]
-    if method == "newton-schulz" and x.dtype in (torch.bfloat16, torch.float16):
-        batch = batch.to(x.dtype)
-    return _POLYNOMIAL[method](batch, chosen.steps).to(x.dtype).reshape(x.shape)
+    # Largest entry at least 1/2: only a zero matrix has a smaller norm.
+    norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
+    if work.ndim > 3:
+        work, norm = work.flatten(0, -3), norm.flatten(0, -3)
+    if work.ndim == 3 and work.shape[0] == 1:
+        work, norm = work[0], norm[0]
+    if method == "spectrum":
+        return _msign_methods.spectrum(work, chosen.steps, norm).to(x.dtype).reshape(x.shape)
+    work = work / norm.to(work.dtype)
+    if method == "gram":
+        return _msign_methods.gram(work, chosen.steps).to(x.dtype).reshape(x.shape)
+    if method == "triton" or x.dtype.itemsize == 2:
+        work = work.to(x.dtype)
+    product = symmetric_product
+    if method == "triton":
+        from wellnormed.matrix import _triton  # triton takes a second to import, where it is installed
+
+        _triton.require(x)
+        product = _triton.symmetric_product
+    return _msign_methods.newton_schulz(work, chosen.steps, product).to(x.dtype).reshape(x.shape)

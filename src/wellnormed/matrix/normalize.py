@@ -7,6 +7,7 @@ from torch import Tensor
 from wellnormed.matrix._checks import as_bound, check_matrix, check_positive, finite_scale
 from wellnormed.matrix._clip_methods import EIGENVALUE_ERROR, rounding
 from wellnormed.matrix._spectral_function import Derivative, differentiable
+from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.matrix.estimate import leading_product
 
 
@@ -45,7 +46,8 @@ def _compute(w: Tensor, upper: Tensor) -> Tensor:
     wide = w.double()
     scale = finite_scale(wide, "w")
     wide = wide / scale
-    gram = wide.mT @ wide if w.shape[-2] >= w.shape[-1] else wide @ wide.mT
+    tall = wide if w.shape[-2] >= w.shape[-1] else wide.mT
+    gram = symmetric_product(tall.mT, tall)
     top = torch.linalg.eigvalsh(gram)[..., -1:, None].clamp_min(0)
     norm = (top * (1 + EIGENVALUE_ERROR + gram.shape[-1] * 1e-16)).sqrt()
     bound = upper[..., None, None] / scale

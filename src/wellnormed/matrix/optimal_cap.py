@@ -37,6 +37,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
 from wellnormed.matrix._checks import check_matrix, working_dtype
+from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
 # Largest reach, in units of the cap and rounded down, at which M is at most 1/2: further off, it is no cap.
 REACH_LIMIT = {
@@ -106,8 +107,8 @@ class CapPolynomial:
         double = w.dtype == torch.float64 or len(self.coefficients) - 1 > _FLOAT32_DEGREE // 2
         work = w.double() if double else w.to(working_dtype(w))
         scaled = work / self.max_norm  # squares of 1e-30 and 1e30 leave the range of float32
-        correction = _without_constant(scaled.mT @ scaled, self.coefficients)
-        return (work + work @ correction).to(w.dtype)  # c_0 = 1: what is left alone is not rounded
+        correction = _without_constant(symmetric_product(scaled.mT, scaled), self.coefficients)
+        return (work + times_symmetric(work, correction)).to(w.dtype)  # c_0 = 1: what is left alone is not rounded
 
 
 def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPolynomial:
@@ -162,7 +163,7 @@ def _without_constant(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     """`c_1 t + c_2 t^2 + ...` of symmetric matrices: `t^2` once, then Horner's rule in `t^2`."""
     if len(coefficients) == 2:
         return coefficients[1] * t
-    square = t @ t
+    square = symmetric_product(t, t)
     identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
     # Pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it, as its t^2 term.
     rest = coefficients[2:]

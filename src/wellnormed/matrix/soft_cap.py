@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix._checks import as_bound, check_matrix, working_dtype
+from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
 ROOT_RULE_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
 CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
@@ -50,10 +51,10 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
     # The square root, not a itself, multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number but sqrt(a) W
     # is of order 1.
     scaled = work * alpha.sqrt().to(work.dtype)[..., None, None]
-    t = scaled.mT @ scaled
-    square = t @ t
+    t = symmetric_product(scaled.mT, scaled)
+    square = symmetric_product(t, t)
     inner = square - 3 * t + 3 * torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
-    return (work - work @ (square @ inner)).to(w.dtype)
+    return (work - times_symmetric(work, square @ inner)).to(w.dtype)
 
 
 def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:

@@ -15,7 +15,7 @@ from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import msign, spectral_norm, spectral_norm_upper_bound
 from wellnormed.norms.base import MatrixNorm, normal_like
 
-_METHODS = ("auto", "newton-schulz", "gram", "spectrum", "svd", "eigh", "inverse-root")
+_METHODS = ("auto", "newton-schulz", "triton", "gram", "spectrum", "svd", "eigh", "inverse-root")
 Scaling = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
 
 

@@ -1,0 +1,87 @@
+"""Symmetric matrices: products of which one triangle is computed, and eigenvectors in float32 without bad luck."""
+
+import torch
+from torch import Tensor
+
+_PANELS = 4
+_WIDE_ENOUGH = 256
+"""Side from which panels of columns save time on a CPU (measured: as long at 256, 0.7 of the full product at 768)."""
+
+
+def symmetric_product(
+    a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """`beta c + alpha a b` where `a b` and `c` are symmetric up to rounding.
+
+    On a CPU, four panels of columns from their diagonal block down, 5/8 of the operations, and a mirror; elsewhere,
+    for small sides and under `torch.compile`, the full product.
+
+    Args:
+        a: `(*batch, n, k)`, any strides.
+        b: `(*batch, k, n)`, for example `a.mT`.
+        c: `(*batch, n, n)`.
+        beta: Factor of `c`.
+        alpha: Factor of the product.
+    """
+    if a.ndim > 3:
+        flat = None if c is None else c.flatten(0, -3)
+        value = symmetric_product(a.flatten(0, -3), b.flatten(0, -3), flat, beta=beta, alpha=alpha)
+        return value.unflatten(0, a.shape[:-2])
+    n = a.shape[-2]
+    panelled = a.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if n < _WIDE_ENOUGH or not panelled:
+        return full_product(a, b, c, beta=beta, alpha=alpha)
+    value = a.new_empty(*a.shape[:-1], n)
+    panel = -(-n // _PANELS)
+    for i in range(0, n, panel):
+        j = min(i + panel, n)
+        start = None if c is None else c[..., i:, i:j]
+        value[..., i:, i:j] = full_product(a[..., i:, :], b[..., i:j], start, beta=beta, alpha=alpha)
+        value[..., i:j, j:] = value[..., j:, i:j].mT
+    return value
+
+
+def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """The same of all entries, symmetric or not: at most one batch dimension, one pass over memory."""
+    if c is None:
+        return a @ b if alpha == 1 else alpha * (a @ b)
+    return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)
+
+
+def times_symmetric(x: Tensor, s: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """`beta c + alpha x s` for symmetric `s`, in the memory layout of `x`, so that no transposed view is copied after.
+
+    Args:
+        x: `(*batch, m, n)`.
+        s: `(*batch, n, n)`.
+        c: `(*batch, m, n)`.
+        beta: Factor of `c`.
+        alpha: Factor of the product.
+    """
+    if x.mT.is_contiguous():
+        return full_product(s, x.mT, None if c is None else c.mT, beta=beta, alpha=alpha).mT
+    return full_product(x, s, c, beta=beta, alpha=alpha)
+
+
+def mixed_eigh(g: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh` in a basis turned by one random reflection, always the same for a side.
+
+    In float32, sums of equal terms round all in one direction, and eigenvectors of structured matrices (constant
+    blocks, one row added to the identity) miss orthogonality by up to 5e-5 at a side of 1024; after the reflection they
+    do as well as those of random matrices, 4e-6. It costs some `10 n^2` operations.
+
+    Args:
+        g: Symmetric `(*batch, n, n)`.
+
+    Returns:
+        Eigenvalues `(*batch, n)` in ascending order, and eigenvectors as columns.
+    """
+    n = g.shape[-1]
+    u = torch.randn(n, 1, generator=torch.Generator().manual_seed(n)).to(g)
+    u = u / torch.linalg.vector_norm(u)
+    image = g @ u
+    image = image - u * (u.mT @ image)
+    values, vectors = torch.linalg.eigh(
+        g - 2 * torch.cat((u.expand_as(image), image), -1) @ torch.cat((image, u.expand_as(image)), -1).mT
+    )
+    return values, vectors - 2 * u @ (u.mT @ vectors)
