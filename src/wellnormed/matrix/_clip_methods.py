@@ -12,7 +12,7 @@ from torch import Tensor
 from wellnormed.matrix._checks import check_finite, finite_scale, working_dtype
 from wellnormed.matrix._msign_methods import largest_eigenvalue_estimate
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
-from wellnormed.matrix._symmetric import mixed_eigh, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import full_product, mixed_eigh, symmetric_product, times_symmetric
 
 EIGENVALUE_ERROR = 1e-13
 """Relative, of the largest eigenvalue of a float64 Gram matrix: some hundred roundings."""
@@ -165,7 +165,9 @@ def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:
     scaled = top * removed[..., None, n - count :]
     if 2 * count > n:
         return times_symmetric(w, symmetric_product(scaled, top.mT), w, alpha=-1)
-    return w - (w @ scaled) @ top.mT
+    if w.mT.is_contiguous():
+        return full_product(top, scaled.mT @ w.mT, w.mT, alpha=-1).mT
+    return full_product(w @ scaled, top.mT, w, alpha=-1)
 
 
 def rounding(dtype: torch.dtype, frobenius: Tensor, norm: Tensor) -> Tensor:

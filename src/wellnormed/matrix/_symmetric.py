@@ -42,7 +42,7 @@ def symmetric_product(
 
 
 def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """The same of all entries, symmetric or not: at most one batch dimension, one pass over memory."""
+    """The same of all entries, symmetric or not: at most one batch dimension beside a `c`, one pass over memory."""
     if c is None:
         return a @ b if alpha == 1 else alpha * (a @ b)
     return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)
@@ -71,17 +71,16 @@ def mixed_eigh(g: Tensor) -> tuple[Tensor, Tensor]:
     do as well as those of random matrices, 4e-6. It costs some `10 n^2` operations.
 
     Args:
-        g: Symmetric `(*batch, n, n)`.
+        g: Symmetric `(n, n)` or `(batch, n, n)`.
 
     Returns:
-        Eigenvalues `(*batch, n)` in ascending order, and eigenvectors as columns.
+        Eigenvalues `(n,)` or `(batch, n)` in ascending order, and eigenvectors as columns.
     """
     n = g.shape[-1]
     u = torch.randn(n, 1, generator=torch.Generator().manual_seed(n)).to(g)
-    u = u / torch.linalg.vector_norm(u)
+    u = (u / torch.linalg.vector_norm(u)).expand(*g.shape[:-1], 1)
     image = g @ u
     image = image - u * (u.mT @ image)
-    values, vectors = torch.linalg.eigh(
-        g - 2 * torch.cat((u.expand_as(image), image), -1) @ torch.cat((image, u.expand_as(image)), -1).mT
-    )
-    return values, vectors - 2 * u @ (u.mT @ vectors)
+    turned = full_product(torch.cat((u, image), -1), torch.cat((image, u), -1).mT, g, alpha=-2)
+    values, vectors = torch.linalg.eigh(turned)
+    return values, full_product(u, u.mT @ vectors, vectors, alpha=-2)
