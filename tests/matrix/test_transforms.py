@@ -102,3 +102,16 @@ def test_compile_without_a_break(name, requires_grad):
     if requires_grad:
         compiled, eager = (torch.autograd.grad(v.sum(), w)[0] for v in (value, function(w)))
         torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 4), (5, 4, 6), (3, 2, 4, 4)])
+@pytest.mark.parametrize("per_matrix", [False, True])
+def test_pieces_of_a_batch_are_the_batch(shape, per_matrix, monkeypatch):
+    w = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    upper = torch.linspace(0.5, 1.5, shape[0], dtype=torch.float64).reshape(-1, *[1] * (len(shape) - 3))
+    upper = upper.expand(shape[:-2]) if per_matrix else upper[:1]
+    calls = (lambda: spectral_hardcap(w, upper), lambda: msign(w), lambda: spectral_norm(w))
+    whole = [call() for call in calls]
+    monkeypatch.setattr("wellnormed.matrix._spectral_function._CPU_ENTRIES", 50)
+    for call, expected in zip(calls, whole, strict=True):
+        torch.testing.assert_close(call(), expected, rtol=1e-12, atol=1e-12)  # batched products may sum in other orders
