@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types test-integrations bench bench-step docs clean
+.PHONY: help install train test test-slow test-gpu lint types test-integrations bench bench-gpu bench-step docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -50,6 +50,9 @@ bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
 	$(BIN)/python -m benchmarks.matrix.table
+
+bench-gpu: $(STAMP)  ## The Triton kernel and msign on a CUDA device, against the peers: results/matrix/gpu.json
+	$(BIN)/python -m benchmarks.matrix.gpu
 
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
 	$(BIN)/python benchmarks/step_time.py

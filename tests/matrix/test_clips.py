@@ -351,6 +351,56 @@ def test_cap_holds_for_structured_matrices(name, ratio):
     cap_holds(STRUCTURED[name], ratio)
 
 
+@pytest.mark.parametrize("kind", ["diagonal", "random vectors", "against the reflection"])
+@pytest.mark.parametrize("ratio", [1.5, 1.99, 2.05, 4.0, 8.0, 10.4])
+@pytest.mark.parametrize("part", [0.1, 0.75])
+def test_cap_holds_for_two_clusters(kind, ratio, part):
+    """The lower one 1% above the cap: float32 eigenvectors mix them, unchecked up to 1e-4 above the cap."""
+    n = 256
+    s = torch.where(torch.arange(n) < part * n, 1.0, 1.01 / ratio).double()
+    left, right = (
+        torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(k)).double()).Q for k in (1, 2)
+    )
+    u = torch.nn.functional.normalize(torch.randn(n, 1, generator=torch.Generator().manual_seed(n)).double(), dim=0)
+    w = {
+        "diagonal": torch.diag(s),
+        "random vectors": (left * s) @ right,
+        "against the reflection": (left * s) @ (torch.eye(n) - 2 * u @ u.mT),
+    }[kind]
+    cap_holds(w.float(), ratio)
+
+
+@pytest.mark.parametrize("m", [50304, 200_000])
+def test_cap_holds_for_long_columns_of_equal_terms(m):
+    w = torch.full((m, 16), 0.7)
+    w[0, 0] = 1.0  # so that the terms are not 1 after scaling
+    cap_holds(w, 1.5)
+
+
+def test_one_cap_for_a_batch_is_not_rounded():
+    for k in range(20):
+        w = torch.full((1, 128, 128), 0.5 + k / 200)
+        largest = float(norm(w[0]))
+        assert torch.equal(spectral_hardcap(w, largest * (1 + 1e-8)), w)
+        value = spectral_hardcap(w, largest / 50)
+        assert torch.equal(spectral_hardcap(value, largest / 50), value)
+
+
+@pytest.mark.parametrize("ratio", [1.5, 3.0, 15.0])
+def test_no_decay_is_bit_for_bit(ratio):
+    w = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(spectral_clipped_weight_decay(w, float(norm(w)) / ratio, 0.0), w)
+
+
+def test_default_device_does_not_matter():
+    w = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    expected = spectral_hardcap(w, 5.0)
+    cap = torch.tensor(5.0)
+    with torch.device("meta"):
+        value = spectral_hardcap(w, cap)
+    assert torch.equal(value, expected)
+
+
 def cap_holds(w, ratio):
     upper = float(norm(w)) / ratio
     value = spectral_hardcap(w, upper)

@@ -275,3 +275,15 @@ def test_triton_runs_the_same_iteration(shape, dtype, tolerance, triton_on_cpu):
 def test_triton_says_what_it_needs():
     with pytest.raises(ValueError, match="method='triton' needs"):
         msign(torch.eye(3), method="triton")
+
+
+@pytest.mark.parametrize("rest", [0.03, 0.06])
+def test_spectrum_when_the_power_iteration_sees_another_block(rest):
+    """The longest row of the Gram matrix lies in the identity; the largest eigenvalue, 15, in a block of short rows."""
+    k = 248
+    spread = torch.full((k, k), (15 - rest) / k) + rest * torch.eye(k)
+    values, vectors = torch.linalg.eigh(torch.block_diag(torch.eye(8), spread).double())
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    x = torch.cat((root, root)).float()
+    truth = msign(x.double(), method="spectrum")
+    assert error(msign(x, method="spectrum"), truth) <= 1e-5  # 6e-5 when the estimate alone decides for float32

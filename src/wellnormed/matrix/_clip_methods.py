@@ -20,18 +20,25 @@ _TINY = torch.finfo(torch.float64).tiny
 
 _UNDECIDED = 1e-5
 """Distance from the cap, relative, within which float32 cannot tell inside from outside."""
-_MARGIN = (2e-6, 2.2e-6)
-"""What a result with products in float32 may exceed the cap by, relative: the first, and the second times the largest
-singular value over the cap; times `sqrt(n / 768)` above that side. Measured up to 0.7 of it, for a constant plus a
-multiple of the identity."""
-_MARGIN_SIDE = 768
 _NEAR = 2.0
-"""That ratio up to which taking away what is above the cap is more accurate than building what is kept, which it is
-because the part that is taken away is small."""
+"""Largest singular value over the cap up to which taking away what is above the cap is more accurate than building what
+is kept, because the part that is taken away is small."""
+_NEAR_MARGIN = (2.5e-6, 3e-6)
+"""What a result with products in float32 may exceed the cap by up to there, relative: the first, and the second times
+the square of that ratio; times `sqrt(n / 768)` above that side. Measured up to half of it, and up to all of it for
+clusters of singular values whose vectors are chosen against the reflection in `mixed_eigh`."""
+_MARGIN = (4e-6, 2.2e-6)
+"""The same beyond, times the ratio itself. Two clusters of singular values, the lower one just above the cap, can
+exceed it four times, so there a result by float32 eigenvectors is checked."""
+_MARGIN_SIDE = 768
+_CHECKED = 4e-6
+"""Part of the squared cap by which the float32 check wants the result below the cap: three times what it is off by."""
 _SINGLE = 10.5
 """The ratio up to which the eigendecomposition, too, may be in float32: at 10 the result is off by 9e-6 of the norm."""
 _FAR = 20.0
 """The ratio up to which the products may be in float32: beyond, the cap would be lowered by more than 5e-5."""
+_LONG = 2**16
+"""Rows from which sums of equal terms lose too much in float32 (measured: 1e-6 of the norm at 2e5 rows)."""
 _SQUARABLE = 1e3
 """Ratio up to which a float64 Gram matrix knows the values at the cap, to 1e-10; beyond, an SVD and a second pass."""
 HALF_MARGIN = 1.25
@@ -59,7 +66,7 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
     raises = bool((lower > 0).any())
-    large = w.shape[-2] * w.shape[-1] >= _LARGE and working_dtype(w) == torch.float32
+    large = w.shape[-2] * w.shape[-1] >= _LARGE and w.shape[-2] <= _LONG and working_dtype(w) == torch.float32
     if method == "gram" and large and not raises:
         value = _with_single_products(w, upper, decay)
         if value is not None:
@@ -120,7 +127,7 @@ def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | N
     largest = torch.where(largest > 0, largest, 1)
     # Squares stay in range, and where all entries are alike they are 1: their roundings would all go one way.
     scaled = work / largest
-    bound = upper / largest[..., 0, 0]
+    bound = upper / largest[..., 0, 0].double()
     gram = symmetric_product(scaled.mT, scaled)
     estimate = (largest_eigenvalue_estimate(gram).double().sqrt() / bound).amax()
     growth = max(1.0, (w.shape[-1] / _MARGIN_SIDE) ** 0.5)
@@ -129,32 +136,42 @@ def _with_single_products(w: Tensor, upper: Tensor, decay: Tensor) -> Tensor | N
     for dtype, limit in ((torch.float32, single), (torch.float64, _FAR)):
         if bool(estimate > limit):
             continue
-        g, v = mixed_eigh(gram if dtype == torch.float32 else _gram_in_double(scaled))
+        if dtype == torch.float64:
+            wide = work.double() / largest.double()
+            gram = symmetric_product(wide.mT, wide)
+        g, v = mixed_eigh(gram)
         ratio = g[..., -1].clamp_min(0).double().sqrt() / bound
         undecided = dtype == torch.float32 and bool(((ratio - 1).abs() < _UNDECIDED).any())
         if undecided or bool((ratio > limit).any()):
             continue
-        if w.dtype == torch.float32:
-            margin = (_MARGIN[0] + _MARGIN[1] * ratio.clamp_min(1)) * growth
-        else:
+        near = bool((ratio <= _NEAR).all())
+        if w.dtype != torch.float32:
             margin = HALF_MARGIN * torch.finfo(w.dtype).eps / 2
+        elif near:
+            margin = (_NEAR_MARGIN[0] + _NEAR_MARGIN[1] * ratio.clamp_min(1) ** 2) * growth
+        else:
+            margin = (_MARGIN[0] + _MARGIN[1] * ratio.clamp_min(1)) * growth
         s = g.double().clamp_min(0).sqrt()
         safe = torch.where(decay == 1, bound * (1 - margin), bound)
         kept = torch.where(s > 0, Clip(torch.zeros_like(safe), safe, decay).values(s) / s.clamp_min(_TINY), 1)
         kept, v = kept.to(work.dtype), v.to(work.dtype)
-        if bool((ratio <= _NEAR).all()):
+        if near:
             value = _without(work, v, 1 - kept)
         else:
             value = times_symmetric(work, symmetric_product(v * kept[..., None, :], v.mT))
-        outside = ratio > 1
-        value = value.to(w.dtype)
-        return value if bool(outside.all()) else torch.where(outside[..., None, None], value, w)
+        outside = (ratio > 1) & (decay > 0)
+        value = value if bool(outside.all()) else torch.where(outside[..., None, None], value, work)
+        capped = w.dtype == torch.float32 and bool((decay == 1).any())
+        if near or not capped or dtype == torch.float64 or _below(value / upper[..., None, None].float()):
+            return value.to(w.dtype)
     return None
 
 
-def _gram_in_double(w: Tensor) -> Tensor:
-    wide = w.double()
-    return symmetric_product(wide.mT, wide)
+def _below(x: Tensor) -> bool:
+    """Whether every matrix has a norm below 1: by a float32 Gram matrix, and a Cholesky factorisation of the rest."""
+    rest = symmetric_product(x.mT, x).neg_()
+    rest.diagonal(dim1=-2, dim2=-1).add_(1 - _CHECKED)
+    return int(torch.linalg.cholesky_ex(rest).info.amax()) == 0
 
 
 def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:

@@ -84,13 +84,16 @@ def spectrum(x: Tensor, steps: Steps, norm: Tensor) -> Tensor:
         norm: float64, `(*batch, 1, 1)`.
     """
     g = symmetric_product(x.mT, x)
+    eps = torch.finfo(x.dtype).eps
     if x.dtype == torch.float32:
-        noise = _GRAM_NOISE * torch.finfo(g.dtype).eps * largest_eigenvalue_estimate(g)
+        noise = _GRAM_NOISE * eps * largest_eigenvalue_estimate(g)
         shifted = g.clone()
         shifted.diagonal(dim1=-2, dim2=-1).sub_(noise[..., None] / _RESOLVED)
         if int(torch.linalg.cholesky_ex(shifted).info.amax()) != 0:
             return spectrum(x.double(), steps, norm).to(x.dtype)
     values, vectors = mixed_eigh(g)
+    if x.dtype == torch.float32 and bool((values[..., 0] * _RESOLVED < _GRAM_NOISE * eps * values[..., -1]).any()):
+        return spectrum(x.double(), steps, norm).to(x.dtype)  # the estimate may miss the largest eigenvalue
     # A rounded zero may be negative. Below this floor p(s)/s is its slope at zero to rounding.
     floor = 1e-3 * torch.finfo(torch.float64).eps
     s = (values.double() / norm[..., 0] ** 2).clamp_min(floor).sqrt()

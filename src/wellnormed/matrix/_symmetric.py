@@ -77,7 +77,7 @@ def mixed_eigh(g: Tensor) -> tuple[Tensor, Tensor]:
         Eigenvalues `(n,)` or `(batch, n)` in ascending order, and eigenvectors as columns.
     """
     n = g.shape[-1]
-    u = torch.randn(n, 1, generator=torch.Generator().manual_seed(n)).to(g)
+    u = torch.randn(n, 1, generator=torch.Generator().manual_seed(n), dtype=torch.float32, device="cpu").to(g)
     u = (u / torch.linalg.vector_norm(u)).expand(*g.shape[:-1], 1)
     image = g @ u
     image = image - u * (u.mT @ image)
