@@ -31,6 +31,8 @@ _MARGIN = (4e-6, 2.2e-6)
 """The same beyond, times the ratio itself. Two clusters of singular values, the lower one just above the cap, can
 exceed it four times, so there a result by float32 eigenvectors is checked."""
 _MARGIN_SIDE = 768
+_WIDE = 2048
+"""Short side up to which that leaves the error below 1e-5 of the norm."""
 _CHECKED = 4e-6
 """Part of the squared cap by which the float32 check wants the result below the cap: three times what it is off by."""
 _SINGLE = 10.5
@@ -66,8 +68,9 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
     raises = bool((lower > 0).any())
-    large = w.shape[-2] * w.shape[-1] >= _LARGE and w.shape[-2] <= _LONG and working_dtype(w) == torch.float32
-    if method == "gram" and large and not raises:
+    m, n = w.shape[-2:]
+    fits = m * n >= _LARGE and m <= _LONG and n <= _WIDE and working_dtype(w) == torch.float32
+    if method == "gram" and fits and not raises:
         value = _with_single_products(w, upper, decay)
         if value is not None:
             return value

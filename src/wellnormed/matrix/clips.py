@@ -53,8 +53,8 @@ def spectral_clip(
     Returns:
         Same shape and dtype. A matrix within the bounds, by more than rounding, comes back bit for bit ("gram", "svd").
         Otherwise the spectral norm ends at or below `upper` in float32 and float64: the cap is lowered by what
-        rounding can add: 5e-6 of it near the cap, 3e-6 of the largest singular value far above (for a short side `n`
-        above 768, times `sqrt(n / 768)`). In bfloat16 and float16 it
+        rounding can add, at most 8e-6 of the largest singular value (for a short side `n` above 768, times
+        `sqrt(n / 768)`). In bfloat16 and float16 it
         ends within the rounding of the result: below it when roundings are independent, up to some percent above in
         matrices whose entries all round the same way. The gradient (reverse mode,
         forward mode once, `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
