@@ -40,8 +40,9 @@ def spectral_clip(
     | "blockwise" | SC section 4.3, the same by blocks | `6 T (m + n)^3`, less memory | up to 1e-2 |
 
     The Gram form has no cancellation where a singular value is close to a bound. It computes in float64 unless float32
-    is known to suffice. Measured on 2 cores for 256 x 1024 to 768 x 3072 (`results/matrix/speed.json`): 0.11 to 0.23 of
-    the time of "nested" when the largest value is 1.5 caps, 0.22 to 0.43 at 10 caps, and 0.01 to 0.11 of "block".
+    is known to suffice. Measured on 2 cores for 256 x 1024 to 768 x 3072 (`results/matrix/speed.json`): 0.11 to 0.20 of
+    the time of "nested" when the largest value is 1.5 caps, 0.14 to 0.26 at 10 caps, and 0.01 to 0.06 of "block". On a
+    CPU, one triangle of symmetric products is computed from a side of 256, which saves a fifth of the cost stated.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.

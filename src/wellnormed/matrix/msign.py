@@ -59,8 +59,8 @@ def msign(
     matrices is computed from a side of 256, which saves up to a quarter of "newton-schulz". "triton" does that on a
     CUDA device, in the dtype of `x`; it is tested with Triton's interpreter and its compiler, and not yet measured on
     hardware (`benchmarks/matrix/gpu.py` will), so "auto" does not take it. Measured on 2 cores in float32
-    (`results/matrix/speed.json`): "auto" takes 0.28 to 0.59 of the time of a plain loop of the same five steps on long
-    matrices, 0.62 to 0.98 if they are ill-conditioned, and as long on square ones.
+    (`results/matrix/speed.json`): "auto" takes 0.30 to 0.57 of the time of a plain loop of the same five steps on long
+    matrices, 0.52 to 0.94 if they are ill-conditioned, and 0.82 on square ones.
 
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
