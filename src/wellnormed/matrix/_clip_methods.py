@@ -36,7 +36,7 @@ _WIDE = 2048
 _CHECKED = 4e-6
 """Part of the squared cap by which the float32 check wants the result below the cap: three times what it is off by."""
 _SINGLE = 10.5
-"""The ratio up to which the eigendecomposition, too, may be in float32: at 10 the result is off by up to 9e-6 of the norm."""
+"""The ratio up to which the eigendecomposition, too, may be in float32: at 10, errors reach 9e-6 of the norm."""
 _FAR = 20.0
 """The ratio up to which the products may be in float32: beyond, the cap would be lowered by more than 5e-5."""
 _LONG = 2**16
