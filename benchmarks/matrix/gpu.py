@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix import REGISTRY, _triton, msign
+from wellnormed.matrix._symmetric import full_product
 
 from . import peers
 from .inputs import gaussian, shown
@@ -99,7 +100,6 @@ def products(shape: tuple[int, ...], timer: Timer, rounds: int, device: str, pea
     g = x.mT @ x
     g = torch.tril(g) + torch.tril(g, -1).mT
     _, b, c = REGISTRY[COEFFICIENTS].steps[0]
-    plain = torch.addmm if g.ndim == 2 else torch.baddbmm
     square = partial(_triton.symmetric_product, g, g, g, beta=b, alpha=c)
     groups: dict[str, tuple[int, Tensor, dict[str, Call | str]]] = {
         "X^T X": (
@@ -111,7 +111,7 @@ def products(shape: tuple[int, ...], timer: Timer, rounds: int, device: str, pea
         "b G + c G^2": (
             g.shape[-1],
             b * g.double() + c * (g.double() @ g.double()),
-            {"cuBLAS": lambda: plain(g, g, g, beta=b, alpha=c)}
+            {"cuBLAS": partial(full_product, g, g, g, beta=b, alpha=c)}
             | {name: runnable(partial(square, tiles=t)) for name, t in cuts().items()},
         ),
     }
@@ -165,7 +165,7 @@ def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str) -> Ite
     reference = Reference(x.reshape(-1, *shape[-2:])[0])
     muon = "torch.optim.Muon"
     calls: dict[str, Call | str] = {muon: partial(peers.torch_muon, x)}
-    calls |= {f'msign, method="{method}"': partial(msign, x, COEFFICIENTS, method) for method in METHODS}
+    calls |= {f'msign, method="{method}"': runnable(partial(msign, x, COEFFICIENTS, method)) for method in METHODS}
     calls["gram-newton-schulz, kernels"] = gram_newton_schulz(x, kernels=True)
     calls["gram-newton-schulz, plain"] = gram_newton_schulz(x, kernels=False)
     seconds, values = alternate({n: call for n, call in calls.items() if not isinstance(call, str)}, timer, rounds)

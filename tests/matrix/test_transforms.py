@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from wellnormed.matrix import (
+    leading_singular_triplet,
     msign,
     soft_cap,
     spectral_clip,
     spectral_clipped_weight_decay,
+    spectral_hammer,
     spectral_hardcap,
     spectral_norm,
     spectral_normalize,
@@ -112,6 +114,16 @@ def test_pieces_of_a_batch_are_the_batch(shape, per_matrix, monkeypatch):
     upper = upper.expand(shape[:-2]) if per_matrix else upper[:1]
     calls = (lambda: spectral_hardcap(w, upper), lambda: msign(w), lambda: spectral_norm(w))
     whole = [call() for call in calls]
-    monkeypatch.setattr("wellnormed.matrix._spectral_function._CPU_ENTRIES", 50)
+    monkeypatch.setattr("wellnormed._batching._CPU_ENTRIES_STACKED", 50)
     for call, expected in zip(calls, whole, strict=True):
         torch.testing.assert_close(call(), expected, rtol=1e-12, atol=1e-12)  # batched products may sum in other orders
+
+
+def test_a_large_batch_with_its_leading_vectors():
+    """More entries than a piece: the triplet belongs to the whole batch."""
+    w = torch.randn(5, 1024, 1024, generator=torch.Generator().manual_seed(0))
+    triplet = leading_singular_triplet(w)
+    value = spectral_hammer(w, 1.0, triplet)
+    for index, matrix in enumerate(w):
+        expected = spectral_hammer(matrix, 1.0, tuple(part[index] for part in triplet))
+        torch.testing.assert_close(value[index], expected)

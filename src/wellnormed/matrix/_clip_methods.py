@@ -56,15 +56,12 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     """The function `Clip(lower, upper, decay)` of the singular values.
 
     Args:
-        w: Matrices `(*batch, m, n)`, not empty.
+        w: Matrices `(m, n)` or `(batch, m, n)`, not empty.
         lower: float64, broadcasting to the batch.
         upper: The same.
         decay: The same; where it is 1, the result is rounded so that it ends at or below `upper`.
         method: "gram" or "svd".
     """
-    if w.ndim > 3:
-        lower, upper, decay = (bound.expand(w.shape[:-2]).flatten() for bound in (lower, upper, decay))
-        return clip(w.flatten(0, -3), lower, upper, decay, method).unflatten(0, w.shape[:-2])
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
     raises = bool((lower > 0).any())

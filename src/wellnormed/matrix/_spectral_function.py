@@ -16,10 +16,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_CPU_ENTRIES = 2**22
-"""Entries that are treated at once on a CPU. Beyond, temporaries are fresh memory pages each time: in turn with other
-work, 12 matrices of 768 x 768 take 1.2 times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
-
 
 class Derivative(ABC):
     """The derivative of a function of matrices, made from the tensors (bounds) that the function depends on."""
@@ -146,8 +142,7 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
 
     Args:
         x: Matrices `(*batch, m, n)`.
-        compute: Called without autograd, on a CPU with pieces of large batches; its result starts with the batch
-            dimensions.
+        compute: Called without autograd; its result starts with the batch dimensions.
         derivative: Made from the bounds.
         *bounds: Tensors that broadcast to the batch shape; no gradient flows to them.
     """
@@ -159,16 +154,6 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
     if torch.is_grad_enabled() and x.requires_grad:
         return _ReverseOnly.apply(x, value, derivative, *bounds)  # pyrefly: ignore
     return value
-
-
-def _in_pieces(compute: Callable[..., Tensor], x: Tensor, bounds: tuple[Tensor, ...]) -> Tensor:
-    batch = x.ndim - 2
-    if x.device.type != "cpu" or batch == 0 or x.numel() <= _CPU_ENTRIES:
-        return compute(x, *bounds)
-    count = max(1, _CPU_ENTRIES // x[0].numel())
-    pieces = [slice(start, start + count) for start in range(0, len(x), count)]
-    cut = [[bound[piece] if bound.ndim == batch and len(bound) > 1 else bound for bound in bounds] for piece in pieces]
-    return torch.cat([compute(x[piece], *own) for piece, own in zip(pieces, cut, strict=True)])
 
 
 class _ReverseOnly(torch.autograd.Function):
@@ -187,7 +172,7 @@ class _ReverseOnly(torch.autograd.Function):
 class _Exact(torch.autograd.Function):
     @staticmethod
     def forward(x, compute, derivative, *bounds):  # pyrefly: ignore
-        value = _in_pieces(compute, x, bounds)
+        value = compute(x, *bounds)
         return value.clone() if value is x else value.contiguous()
 
     @staticmethod

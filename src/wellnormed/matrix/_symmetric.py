@@ -19,14 +19,10 @@ def symmetric_product(
     Args:
         a: `(*batch, n, k)`, any strides.
         b: `(*batch, k, n)`, for example `a.mT`.
-        c: `(*batch, n, n)`.
+        c: `(n, n)` or `(batch, n, n)`; more dimensions only without it.
         beta: Factor of `c`.
         alpha: Factor of the product.
     """
-    if a.ndim > 3:
-        flat = None if c is None else c.flatten(0, -3)
-        value = symmetric_product(a.flatten(0, -3), b.flatten(0, -3), flat, beta=beta, alpha=alpha)
-        return value.unflatten(0, a.shape[:-2])
     n = a.shape[-2]
     panelled = a.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if n < _WIDE_ENOUGH or not panelled:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wellnormed._batching import in_batches
 from wellnormed.matrix import _clip_methods, _published_clips
 from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
@@ -212,7 +213,7 @@ def _checked(names: tuple[str, str, str], compute, w: Tensor, lower: Tensor, upp
 
 
 def _by_exact(method: str, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
-    return _clip_methods.clip(w, lower, upper, decay, method)
+    return in_batches(partial(_clip_methods.clip, method=method), w, lower, upper, decay)
 
 
 def _by_published(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods
 from wellnormed.matrix._checks import check_matrix, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
@@ -111,9 +112,9 @@ def msign(
     if rank is not None:
         compute = partial(_exact, by=partial(_msign_methods.sketch, rank=rank, generator=generator))
     elif method in _EXACT:
-        compute = partial(_exact, by=_EXACT[method])
+        compute = partial(in_batches, partial(_exact, by=_EXACT[method]))
     else:
-        compute = partial(_polynomial, chosen, method)
+        compute = partial(in_batches, partial(_polynomial, chosen, method))
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
 
 
@@ -152,8 +153,6 @@ def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> T
     assert chosen.normalisation is not None  # get_for_msign
     # Largest entry at least 1/2: only a zero matrix has a smaller norm.
     norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
-    if work.ndim > 3:
-        work, norm = work.flatten(0, -3), norm.flatten(0, -3)
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
     if method == "spectrum":
