@@ -1,11 +1,10 @@
-"""Symmetric products and the matrix sign on a GPU, in bfloat16, at the shapes of GPT-2 small, of NanoGPT and GPT-2 XL.
+"""The matrix sign on a GPU, in bfloat16, at the shapes of GPT-2 small, of NanoGPT and GPT-2 XL.
 
 python -m benchmarks.matrix.gpu
 
-A product of side n and inner dimension k is counted twice: as `useful`, the n^2 k operations of one triangle, and as
-`dense_equivalent`, the 2 n^2 k of a product that knows no symmetry. cuBLAS performs the dense ones, the kernel the
-useful ones and those of half its diagonal tiles; so the kernel may exceed the peak in dense equivalents, and neither
-can in useful ones. The peak is that of a large square product in the same run.
+`useful_of_peak` counts the operations that five steps on the short side `n` need at least, one triangle of symmetric
+products counted once: `min(5 (3 a + 1), 14 + 6 a) n^3` for an aspect `a`, by the iteration on the matrix or on its Gram
+matrix. The peak is that of a large square product in the same run.
 """
 
 import argparse
@@ -16,8 +15,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from wellnormed.matrix import REGISTRY, _triton, msign
-from wellnormed.matrix._symmetric import full_product
+from wellnormed.matrix import REGISTRY, msign
 
 from . import peers
 from .inputs import gaussian, shown
@@ -28,7 +26,7 @@ NANOGPT = ((768, 768), (768, 3072), (3072, 768), (2304, 768))
 """Hidden matrices of a NanoGPT of 12 layers; the last is query, key and value in one."""
 SHAPES = (*NANOGPT, *((12, *shape) for shape in NANOGPT), (1600, 1600), (1600, 6400), (6400, 1600))
 COEFFICIENTS = "jordan-5"
-METHODS = ("newton-schulz", "triton", "gram")
+METHODS = ("newton-schulz", "gram")
 PEAK_SIDE = 8192
 
 Call = Callable[[], Tensor]
@@ -71,11 +69,6 @@ def alternate(calls: Mapping[str, Call], timer: Timer, rounds: int) -> tuple[dic
     return {name: median(found) for name, found in times.items()}, values
 
 
-def tall(x: Tensor) -> Tensor:
-    """The matrix as `msign` iterates on it: a wide one is a transposed view."""
-    return x if x.shape[-2] >= x.shape[-1] else x.mT
-
-
 def peak(timer: Timer, device: str, side: int = PEAK_SIDE, rounds: int = 5) -> float:
     """Operations per second of a square product in bfloat16."""
     x = torch.randn(side, side, device=device).bfloat16()
@@ -83,64 +76,18 @@ def peak(timer: Timer, device: str, side: int = PEAK_SIDE, rounds: int = 5) -> f
     return 2 * side**3 / seconds["peak"]
 
 
-def cuts() -> dict[str, _triton.Tiles | None]:
-    """The kernel's own choice, its two ways of cutting, and one with more shared memory than every GPU has."""
-    candidates = (_triton.SMALL, _triton.LARGE, _triton.LARGE._replace(stages=4))
-    return {"kernel": None} | {
-        f"kernel, {t.side} x {t.side} x {t.depth}, {t.warps} warps, {t.stages} stages": t for t in candidates
-    }
-
-
-def products(shape: tuple[int, ...], timer: Timer, rounds: int, device: str, peak_rate: float) -> Iterator[dict]:
-    """`X^T X` of the small side, and `b G + c G^2`: the kernel against cuBLAS.
-
-    A row per contender; `ratio` is over the time of cuBLAS. Errors are of entries, relative to the largest.
-    """
-    x = tall(gaussian(*shape).to(device, torch.bfloat16))
-    g = x.mT @ x
-    g = torch.tril(g) + torch.tril(g, -1).mT
-    _, b, c = REGISTRY[COEFFICIENTS].steps[0]
-    square = partial(_triton.symmetric_product, g, g, g, beta=b, alpha=c)
-    groups: dict[str, tuple[int, Tensor, dict[str, Call | str]]] = {
-        "X^T X": (
-            x.shape[-2],
-            x.mT.double() @ x.double(),
-            {"cuBLAS": lambda: x.mT @ x}
-            | {name: runnable(partial(_triton.symmetric_product, x.mT, x, tiles=t)) for name, t in cuts().items()},
-        ),
-        "b G + c G^2": (
-            g.shape[-1],
-            b * g.double() + c * (g.double() @ g.double()),
-            {"cuBLAS": partial(full_product, g, g, g, beta=b, alpha=c)}
-            | {name: runnable(partial(square, tiles=t)) for name, t in cuts().items()},
-        ),
-    }
-    for function, (inner, truth, calls) in groups.items():
-        seconds, values = alternate({n: call for n, call in calls.items() if not isinstance(call, str)}, timer, rounds)
-        useful = math.prod(g.shape) * inner
-        for name, call in calls.items():
-            row = {"function": function, "input": shown(shape), "contender": name}
-            if isinstance(call, str):
-                yield {**row, "missing": call}
-                continue
-            rate = useful / seconds[name]
-            yield {
-                **row,
-                "seconds": seconds[name],
-                "ratio": seconds[name] / seconds["cuBLAS"],
-                "useful_tflops": finite(rate * 1e-12),
-                "dense_equivalent_tflops": finite(2 * rate * 1e-12),
-                "useful_of_peak": finite(rate / peak_rate),
-                "dense_equivalent_of_peak": finite(2 * rate / peak_rate),
-                "error": finite(((values[name].double() - truth).abs().max() / truth.abs().max()).item()),
-            }
+def necessary_operations(shape: tuple[int, ...]) -> float:
+    """Of five steps on every matrix of a batch; see the module's text."""
+    n, m = sorted(shape[-2:])
+    aspect = m / n
+    return math.prod(shape[:-2]) * min(5 * (3 * aspect + 1), 14 + 6 * aspect) * n**3
 
 
 def runnable(call: Call) -> Call | str:
     """The call, or in words why this GPU or this installation cannot run it."""
     try:
         call()
-    except Exception as error:  # whatever a package or a cut for another GPU raises becomes its row
+    except Exception as error:  # whatever a package raises becomes its row
         return f"cannot run here: {type(error).__name__}: {error}"
     return call
 
@@ -155,7 +102,7 @@ def gram_newton_schulz(x: Tensor, kernels: bool) -> Call | str:
     return runnable(lambda: made()(x))
 
 
-def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str) -> Iterator[dict]:
+def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str, peak_rate: float) -> Iterator[dict]:
     """The whole matrix sign of a Gaussian matrix by the same five steps: ours, `torch.optim.Muon`'s and the package's.
 
     A row per contender; `ratio` is over the time of `torch.optim.Muon`. Errors are spectral, of the first matrix:
@@ -165,7 +112,7 @@ def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str) -> Ite
     reference = Reference(x.reshape(-1, *shape[-2:])[0])
     muon = "torch.optim.Muon"
     calls: dict[str, Call | str] = {muon: partial(peers.torch_muon, x)}
-    calls |= {f'msign, method="{method}"': runnable(partial(msign, x, COEFFICIENTS, method)) for method in METHODS}
+    calls |= {f'msign, method="{method}"': partial(msign, x, COEFFICIENTS, method) for method in METHODS}
     calls["gram-newton-schulz, kernels"] = gram_newton_schulz(x, kernels=True)
     calls["gram-newton-schulz, plain"] = gram_newton_schulz(x, kernels=False)
     seconds, values = alternate({n: call for n, call in calls.items() if not isinstance(call, str)}, timer, rounds)
@@ -179,6 +126,7 @@ def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str) -> Ite
             **row,
             "seconds": seconds[name],
             "ratio": seconds[name] / seconds[muon],
+            "useful_of_peak": finite(necessary_operations(shape) / seconds[name] / peak_rate),
             "polar_error": finite(reference.error(value, torch.ones_like, 1.0)),
             "set_error": finite(reference.error(value, partial(polynomial, REGISTRY[COEFFICIENTS]), 1.0)),
         }
@@ -186,13 +134,10 @@ def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str) -> Ite
 
 def line(row: dict) -> str:
     """One line for the terminal."""
-    head = f"{row['function']:18} {row['input']:16} {row['contender']:44}"
+    head = f"{row['function']:18} {row['input']:16} {row['contender']:30}"
     if "missing" in row:
         return f"{head} {row['missing']}"
-    rest = f"{row['seconds'] * 1e3:8.3f}ms {row['ratio']:6.2f}"
-    if "error" in row:
-        rates = f"{row['useful_tflops']:g} useful, {row['dense_equivalent_tflops']:g} dense-equivalent TFLOP/s"
-        return f"{head} {rest}  {rates} ({row['useful_of_peak']:.0%}, {row['dense_equivalent_of_peak']:.0%} of peak)"
+    rest = f"{row['seconds'] * 1e3:8.3f}ms {row['ratio']:6.2f} {row['useful_of_peak']:.0%} of peak"
     return f"{head} {rest}  {row['polar_error']:g} from polar, {row['set_error']:g} from the set"
 
 
@@ -208,16 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for shape in SHAPES:
         torch.compiler.reset()  # the package compiles one function for all shapes, which torch allows eight times
-        for row in (
-            *products(shape, device_seconds, options.rounds, "cuda", peak_rate),
-            *signs(shape, eager_seconds, options.rounds, "cuda"),
-        ):
+        for row in signs(shape, eager_seconds, options.rounds, "cuda", peak_rate):
             rows.append(row)
             print(line(row), flush=True)
     settings = {
         "gpu": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
-        "triton": peers.package("triton").__version__,
         "dtype": "bfloat16",
         "rounds": options.rounds,
         "peak": f"{PEAK_SIDE}^3, bfloat16",

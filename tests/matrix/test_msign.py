@@ -257,33 +257,3 @@ def test_long_columns_are_summed_well():
         x[j::8, j] = 1
     assert error(msign(x), polar(x)) < 1e-5
     assert error(msign(torch.full((1000000, 1), 0.1)), torch.full((1000000, 1), 1e-3, dtype=torch.float64)) < 1e-5
-
-
-@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (2, 3, 20, 20), (5, 1)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
-def test_triton_runs_the_same_iteration(shape, dtype, tolerance, triton_on_cpu):
-    """Interpreted; the tolerances are roundings of five steps, each some half a percent in bfloat16."""
-    x = normal(*shape, dtype=dtype).requires_grad_()
-    value = msign(x, "jordan-5", method="triton")
-    assert value.shape == x.shape
-    assert value.dtype == dtype
-    assert error(value.detach(), msign(x.detach().double(), "jordan-5", method="newton-schulz")) <= tolerance
-    value.sum().backward()
-    assert x.grad.isfinite().all()
-
-
-def test_triton_says_what_it_needs():
-    with pytest.raises(ValueError, match="method='triton' needs"):
-        msign(torch.eye(3), method="triton")
-
-
-@pytest.mark.parametrize("rest", [0.03, 0.06])
-def test_spectrum_when_the_power_iteration_sees_another_block(rest):
-    """The longest row of the Gram matrix lies in the identity; the largest eigenvalue, 15, in a block of short rows."""
-    k = 248
-    spread = torch.full((k, k), (15 - rest) / k) + rest * torch.eye(k)
-    values, vectors = torch.linalg.eigh(torch.block_diag(torch.eye(8), spread).double())
-    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
-    x = torch.cat((root, root)).float()
-    truth = msign(x.double(), method="spectrum")
-    assert error(msign(x, method="spectrum"), truth) <= 1e-5  # 6e-5 when the estimate alone decides for float32

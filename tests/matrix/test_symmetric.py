@@ -1,9 +1,9 @@
-"""One triangle of a symmetric product is all of it, and float32 eigenvectors are orthogonal whatever the structure."""
+"""One triangle of a symmetric product is all of it."""
 
 import pytest
 import torch
 
-from wellnormed.matrix._symmetric import full_product, mixed_eigh, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
 
 
 def gaussian(*shape, dtype=torch.float32, seed=0):
@@ -57,31 +57,3 @@ def test_times_symmetric_keeps_the_layout(batch):
         value = times_symmetric(x, s, x, beta=2.0, alpha=-1.0)
         torch.testing.assert_close(value, full_product(x, s, x, beta=2.0, alpha=-1.0))
         assert value.stride() == x.stride()
-
-
-@pytest.mark.parametrize("name", ["random", "constant plus identity", "one row more", "blocks"])
-def test_mixed_eigenvectors(name):
-    n = 768
-    w = {
-        "random": gaussian(n, n) / n**0.5,
-        "constant plus identity": (torch.eye(n) + 0.01) / 8.68,
-        "one row more": (torch.eye(n) + 0.1 * torch.eye(n)[:1].mT) / 2.97,
-        "blocks": torch.block_diag(*[torch.full((192, 192), 1 + 0.01 * i) for i in range(4)]) / 192,
-    }[name]
-    g = w.mT @ w
-    values, vectors = mixed_eigh(g)
-    v, exact = vectors.double(), g.double()
-    largest = torch.linalg.matrix_norm(exact, 2)
-    # measured 3.0e-6 to 4.0e-6; without the reflection 3.4e-5 for one row more
-    assert torch.linalg.matrix_norm(v.mT @ v - torch.eye(n), 2) <= 8e-6
-    # some ten float32 roundings of the norm
-    assert torch.linalg.matrix_norm((v * values.double()) @ v.mT - exact, 2) <= 8e-6 * largest
-    torch.testing.assert_close(values.double(), torch.linalg.eigvalsh(exact), rtol=0, atol=float(2e-6 * largest))
-
-
-def test_mixed_eigenvectors_of_a_batch_are_those_of_its_members():
-    x = gaussian(3, 20, 12, dtype=torch.float64)
-    g = x.mT @ x
-    values, vectors = mixed_eigh(g)
-    torch.testing.assert_close((vectors * values[:, None]) @ vectors.mT, g)
-    torch.testing.assert_close(values[1], mixed_eigh(g[1])[0])

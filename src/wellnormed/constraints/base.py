@@ -1,25 +1,26 @@
-"""What every rule says of itself, and the two bases that the rules share.
+"""What every constraint says of itself, and the bases that constraints share; here promises are made safe.
 
-A rule is a value: what it remembers of a weight from step to step is handed in and out as tensors.
+A constraint is a value: what it remembers of a weight from step to step is handed in and out as tensors.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.norms import MatrixNorm, Norm
 
-TARGET = 1 - 1e-5
-"""Where a rule aims, as a share of its cap, so that the float32 result, rounding included, can be *proved* to lie at or
-below the cap: several times the rounding of the products involved (measured: 2e-7 relative at 768)."""
-SLACK = 1e-5
-"""Growth beyond the declared update that a rule also undoes, relative: rounding never accumulates."""
+TARGET = 1 - 2e-5
+"""Where a constraint aims, as a share of its cap. Matrix functions end at most 1e-5 above their bound in float32, and a
+proof exceeds the norm by 1e-8; the rest is room."""
+SLACK = 2e-5
+"""Growth beyond the declared update that a constraint also undoes, relative: rounding never accumulates."""
 
 State = dict[str, Tensor]
-"""What a rule remembers: of one weight, or of a batch of them stacked along a new first dimension."""
+"""What a constraint remembers: of one weight, or of a batch of them stacked along a new first dimension."""
 
 
 class Constraint(ABC):
@@ -30,17 +31,17 @@ class Constraint(ABC):
 
     @abstractmethod
     def acts_on(self, norm: Norm) -> bool:
-        """Whether the rule is defined for weights of this norm."""
+        """Whether the constraint is defined for weights of this norm."""
 
     @abstractmethod
     def promised(self, state: State) -> float | None:
         """The bound on the norm of a weight with this state, in units of its norm, that holds after every step.
 
-        None if the rule makes the norm smaller, or keeps it near a value, but proves nothing.
+        None if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
         """
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
-        """Refuse, before a step, what the rule cannot hold.
+        """Refuse, before a step, what the constraint cannot hold.
 
         Args:
             norm: The weight's norm.
@@ -48,7 +49,7 @@ class Constraint(ABC):
             name: The parameter's name, for the message.
 
         Raises:
-            ValueError: Naming parameter, value, rule and remedy.
+            ValueError: Naming parameter, value, constraint and remedy.
         """
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
@@ -56,7 +57,7 @@ class Constraint(ABC):
         return weights
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
-        """What the rule remembers of each projected weight of a batch before the first step; nothing by default."""
+        """What the constraint remembers of each projected weight of a batch before the first step; nothing by default."""
         return {}
 
     @abstractmethod
@@ -71,36 +72,36 @@ class Constraint(ABC):
         """
 
 
-def require_positive(rule: Constraint, **values: float) -> None:
-    """Refuse a norm, in a rule's settings, that is not positive and finite.
+def require_positive(constraint: Constraint, **values: float) -> None:
+    """Refuse a norm, in a constraint's settings, that is not positive and finite.
 
     Raises:
-        ValueError: Naming rule, setting and value.
+        ValueError: Naming constraint, setting and value.
     """
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(
-                f"{type(rule).__name__}: {name}={value} must be positive and finite; "
-                "leave the rule out for no constraint"
+                f"{type(constraint).__name__}: {name}={value} must be positive and finite; "
+                "leave the entry out for no constraint"
             )
 
 
-def require_update_norm(rule: Constraint, update_norm: float | None, name: str) -> float:
-    """The bound on the step's norm, for rules that are nothing without it.
+def require_update_norm(constraint: Constraint, update_norm: float | None, name: str) -> float:
+    """The bound on the step's norm, for constraints that are nothing without it.
 
     Raises:
         ValueError: The optimizer gives none.
     """
     if update_norm is None:
         raise ValueError(
-            f"{type(rule).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
+            f"{type(constraint).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
             "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
         )
     return update_norm
 
 
 class SpectralConstraint(Constraint):
-    """A rule that acts on the singular values of every slice of a `MatrixNorm`."""
+    """A constraint that acts on the singular values of every slice of a `MatrixNorm`."""
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, MatrixNorm)
@@ -115,9 +116,51 @@ class SpectralConstraint(Constraint):
         """Act on slices `(*batch, m, n)`, of which one unit of the norm is the largest singular value `unit`."""
 
 
+class Promise(Constraint):
+    """A constraint without memory that promises a bound on the norm after every step.
+
+    Weights are proved to lie at or below the bound before the first step. Later, float32 weights are where the aim and
+    the accuracy of the matrix functions put them, and 16-bit ones, whose rounding is larger than any aim could allow
+    for, are proved and scaled down after every step.
+    """
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """The largest norm, in units of the weight's norm."""
+
+    def promised(self, state: State) -> float | None:
+        return self.bound
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        return held(self._project(weights, norm), norm, self.bound)
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        constrained = self._after_step(weights, norm, update_norm)
+        return (held(constrained, norm, self.bound) if weights.dtype.itemsize == 2 else constrained), {}
+
+    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
+        """Bring weights from anywhere; as after a step by default."""
+        return self._after_step(weights, norm, None)
+
+    @abstractmethod
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        """Bring weights that a step of that norm has moved."""
+
+
+def held(weights: Tensor, norm: Norm, bound: float) -> Tensor:
+    """The weights `(*batch, *shape)`, those scaled down of which `norm(weight) <= bound` cannot be proved."""
+    margin = torch.finfo(weights.dtype).eps
+    while bool(((proved := norm.upper_bound(weights)) > bound).any()):
+        factor = torch.where(proved > bound, (1 - margin) * bound / proved, 1).to(weights.device)
+        weights = (weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)).to(weights.dtype)
+        margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
+    return weights
+
+
 @dataclass(frozen=True)
-class SpectralCap(SpectralConstraint):
-    """A rule without memory that promises: after every step, `norm(weight) <= max_norm`.
+class SpectralCap(Promise):
+    """Promises for every slice of a `MatrixNorm`, hence for the weight: after every step, `norm(weight) <= max_norm`.
 
     Args:
         max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
@@ -128,15 +171,20 @@ class SpectralCap(SpectralConstraint):
     def __post_init__(self) -> None:
         require_positive(self, max_norm=self.max_norm)
 
-    def promised(self, state: State) -> float | None:
+    @property
+    def bound(self) -> float:
         return self.max_norm
 
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, MatrixNorm)
+
+    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         slices, unit = in_slices(weights, norm)
         return spectral_hardcap(slices, self.max_norm * TARGET * unit).reshape(weights.shape)
 
-    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit), {}
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit).reshape(weights.shape)
 
     @abstractmethod
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

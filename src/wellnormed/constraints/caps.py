@@ -1,4 +1,4 @@
-"""Rules that set bounds on a weight's singular values, or on the size of its columns, after a step of any length.
+"""Constraints that set bounds on a weight's singular values, or on the size of its columns, after a step of any length.
 
 All but the soft cap, which refuses longer steps, serve any optimizer. Decays, which hold a norm by balance with the
 step, are in `decays`.
@@ -15,17 +15,14 @@ import wellnormed.matrix as matrix
 from wellnormed.constraints.base import (
     SLACK,
     TARGET,
-    Constraint,
+    Promise,
     SpectralCap,
-    SpectralConstraint,
-    State,
     in_slices,
     require_positive,
     require_update_norm,
 )
 from wellnormed.matrix import coefficients as registry
-from wellnormed.matrix import stiefel_project
-from wellnormed.norms import ColNorm, Norm
+from wellnormed.norms import ColNorm, MatrixNorm, Norm
 from wellnormed.norms.base import rms
 
 
@@ -113,7 +110,7 @@ def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
 
 
 @dataclass(frozen=True)
-class Clip(SpectralConstraint):
+class Clip(Promise):
     """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
 
     Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
@@ -132,24 +129,25 @@ class Clip(SpectralConstraint):
         if not 0 <= self.lower <= self.upper:
             raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
 
-    def promised(self, state: State) -> float | None:
+    @property
+    def bound(self) -> float:
         return self.upper
 
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return self._act(slices, unit, None, {})[0].reshape(weights.shape)
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, MatrixNorm)
 
-    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        slices, unit = in_slices(weights, norm)
         upper = self.upper * TARGET
-        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit), {}
+        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit).reshape(weights.shape)
 
 
 @dataclass(frozen=True)
-class Stiefel(SpectralConstraint):
+class Stiefel(Promise):
     """All singular values move to `scale` after every step (LT section 3.1); those that are zero stay.
 
-    Promises `norm(weight) <= scale`: where the coefficient set overshoots, the rule aims below by as much. With J.
-    You's set, which LT follows, singular values end within 0.5% of the aim.
+    Promises `norm(weight) <= scale`: where the coefficient set overshoots, the constraint aims below by as much. With
+    J. You's set, which LT follows, singular values end within 0.5% of the aim.
 
     Args:
         scale: In units of the weight's norm. Weights are brought there at once, exactly.
@@ -165,21 +163,25 @@ class Stiefel(SpectralConstraint):
         require_positive(self, scale=self.scale)
         registry.get(self.coefficients)
 
-    def promised(self, state: State) -> float | None:
+    @property
+    def bound(self) -> float:
         return self.scale
 
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return stiefel_project(slices, self.scale * TARGET * unit, method="svd").reshape(weights.shape)
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, MatrixNorm)
 
-    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)
-        aim = self.scale * TARGET / overshoot * unit
-        return stiefel_project(slices, aim, self.coefficients, self.method), {}
+    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        return matrix.stiefel_project(slices, self.scale * TARGET * unit, method="svd").reshape(weights.shape)
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        slices, unit = in_slices(weights, norm)
+        aim = self.scale * TARGET / matrix.overshoot(self.coefficients, self.method) * unit
+        return matrix.stiefel_project(slices, aim, self.coefficients, self.method).reshape(weights.shape)
 
 
 @dataclass(frozen=True)
-class ColumnCap(Constraint):
+class ColumnCap(Promise):
     """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
 
     Args:
@@ -191,16 +193,14 @@ class ColumnCap(Constraint):
     def __post_init__(self) -> None:
         require_positive(self, max_norm=self.max_norm)
 
+    @property
+    def bound(self) -> float:
+        return self.max_norm
+
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, ColNorm)
 
-    def promised(self, state: State) -> float | None:
-        return self.max_norm
-
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         assert isinstance(norm, ColNorm)
         cap = self.max_norm * TARGET
         return weights * (cap / rms(weights, norm.feature_dim, keepdim=True).clamp(min=cap))
-
-    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        return self.project(weights, norm), {}

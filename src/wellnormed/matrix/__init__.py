@@ -24,6 +24,7 @@ from wellnormed.matrix.leading_maps import spectral_hammer as spectral_hammer
 from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_weight_decay
 from wellnormed.matrix.minimax import optimal_coefficients as optimal_coefficients
 from wellnormed.matrix.msign import msign as msign
+from wellnormed.matrix.msign import overshoot as overshoot
 from wellnormed.matrix.normalize import spectral_normalize as spectral_normalize
 from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
 from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
@@ -45,6 +46,7 @@ __all__ = [
     "msign",
     "optimal_cap",
     "optimal_coefficients",
+    "overshoot",
     "soft_cap",
     "soft_cap_strength",
     "soft_cap_strength_as_published",

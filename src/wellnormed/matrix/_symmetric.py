@@ -1,11 +1,11 @@
-"""Symmetric matrices: products of which one triangle is computed, and eigenvectors in float32 without bad luck."""
+"""Products of symmetric matrices, of which a CPU computes one triangle."""
 
 import torch
 from torch import Tensor
 
 _PANELS = 4
 _WIDE_ENOUGH = 256
-"""Side from which panels of columns save time on a CPU (measured: as long at 256, 0.7 of the full product at 768)."""
+"""Side from which panels of columns save time on a CPU: as long at 256, 0.7 of the full product at 768."""
 
 
 def symmetric_product(
@@ -57,26 +57,3 @@ def times_symmetric(x: Tensor, s: Tensor, c: Tensor | None = None, *, beta: floa
     if x.mT.is_contiguous():
         return full_product(s, x.mT, None if c is None else c.mT, beta=beta, alpha=alpha).mT
     return full_product(x, s, c, beta=beta, alpha=alpha)
-
-
-def mixed_eigh(g: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch.linalg.eigh` in a basis turned by one random reflection, always the same for a side.
-
-    In float32, sums of equal terms round all in one direction, and eigenvectors of structured matrices (constant
-    blocks, one row added to the identity) miss orthogonality by up to 5e-5 at a side of 1024; after the reflection they
-    do as well as those of random matrices, 4e-6. It costs some `10 n^2` operations.
-
-    Args:
-        g: Symmetric `(n, n)` or `(batch, n, n)`.
-
-    Returns:
-        Eigenvalues `(n,)` or `(batch, n)` in ascending order, and eigenvectors as columns.
-    """
-    n = g.shape[-1]
-    u = torch.randn(n, 1, generator=torch.Generator().manual_seed(n), dtype=torch.float32, device="cpu").to(g)
-    u = (u / torch.linalg.vector_norm(u)).expand(*g.shape[:-1], 1)
-    image = g @ u
-    image = image - u * (u.mT @ image)
-    turned = full_product(torch.cat((u, image), -1), torch.cat((image, u), -1).mT, g, alpha=-2)
-    values, vectors = torch.linalg.eigh(turned)
-    return values, full_product(u, u.mT @ vectors, vectors, alpha=-2)

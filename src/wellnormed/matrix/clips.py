@@ -13,14 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed._batching import in_batches
-from wellnormed.matrix import _clip_methods, _published_clips
+from wellnormed.matrix import _clip_methods, published
 from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
 _PUBLISHED = {
-    "nested": _published_clips.nested,
-    "block": _published_clips.block,
-    "blockwise": _published_clips.blockwise,
+    "nested": published.nested,
+    "block": published.block,
+    "blockwise": published.blockwise,
 }
 METHODS = ("auto", "gram", "svd", *_PUBLISHED)
 

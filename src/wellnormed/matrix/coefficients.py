@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+Step = tuple[float, float, float]
+_ROUNDED = 1e-12
+"""What float64 may hide of a largest value near 1, after some ten steps."""
 _WIDE = frozenset({torch.float64, torch.float32})
 _ALL = _WIDE | {torch.bfloat16, torch.float16}
 
@@ -47,7 +50,8 @@ class CoefficientSet:
         safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
 
     Raises:
-        ValueError: No step, or a normalisation that can leave `[0, upper]`.
+        ValueError: No step, a normalisation that can leave `[0, upper]`, or a maximum or minimum that the composition
+            passes: the norm of a step, and with it every cap and certificate, rests on them.
 
     Example:
         >>> get("jordan-5").overshoot
@@ -56,7 +60,7 @@ class CoefficientSet:
 
     name: str
     source: str
-    steps: tuple[tuple[float, float, float], ...]
+    steps: tuple[Step, ...]
     maximum: float
     minimum: float
     slope: float
@@ -70,12 +74,30 @@ class CoefficientSet:
             raise ValueError(f"steps of coefficient set {self.name!r} is empty; give at least one (a, b, c)")
         if self.normalisation is not None and self.normalisation.scale * self.upper < 1:
             raise ValueError(
-                f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a "
-                f"singular value "
-                f"at {1 / self.normalisation.scale:.4g}, above its interval's end {self.upper}, where the "
-                f"iteration can "
-                f"diverge; use a scale of at least {1 / self.upper:.4g}"
+                f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a singular "
+                f"value at {1 / self.normalisation.scale:.4g}, above its interval's end {self.upper}, where the "
+                f"iteration can diverge; use a scale of at least {1 / self.upper:.4g}"
             )
+        highest, lowest = self._range(0.0)[1], self._range(self.lower)[0]
+        if not self.maximum >= highest - _ROUNDED:
+            raise ValueError(
+                f"maximum={self.maximum} of coefficient set {self.name!r} is false: on [0, {self.upper}] it reaches "
+                f"{highest:.9g}; state at least that"
+            )
+        if not self.minimum <= lowest + _ROUNDED:
+            raise ValueError(
+                f"minimum={self.minimum} of coefficient set {self.name!r} is false: on [{self.lower}, {self.upper}] it "
+                f"falls to {lowest:.9g}; state at most that"
+            )
+
+    def _range(self, low: float) -> tuple[float, float]:
+        """Least and largest value of the composition on `[low, upper]`: the image of an interval is an interval."""
+        high = self.upper
+        for a, b, c in self.steps:
+            points = (low, high, *(x for x in critical_points((a, b, c)) if low < x < high))
+            values = [x * (a + x * x * (b + x * x * c)) for x in points]
+            low, high = min(values), max(values)
+        return low, high
 
     @property
     def overshoot(self) -> float:
@@ -83,7 +105,23 @@ class CoefficientSet:
         return max(1.0, self.maximum)
 
 
-def _damped(steps: tuple[tuple[float, float, float], ...], safety: float) -> tuple[tuple[float, float, float], ...]:
+def critical_points(step: Step) -> list[float]:
+    """Where `a x + b x^3 + c x^5` may have an extremum in `x > 0`, in ascending order.
+
+    Example:
+        >>> critical_points((1.5, -0.5, 0.0))
+        [1.0]
+    """
+    a, b, c = step
+    discriminant = 9 * b * b - 20 * a * c
+    if discriminant < 0:
+        return []
+    larger = -3 * b + math.copysign(math.sqrt(discriminant), -b)  # no cancellation in either root of x^2
+    squares = [2 * a / larger if larger else 0.0, larger / (10 * c) if c else 0.0]
+    return sorted(math.sqrt(square) for square in squares if square > 0)
+
+
+def _damped(steps: tuple[Step, ...], safety: float) -> tuple[Step, ...]:
     return tuple((a / safety, b / safety**3, c / safety**5) for a, b, c in steps)
 
 
@@ -231,15 +269,13 @@ def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> Coef
     chosen = get(name_or_set)
     if chosen.normalisation is None:
         raise ValueError(
-            f"coefficients={chosen.name!r} is a cap polynomial on raw weights, not a matrix sign: its slope "
-            f"at zero is "
+            f"coefficients={chosen.name!r} is a cap polynomial on raw weights, not a matrix sign: its slope at zero is "
             f"{chosen.slope:.3f}; use 'polar-express-8' in msign, or spectral_hardcap to cap a weight"
         )
     if dtype not in chosen.safe_dtypes:
         safe = ", ".join(sorted(str(d).removeprefix("torch.") for d in chosen.safe_dtypes))
         raise ValueError(
-            f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of "
-            f"its interval "
+            f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of its interval "
             f"(safe: {safe}); convert the matrix to float32 or choose another set"
         )
     return chosen

@@ -52,14 +52,17 @@ class _LargestSingularValue(Derivative):
         return (leading_product(x)[0] * gradient[..., None, None]).to(x.dtype)
 
 
-def _compute(w: Tensor) -> Tensor:
-    if w.numel() == 0:
-        return w.new_zeros(w.shape[:-2])
+def largest_singular_value(w: Tensor) -> Tensor:
+    """In float64, `(*batch,)`, of matrices that are not empty; refuses NaN and infinity."""
     wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
     scale = finite_scale(wide, "w")
     wide = wide / scale
     top = torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1]
-    return _rounded_down(top.clamp_min(0).sqrt() * scale[..., 0, 0], w.dtype)
+    return top.clamp_min(0).sqrt() * scale[..., 0, 0]
+
+
+def _compute(w: Tensor) -> Tensor:
+    return _rounded_down(largest_singular_value(w), w.dtype) if w.numel() else w.new_zeros(w.shape[:-2])
 
 
 def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:

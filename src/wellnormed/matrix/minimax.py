@@ -24,7 +24,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from wellnormed.matrix.coefficients import CoefficientSet, Normalisation
+from wellnormed.matrix.coefficients import CoefficientSet, Normalisation, Step, critical_points
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CUSHION = 4  # in units of eps: the dip, 8 times as high, then stays clear of the roundings of one step
@@ -32,8 +32,6 @@ _LARGEST_MARGIN = 1 / 64  # two eps of bfloat16
 _NEAR_ONE = 1e-5  # of 1 - l/u: from there Newton-Schulz is within 3e-16 of the best, and Remez is all rounding
 _NEWTON_SCHULZ = (1.875, -1.25, 0.375)
 _OUTWARD = 2.0**-50  # relative: far more than the float64 place of an extremum can hide
-
-Step = tuple[float, float, float]
 
 
 def optimal_coefficients(
@@ -135,7 +133,7 @@ def best_quintic(low: float, high: float) -> Step:
     a = b = c = 0.0
     for _ in range(8):  # quadratic convergence: 5 suffice from 1e-16 to 1 - 1e-5
         a, b, c, _ = np.linalg.solve(np.stack([points, points**3, points**5, [1, -1, 1, -1]], 1), np.ones(4)).tolist()
-        points[1:3] = _critical((a, b, c))
+        points[1:3] = critical_points((a, b, c))
     return _at_scale((a, b, c), 1 / high)
 
 
@@ -151,21 +149,11 @@ def _scaled(step: Step, factor: float) -> Step:
     return a * factor, b * factor, c * factor
 
 
-def _critical(step: Step) -> list[float]:
-    """Where `a + 3 b x^2 + 5 c x^4 = 0`, `x > 0`, in ascending order; `a > 0 > b` and `c >= 0`."""
-    a, b, c = step
-    discriminant = 9 * b * b - 20 * a * c
-    if discriminant < 0:
-        return []
-    larger = -3 * b + math.sqrt(discriminant)  # no cancellation in either root
-    return [math.sqrt(2 * a / larger)] + ([math.sqrt(larger / (10 * c))] if c else [])
-
-
 def _image(step: Step, low: float, high: float) -> tuple[float, float]:
     """The interval onto which `p` maps `[low, high]`, rounded outwards from exact arithmetic."""
     a, b, c = map(Fraction, step)
     values = []
-    for x in (low, high, *(x for x in _critical(step) if low < x < high)):
+    for x in (low, high, *(x for x in critical_points(step) if low < x < high)):
         t = Fraction(x) ** 2
         values.append(Fraction(x) * (a + t * (b + t * c)))
     smallest, largest = float(min(values)), float(max(values))

@@ -1,9 +1,9 @@
 """The matrix sign (polar factor) `U V^T`: which method, which coefficient set, and its exact gradient.
 
-The methods themselves are in `_msign_methods`, the sets in `coefficients`; units of a layer belong to `norms`.
+The methods themselves are in `_msign_methods` and `published`, the sets in `coefficients`; units of a layer belong to
+`norms`.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,22 +11,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed._batching import in_batches
-from wellnormed.matrix import _msign_methods
+from wellnormed.matrix import _msign_methods, published
 from wellnormed.matrix._checks import check_matrix, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
-from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
-_POLYNOMIAL = ("newton-schulz", "triton", "gram", "spectrum")
 _EXACT = {
     "svd": _msign_methods.svd,
     "eigh": _msign_methods.eigh,
-    "inverse-root": _msign_methods.inverse_root,
+    "inverse-root": published.inverse_root,
+    "sketch": published.sketch,
 }
-METHODS = ("auto", *_POLYNOMIAL, *_EXACT, "sketch")
+_POLYNOMIAL = ("newton-schulz", "spectrum", "gram")
+METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
 
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
-_TALL = 2.0  # measured on a CPU in float32 and float64: below this aspect an eigendecomposition saves nothing
 
 
 def msign(
@@ -36,61 +35,33 @@ def msign(
     rank: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch m n"]:
-    """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1 (within the set's own error).
+    """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1, within the error of the coefficient set.
 
-    The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality in Deep Learning, MD). Polynomial
-    methods map a singular value `s` to `p(s / |x|_F)`: values below about `1 / slope` of the Frobenius norm do not
-    reach 1. The scale of `x` does not matter.
-
-    With the short side `n`, T steps, and products counted as multiply and add:
-
-    | method | computes | cost | error, float32 |
-    |---|---|---|---|
-    | "newton-schulz" | the set, on the matrix | `T (4 m n^2 + 2 n^3)`, x read 4 T times | 1e-5, slope 6000: 1e-4 |
-    | "triton" | the same, by a GPU kernel | `T (3 m n^2 + n^3)`, x read 4 T times | that of 16 bits |
-    | "gram" | the set, on the Gram matrix | `4 to 8 m n^2 + 8 T n^3`, x read 2 to 4 times | 5e-3, see below |
-    | "spectrum" | the set, on Gram eigenvalues | `4 m n^2 + 11 n^3`, x read twice | 1e-5 |
-    | "eigh" | the sign, by the same | the same in float64 | 1e-7 above 1e-4 of the norm, 0 below 1e-7 |
-    | "svd" | the sign | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
-    | "inverse-root" | the sign (MD 5.2) | `4 m n^2 + 270 n^3` in float64 | 1e-7 above 1e-4 of the norm |
-    | "sketch" | `U_r V_r^T` (MD 5.1) | `12 m n (rank + 8)` in float64 | that of a randomised SVD |
-
-    In "gram", singular values below `sqrt(eps) |x|_F` (3.5e-4 in float32) carry a relative error of up to some
-    percent, because squaring loses them, and restarts keep that error from growing. On a CPU, one triangle of Gram
-    matrices is computed from a side of 256, which saves up to a quarter of "newton-schulz". "triton" does that on a
-    CUDA device, in the dtype of `x`; it is tested with Triton's interpreter and its compiler, and not yet measured on
-    hardware (`benchmarks/matrix/gpu.py` will), so "auto" does not take it. Measured on 2 cores in float32
-    (`results/matrix/speed.json`): "auto" takes 0.30 to 0.57 of the time of a plain loop of the same five steps on long
-    matrices, 0.52 to 0.94 if they are ill-conditioned, and 0.82 on square ones.
+    The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality, section 4). The scale of `x` does not
+    matter. The documentation of the matrix room compares the methods in cost and error.
 
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        coefficients: Name in `coefficients.REGISTRY`, or a set, for example from `optimal_coefficients`. The exact
-            methods do not use it, but the name must exist.
-        method: One of the table, or "auto": "spectrum" for matrices at least twice as long as wide in float32 or
-            float64 on a CPU, else "newton-schulz" ("gram" for long ones in `torch.compile`); 16 bits are computed in
-            float32 on a CPU.
+        coefficients: Name in `coefficients.REGISTRY`, or a set of your own; the exact methods do not use it.
+        method: The polynomial of the set by "newton-schulz", "spectrum" or "gram"; the sign itself by "svd", "eigh" or
+            "inverse-root"; or "sketch". "auto" is "spectrum" for matrices at least twice as long as wide on a CPU,
+            which computes 16 bits in float32, and "newton-schulz" otherwise and in `torch.compile`.
         rank: Number of singular values that "sketch" keeps.
         generator: Random numbers of "sketch"; torch's default without it.
 
     Returns:
-        Same shape and dtype; spectral norm at most `overshoot` of the set, within rounding (1e-5 in float32, 5e-3
-        with "gram", 1% in bfloat16 and float16; 2% when the iteration itself runs in them, and then what rounding adds
-        to the null space of a rank-deficient matrix is amplified by the slope of the set). A zero matrix gives zero.
-        The gradient (reverse mode, forward mode once, `torch.func.vmap`) is that of the exact polar factor, or of the
-        exact `U_r V_r^T`, whatever the method.
+        Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding (1e-5 in float32,
+        5e-3 with "gram", 2% in 16 bits). Zero gives zero. The gradient (reverse mode, forward mode once,
+        `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), unknown
-            method or set, a set that is not a matrix sign or not safe in this dtype, "sketch" without a rank or a
-            rank without "sketch".
+        ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), an unknown method
+            or set, a set that is not a matrix sign or not safe in this dtype, or a rank without "sketch".
 
     Example:
-        >>> x = torch.tensor([[3.0, 0.0], [0.0, -0.5], [0.0, 0.0]])
-        >>> msign(x, method="svd")
+        >>> msign(torch.tensor([[3.0, 0.0], [0.0, -0.5]]), method="svd")
         tensor([[ 1.,  0.],
-                [ 0., -1.],
-                [ 0.,  0.]])
+                [ 0., -1.]])
     """
     check_matrix(x, "x")
     if method not in METHODS:
@@ -103,19 +74,29 @@ def msign(
         return msign(x.float(), coefficients).to(x.dtype)
     if method == "auto":
         method = resolve_method(x)
-    chosen = get_for_msign(coefficients, x.dtype) if method in _POLYNOMIAL else get(coefficients)
+    chosen = get(coefficients) if method in _EXACT else get_for_msign(coefficients, x.dtype)
     if x.numel() == 0:
         return x.clone()
     short = min(x.shape[-2:])
     if rank is not None and not 1 <= rank <= short:
         raise ValueError(f"rank={rank} must lie between 1 and the short side of the matrix, {short}")
     if rank is not None:
-        compute = partial(_exact, by=partial(_msign_methods.sketch, rank=rank, generator=generator))
+        compute = partial(_exact, by=partial(published.sketch, rank=rank, generator=generator))
     elif method in _EXACT:
         compute = partial(in_batches, partial(_exact, by=_EXACT[method]))
     else:
         compute = partial(in_batches, partial(_polynomial, chosen, method))
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
+
+
+def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float:
+    """The largest singular value that `msign` gives, apart from rounding: 1 with an exact method, else the set's own.
+
+    Example:
+        >>> overshoot("jordan-5"), overshoot("jordan-5", "eigh")
+        (1.20237, 1.0)
+    """
+    return 1.0 if method in _EXACT else get(coefficients).overshoot
 
 
 def resolve_method(x: Tensor) -> str:
@@ -126,13 +107,12 @@ def resolve_method(x: Tensor) -> str:
         ('spectrum', 'newton-schulz')
     """
     short, long = sorted(x.shape[-2:])
-    wide_dtype = x.dtype in (torch.float32, torch.float64)
-    if not (wide_dtype and x.device.type == "cpu" and long >= _TALL * short):
-        return "newton-schulz"
-    return "gram" if torch.compiler.is_compiling() else "spectrum"
+    decomposes = x.device.type == "cpu" and x.dtype.itemsize > 2 and not torch.compiler.is_compiling()
+    # An iteration takes 10 products with x, a decomposition 2 and the work of some 6 products of the short side.
+    return "spectrum" if decomposes and long >= 2 * short else "newton-schulz"
 
 
-def _exact(x: Tensor, *_: Tensor, by: Callable[[Tensor], Tensor]) -> Tensor:
+def _exact(x: Tensor, *_: Tensor, by) -> Tensor:
     if x.shape[-2] < x.shape[-1]:
         return _exact(x.mT, by=by).mT.contiguous()
     wide = x.double()
@@ -156,16 +136,10 @@ def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> T
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
     if method == "spectrum":
-        return _msign_methods.spectrum(work, chosen.steps, norm).to(x.dtype).reshape(x.shape)
-    work = work / norm.to(work.dtype)
-    if method == "gram":
-        return _msign_methods.gram(work, chosen.steps).to(x.dtype).reshape(x.shape)
-    if method == "triton" or x.dtype.itemsize == 2:
-        work = work.to(x.dtype)
-    product = symmetric_product
-    if method == "triton":
-        from wellnormed.matrix import _triton  # triton takes a second to import, where it is installed
-
-        _triton.require(x)
-        product = _triton.symmetric_product
-    return _msign_methods.newton_schulz(work, chosen.steps, product).to(x.dtype).reshape(x.shape)
+        value = _msign_methods.spectrum(work, chosen.steps, norm)
+    else:
+        work = work / norm.to(work.dtype)
+        if method == "newton-schulz" and x.dtype.itemsize == 2:
+            work = work.to(x.dtype)
+        value = {"newton-schulz": _msign_methods.newton_schulz, "gram": published.gram}[method](work, chosen.steps)
+    return value.to(x.dtype).reshape(x.shape)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix import coefficients as registry
-from wellnormed.matrix import msign, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix import msign, overshoot, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix.msign import METHODS
 from wellnormed.norms.base import MatrixNorm, normal_like
 
-_METHODS = ("auto", "newton-schulz", "triton", "gram", "spectrum", "svd", "eigh", "inverse-root")
+_METHODS = tuple(method for method in METHODS if method != "sketch")
 Scaling = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
 
 
@@ -108,7 +109,7 @@ class Spectral(MatrixNorm):
 
     @property
     def overshoot(self) -> float:
-        return 1.0 if self.method in ("svd", "eigh") else registry.get(self.coefficients).overshoot
+        return overshoot(self.coefficients, self.method)
 
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, coefficients=coefficients)

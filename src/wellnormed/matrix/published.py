@@ -1,0 +1,170 @@
+"""What is only published, kept to compare with and reachable by name: no function here is ever the default.
+
+The clips of Spectral clipping (SC) are compositions of matrix signs, each one or more Newton-Schulz iterations with the
+six steps of the paper's code, in the dtype of the weight. A sign of anything below some 0.5% of the Frobenius norm, be
+it a singular value or its distance from a bound, has not converged, and its error is multiplied by the norm of the
+weight (`benchmarks/matrix/`). The matrix signs of Modular Duality (MD), section 5, and the iteration on the Gram matrix
+take tall matrices (`m >= n`) as those of `_msign_methods` do.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wellnormed.matrix._msign_methods import Steps
+from wellnormed.matrix._spectral_function import zero_tolerance
+from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
+from wellnormed.matrix.coefficients import REGISTRY
+
+_STEPS = REGISTRY["spectral-clipping-6"].steps
+
+
+def nested(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """SC equation 7, or the two-sign forms of sections 3.2 and 3.3 where one bound is absent.
+
+    Two or three matrix signs, and two products `2 m n^2` more for each bound.
+    """
+    if w.shape[-2] > w.shape[-1]:
+        return nested(w.mT, lower, upper).mT
+    if lower is None and upper is None:
+        return w
+    sign = _sign(w)
+    low = 0 if lower is None else _bound(lower, w)
+    if upper is None:
+        return (low * sign + w + _times_sign(low * sign - w, sign)) / 2
+    high = _bound(upper, w)
+    capped = -_times_sign(high * sign - w, sign)
+    if lower is None:
+        return (high * sign + w + capped) / 2
+    return ((low + high) * sign + _times_sign(low * sign - w, sign) + capped) / 2
+
+
+def block(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """SC section 4.2: one matrix sign of the dense `[[I, W], [W^T, I]]` of side `m + n`."""
+    return _by_caps(w, lower, upper, _block_cap)
+
+
+def blockwise(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """SC section 4.3: the same through the blocks P, Q, R, nine products in each of three multiplications a step."""
+    return _by_caps(w, lower, upper, _blockwise_cap)
+
+
+def _bound(value: Tensor, w: Tensor) -> Tensor:
+    return value.to(w.dtype)[..., None, None]
+
+
+def _sign(x: Tensor) -> Tensor:
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1)
+    y = x.mT.flatten(0, -3) if x.ndim > 3 else x.mT
+    for a, b, c in _STEPS:  # as published, without the savings of `_symmetric`
+        g = y.mT @ y
+        y = full_product(y, full_product(g, g, g, beta=b, alpha=c), y, beta=a)
+    return y.reshape(x.mT.shape).mT
+
+
+def _times_sign(gap: Tensor, sign: Tensor) -> Tensor:
+    return (gap @ _sign(gap).mT) @ sign
+
+
+def _by_caps(w: Tensor, lower: Tensor | None, upper: Tensor | None, cap: Callable[[Tensor], Tensor]) -> Tensor:
+    """These forms need an odd function without a jump: `clip(s) = min(s, upper) + lower - min(s, lower)`."""
+    value = w
+    if upper is not None:
+        high = _bound(upper, w)
+        value = high * cap(w / high)
+    if lower is not None:
+        low = _bound(lower, w)
+        value = value + low * (_sign(w) - cap(w / low))
+    return value
+
+
+def _block_cap(w: Tensor) -> Tensor:
+    m, n = w.shape[-2:]
+    left, right = (torch.eye(k, dtype=w.dtype, device=w.device).expand(*w.shape[:-2], k, k) for k in (m, n))
+    sign = _sign(torch.cat((torch.cat((left, w), -1), torch.cat((w.mT, right), -1)), -2))
+    return sign[..., :m, m:] + sign[..., :m, :m] @ w
+
+
+def _blockwise_cap(w: Tensor) -> Tensor:
+    m, n = w.shape[-2:]
+    left, right = (torch.eye(k, dtype=w.dtype, device=w.device) for k in (m, n))
+    frobenius = torch.sqrt(m + n + 2 * torch.linalg.matrix_norm(w, keepdim=True) ** 2)
+    blocks = left / frobenius, w / frobenius, right / frobenius
+    for a, b, c in _STEPS:
+        square = _multiply(blocks, blocks)
+        fourth = _multiply(square, square)
+        p, q, r = (b * two + c * four for two, four in zip(square, fourth, strict=True))
+        blocks = _multiply(blocks, (a * left + p, q, a * right + r))
+    return blocks[1] + blocks[0] @ w
+
+
+def _multiply(x: tuple[Tensor, Tensor, Tensor], y: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return x[0] @ y[0] + x[1] @ y[1].mT, x[0] @ y[1] + x[1] @ y[2], x[1].mT @ y[1] + x[2] @ y[2]
+
+
+def gram(x: Tensor, steps: Steps) -> Tensor:
+    """The polynomial of a set through `R = X^T X` and `Q`: four small products a step, X only at the ends of a segment.
+
+    As in the package gram-newton-schulz: rounding leaves R with eigenvalues near `-eps`; every step multiplies them by
+    `a^2`, and below zero the polynomial grows without bound. A segment therefore ends, and R is formed anew from `X Q`, before `slope^2
+    eps` can reach 3e-2: two to four passes over X in all. R and its polynomials commute, but their products are full:
+    one triangle of them makes that growth worse (0.1 instead of 5e-3 for a constant plus a tenth of the identity).
+    """
+    limit = (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
+    r, q, slope = symmetric_product(x.mT, x), None, 1.0
+    for index, (a, b, c) in enumerate(steps):
+        z = full_product(r, r, r, beta=b, alpha=c)
+        z.diagonal(dim1=-2, dim2=-1).add_(a)
+        q = z if q is None else q @ z
+        slope *= a
+        if index + 1 == len(steps):
+            break
+        if slope * steps[index + 1][0] > limit:
+            x, q, slope = times_symmetric(x, q), None, 1.0
+            r = symmetric_product(x.mT, x)
+        else:
+            r = (r @ z) @ z
+    assert q is not None  # a set has at least one step
+    return times_symmetric(x, q)
+
+
+def inverse_root(x: Tensor) -> Tensor:
+    """`X (X^T X + e I)^{-1/2}` by the coupled Newton iteration (Lakic 1998; Modular Duality, section 5.2).
+
+    `e` is the rounding of the Gram matrix, without which rank-deficient matrices have no inverse. In float64, three
+    small products in each of some 45 iterations: eigenvalues grow by 9/4 a step.
+    """
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    m = symmetric_product(x.mT, x)
+    ridge = x.shape[-1] * torch.finfo(x.dtype).eps
+    m.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    m = m / (1 + ridge)
+    eye = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
+    root = eye.expand_as(m)
+    for _ in range(math.ceil(math.log(1 / ridge) / math.log(9 / 4)) + 5):
+        t = (3 * eye - m) / 2
+        root, m = symmetric_product(root, t), symmetric_product(symmetric_product(m, t), t)
+        m = (m + m.mT) / 2  # rounding would grow in the antisymmetric part
+    return x @ root / math.sqrt(1 + ridge)
+
+
+def sketch(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
+    """`U_r V_r^T` of a randomised SVD of that rank (Halko, Martinsson, Tropp 2011; Modular Duality, section 5.1).
+
+    Eight columns more than asked for and two power iterations; six products with X, `2 m n (rank + 8)` operations
+    each.
+    """
+    width = min(rank + 8, x.shape[-1])
+    y = torch.randn(x.shape[-1], width, dtype=torch.float64, device=generator.device if generator else None,
+                    generator=generator)  # fmt: skip
+    y = y.to(x.device).expand(*x.shape[:-2], -1, -1)
+    for _ in range(2):
+        y = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ y).Q).Q
+    basis = torch.linalg.qr(x @ y).Q
+    u, s, vh = torch.linalg.svd(basis.mT @ x, full_matrices=False)
+    top = (s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :rank]
+    return (basis @ u[..., :rank] * top) @ vh[..., :rank, :]
