@@ -57,7 +57,7 @@ class Constraint(ABC):
         return weights
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
-        """What the constraint remembers of each projected weight of a batch before the first step; nothing by default."""
+        """What the constraint remembers of each projected weight of a batch at the start; nothing by default."""
         return {}
 
     @abstractmethod

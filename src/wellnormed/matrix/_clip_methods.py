@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix._checks import finite_scale
-from wellnormed.matrix._gram import gram_eigen, largest_eigenvalue_estimate
+from wellnormed.matrix._gram import GramEigen, gram_eigen, largest_eigenvalue_estimate
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
 
@@ -43,14 +43,8 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
-    for s, vectors, error in _decompositions(work, high, method, accuracy(w.dtype), bool((lower > 0).any())):
-        largest, least = s.amax(-1), s.amin(-1).clamp_min(_TINY)
-        raised = torch.where(least < low, largest / least, 0)
-        if bool((error * (largest / high).pow(3).maximum(raised.square()) / 2 <= accuracy(w.dtype)).all()):
-            break
-    else:
-        s, vectors = _by_svd(work)
-        largest = s.amax(-1)
+    s, vectors = _decomposed(work, low, high, method, accuracy(w.dtype))
+    largest = s.amax(-1)
     within = 1 + max(torch.finfo(w.dtype).eps, w.shape[-1] * torch.finfo(torch.float64).eps)
     inside = ((largest <= high * within) | (decay == 0)) & ((s * within >= low[..., None]) | (s == 0)).all(-1)
     removed = torch.where(s > 0, 1 - Clip(low, high, decay).values(s) / s.clamp_min(_TINY), 0)
@@ -64,20 +58,25 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     return value
 
 
-def _decompositions(
-    work: Tensor, upper: Tensor, method: str, accuracy: float, raises: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Singular values in float64, right singular vectors, error of the Gram matrix: in float32, then in float64."""
-    if method != "gram":
-        return
+def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accuracy: float) -> tuple[Tensor, Tensor]:
+    """Singular values in float64 and right singular vectors, by the first way that is accurate enough."""
+    if method == "gram":
+        for values, vectors, error in _gram_eigens(work, upper, accuracy, bool((lower > 0).any())):
+            s = values.double().sqrt()
+            largest, least = s.amax(-1), s.amin(-1).clamp_min(_TINY)
+            raised = torch.where(least < lower, largest / least, 0)
+            if bool((error * (largest / upper).pow(3).maximum(raised.square()) / 2 <= accuracy).all()):
+                return s, vectors
+    return _by_svd(work)
+
+
+def _gram_eigens(work: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[GramEigen]:
     if work.dtype == torch.float32 and not raises:
         gram = symmetric_product(work.mT, work)
         ratio = largest_eigenvalue_estimate(gram).double().sqrt() / upper
         if bool((torch.finfo(work.dtype).eps / 2 * ratio**3 / 2 <= accuracy).all()):  # as good as float32 can be
-            values, vectors, error = gram_eigen(work, gram)
-            yield values.double().sqrt(), vectors, error
-    values, vectors, error = gram_eigen(work.double())
-    yield values.sqrt(), vectors, error
+            yield gram_eigen(work, gram)
+    yield gram_eigen(work.double())
 
 
 def _by_svd(work: Tensor) -> tuple[Tensor, Tensor]:

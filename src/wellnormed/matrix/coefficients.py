@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 Step = tuple[float, float, float]
-_ROUNDED = 1e-12
-"""What float64 may hide of a largest value near 1, after some ten steps."""
+_ROUNDED = 2.0**-50
+"""Rounding of one value near 1, which the steps after it magnify by their slopes."""
 _WIDE = frozenset({torch.float64, torch.float32})
 _ALL = _WIDE | {torch.bfloat16, torch.float16}
 
@@ -79,12 +79,13 @@ class CoefficientSet:
                 f"iteration can diverge; use a scale of at least {1 / self.upper:.4g}"
             )
         highest, lowest = self._range(0.0)[1], self._range(self.lower)[0]
-        if not self.maximum >= highest - _ROUNDED:
+        rounded = _ROUNDED * max(1.0, math.prod(abs(a) for a, _, _ in self.steps))
+        if not self.maximum >= highest - rounded:
             raise ValueError(
                 f"maximum={self.maximum} of coefficient set {self.name!r} is false: on [0, {self.upper}] it reaches "
                 f"{highest:.9g}; state at least that"
             )
-        if not self.minimum <= lowest + _ROUNDED:
+        if not self.minimum <= lowest + rounded:
             raise ValueError(
                 f"minimum={self.minimum} of coefficient set {self.name!r} is false: on [{self.lower}, {self.upper}] it "
                 f"falls to {lowest:.9g}; state at most that"
@@ -275,7 +276,7 @@ def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> Coef
     if dtype not in chosen.safe_dtypes:
         safe = ", ".join(sorted(str(d).removeprefix("torch.") for d in chosen.safe_dtypes))
         raise ValueError(
-            f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of its interval "
-            f"(safe: {safe}); convert the matrix to float32 or choose another set"
+            f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of its "
+            f"interval (safe: {safe}); convert the matrix to float32 or choose another set"
         )
     return chosen

@@ -109,10 +109,10 @@ def _multiply(x: tuple[Tensor, Tensor, Tensor], y: tuple[Tensor, Tensor, Tensor]
 def gram(x: Tensor, steps: Steps) -> Tensor:
     """The polynomial of a set through `R = X^T X` and `Q`: four small products a step, X only at the ends of a segment.
 
-    As in the package gram-newton-schulz: rounding leaves R with eigenvalues near `-eps`; every step multiplies them by
-    `a^2`, and below zero the polynomial grows without bound. A segment therefore ends, and R is formed anew from `X Q`, before `slope^2
-    eps` can reach 3e-2: two to four passes over X in all. R and its polynomials commute, but their products are full:
-    one triangle of them makes that growth worse (0.1 instead of 5e-3 for a constant plus a tenth of the identity).
+    As in the package gram-newton-schulz. Rounding leaves R with eigenvalues near `-eps`; every step multiplies them by
+    `a^2`, and below zero the polynomial grows without bound. A segment therefore ends, and R is formed anew from `X Q`,
+    before `slope^2 eps` can reach 3e-2: two to four passes over X in all. R and its polynomials commute, but their
+    products are full: one triangle of them makes that growth worse.
     """
     limit = (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
     r, q, slope = symmetric_product(x.mT, x), None, 1.0
