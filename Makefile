@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types test-integrations bench bench-gpu bench-step docs clean
+.PHONY: help install train test test-slow test-gpu lint types test-integrations test-portable bench bench-gpu bench-step docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,9 @@ test-slow: $(STAMP)  ## Tests that take minutes or are statistical
 
 test-gpu: $(STAMP)  ## Tests that need a CUDA device
 	$(BIN)/pytest -m gpu
+
+test-portable: $(STAMP)  ## The numerical tests under other kernels of MKL and torch, one and two threads; half an hour
+	$(BIN)/python -m tests.portable
 
 test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Lightning, which it installs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
