@@ -3,7 +3,7 @@
     python -m tests.portable [ROOM ...]
 
 Every request (an environment variable of MKL or of torch, and a number of threads) is first tried on three small
-computations. Where it leaves every bit as it was under an earlier request, this processor has ignored it, which is said,
+computations. Where every bit stays as it was under an earlier request, this processor has ignored it, which is said,
 and nothing is run twice.
 """
 

@@ -1,7 +1,7 @@
 """Clips of the singular values, in plain spectral (l2 -> l2) units: caps, floors, bands and clipped weight decay.
 
-Exact by default; the methods are in `_clip_methods`, those of the paper in `_published_clips`. Units of a layer
-(RMS -> RMS), schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
+Exact by default; the methods are in `_clip_methods`, those of the paper in `published`. Units of a layer (RMS -> RMS),
+schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
 import math
@@ -17,11 +17,7 @@ from wellnormed.matrix import _clip_methods, published
 from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
-_PUBLISHED = {
-    "nested": published.nested,
-    "block": published.block,
-    "blockwise": published.blockwise,
-}
+_PUBLISHED = {"nested": published.nested, "block": published.block, "blockwise": published.blockwise}
 METHODS = ("auto", "gram", "svd", *_PUBLISHED)
 
 
@@ -30,36 +26,22 @@ def spectral_clip(
 ) -> Float[Tensor, "*batch m n"]:
     """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
 
-    With the short side `n`, T = 6 Newton-Schulz steps, and for one bound (`lower = 0`):
-
-    | method | what it is | cost | error, float32, over the largest singular value |
-    |---|---|---|---|
-    | "gram" | `W f(W^T W)`, one small eigendecomposition | `4 m n^2 + 11 n^3`, w read 2 to 3 times | below 1e-5 |
-    | "svd" | the definition | about `14 m n^2 + 8 n^3` in float64 | 1e-7 |
-    | "nested" | SC sections 2 and 3, two matrix signs | `2 T (4 m n^2 + 2 n^3) + 4 m n^2` | up to 1e-1 |
-    | "block" | SC section 4.2, one sign of side m + n | `6 T (m + n)^3` | up to 1e-2 |
-    | "blockwise" | SC section 4.3, the same by blocks | `6 T (m + n)^3`, less memory | up to 1e-2 |
-
-    The Gram form has no cancellation where a singular value is close to a bound. It computes in float64 unless float32
-    is known to suffice. Measured on 2 cores for 256 x 1024 to 768 x 3072 (`results/matrix/speed.json`): 0.11 to 0.20 of
-    the time of "nested" when the largest value is 1.5 caps, 0.14 to 0.26 at 10 caps, and 0.01 to 0.06 of "block". On a
-    CPU, one triangle of symmetric products is computed from a side of 256, which saves a fifth of the cost stated.
+    The other functions here are settings of this one; what is said of errors and gradients holds for them too. The
+    documentation of the matrix room compares the methods in cost and error.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
         lower: Least singular value, at least 0, a number or one per matrix. Zero singular values have no
             directions to be raised in and stay zero.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
-        method: One of the table; "auto" is "gram".
+        method: "gram", through the smaller Gram matrix, in float32 where a check finds that accurate, else in float64
+            or by an SVD; "svd"; or the published "nested", "block" and "blockwise". "auto" is "gram".
 
     Returns:
-        Same shape and dtype. A matrix within the bounds, by more than rounding, comes back bit for bit ("gram", "svd").
-        Otherwise the spectral norm ends at or below `upper` in float32 and float64: the cap is lowered by what
-        rounding can add, at most 8e-6 of the largest singular value (for a short side `n` above 768, times
-        `sqrt(n / 768)`). In bfloat16 and float16 it
-        ends within the rounding of the result: below it when roundings are independent, up to some percent above in
-        matrices whose entries all round the same way. The gradient (reverse mode,
-        forward mode once, `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
+        Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,
+        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A matrix
+        within the bounds by more than that comes back bit for bit. The gradient (reverse mode, forward mode once,
+        `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity, bounds out of order, not positive or not
@@ -78,16 +60,7 @@ def spectral_hardcap(
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        upper: Cap in spectral units, a number or one per matrix; no gradient flows to it.
-        method: As in `spectral_clip`, where cost and errors are.
-
-    Returns:
-        As `spectral_clip`: bit for bit `w` inside the ball, else at or below the cap.
-
-    Raises:
-        ValueError: As `spectral_clip`.
+    Arguments, errors and result as in `spectral_clip`.
 
     Example:
         >>> spectral_hardcap(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
@@ -101,16 +74,7 @@ def spectral_relu(
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        lower: Floor in spectral units, at least 0, a number or one per matrix; no gradient flows to it.
-        method: As in `spectral_clip`.
-
-    Returns:
-        Same shape and dtype, bit for bit `w` when nothing is below the floor. Differentiable as `spectral_clip`.
-
-    Raises:
-        ValueError: As `spectral_clip`.
+    Arguments, errors and result as in `spectral_clip`.
 
     Example:
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
@@ -125,20 +89,13 @@ def spectral_clipped_weight_decay(
     """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
 
     Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
-    `clipped_weight_decay_equilibrium`.
+    `clipped_weight_decay_equilibrium`. Arguments, errors and result as in `spectral_clip`, and
 
     Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        upper: Threshold in spectral units, a number or one per matrix.
-        decay: Part of the excess that is removed, from 0 (nothing happens) to 1 (`spectral_hardcap`).
+        w: Matrices.
+        upper: Threshold in spectral units.
+        decay: Part of the excess that is removed, from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`).
         method: As in `spectral_clip`.
-
-    Returns:
-        Same shape and dtype, bit for bit `w` when nothing exceeds the threshold. Differentiable as
-        `spectral_clip`.
-
-    Raises:
-        ValueError: As `spectral_clip`, or a decay outside [0, 1].
 
     Example:
         >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
@@ -150,22 +107,9 @@ def spectral_clipped_weight_decay(
 def spectral_clipped_decoupled_weight_decay(
     w: Float[Tensor, "*batch m n"], upper: float | Tensor, decay: float, lr: float, method: str = "auto"
 ) -> Float[Tensor, "*batch m n"]:
-    """`spectral_clipped_weight_decay` with the decay `decay * lr` (SC section 3.4, end).
+    """`spectral_clipped_weight_decay` with the decay `decay * lr`, which must lie in [0, 1] (SC section 3.4, end).
 
     Applied before the step, its equilibrium `upper + 1 / decay` does not depend on the learning rate.
-
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        upper: Threshold in spectral units, a number or one per matrix.
-        decay: Decay per unit of learning rate.
-        lr: Learning rate.
-        method: As in `spectral_clip`.
-
-    Returns:
-        As `spectral_clipped_weight_decay`.
-
-    Raises:
-        ValueError: As `spectral_clip`, or `decay * lr` outside [0, 1].
 
     Example:
         >>> w = torch.diag(torch.tensor([4.0, 0.5]))
@@ -193,7 +137,8 @@ def _clipped(
         caps = isinstance(upper, Tensor) or upper != math.inf
         compute = partial(_by_published, by=_PUBLISHED[method], raises=raises, caps=caps)
     else:
-        compute = partial(_by_exact, "gram" if method == "auto" else method)
+        exact = partial(_clip_methods.clip, method="gram" if method == "auto" else method)
+        compute = partial(in_batches, exact)
     return differentiable(w, partial(_checked, names, compute), Clip, *bounds)
 
 
@@ -210,10 +155,6 @@ def _checked(names: tuple[str, str, str], compute, w: Tensor, lower: Tensor, upp
                 f"{names[2]}={shown(decay)} must lie in [0, 1]: it is the part of the excess that is removed"
             )
     return compute(w, lower, upper, decay) if w.numel() else w.clone()
-
-
-def _by_exact(method: str, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
-    return in_batches(partial(_clip_methods.clip, method=method), w, lower, upper, decay)
 
 
 def _by_published(

@@ -149,13 +149,17 @@ _MODDED = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-_YOU_6 = (
-    (3955, -8306, 5008),
-    (3735, -6681, 3463),
-    (3799, -6499, 3211),
-    (4019, -6385, 2906),
-    (2677, -3029, 1162),
-    (2172, -1833, 682),
+_JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
+_YOU_6 = tuple(
+    (a / 1024, b / 1024, c / 1024)
+    for a, b, c in (
+        (3955, -8306, 5008),
+        (3735, -6681, 3463),
+        (3799, -6499, 3211),
+        (4019, -6385, 2906),
+        (2677, -3029, 1162),
+        (2172, -1833, 682),
+    )
 )
 _YOU_5 = (
     (4.0848, -6.8946, 2.9270),
@@ -178,31 +182,16 @@ _HARDCAP = (
     (1.810259, -0.200265, 0.008251),
     (1.004384, -0.183490, 0.014413),
 )
+_MODDED_NORM = Normalisation(1.02, 1e-6)
+_RAW = {"normalisation": None, "upper": 3.5, "safe_dtypes": _WIDE}
 _TABLE = (
-    _set(
-        "jordan-5",
-        "Muon (Jordan, 2024); torch.optim.Muon; Scion",
-        ((3.4445, -4.7750, 2.0315),) * 5,
-        1.20237,
-        0.6818,
-    ),
-    _set(
-        "you-6",
-        f"J. You, used by Modula and {_LT}",
-        tuple((a / 1024, b / 1024, c / 1024) for a, b, c in _YOU_6),
-        0.999335,
-        0.9955,
-    ),
+    _set("jordan-5", "Muon (Jordan, 2024); torch.optim.Muon; Scion", _JORDAN, 1.20237, 0.6818),
+    _set("you-6", f"J. You, used by Modula and {_LT}", _YOU_6, 0.999335, 0.9955),
     _set("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
     _set("polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
     _set("polar-express-5", f"{_PE}, stopped at 5 steps", _damped(_POLAR_EXPRESS[:5], 1.01), 1.12356, 0.8702),
     _set(
-        "polar-express-5-modded",
-        "modded-nanogpt",
-        _MODDED,
-        maximum=1.141128,
-        minimum=0.8588,
-        normalisation=Normalisation(1.02, 1e-6),
+        "polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=Normalisation(1.02, 1e-6)
     ),
     _set("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
     _set(
@@ -214,15 +203,9 @@ _TABLE = (
         normalisation=None,
         upper=3.5,
         safe_dtypes=_WIDE,
-    ),
+    ),  # fmt: skip
     _set("cubic", "Björck and Bowie (1971), 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
-    _set(
-        "quintic",
-        "Björck and Bowie (1971), second order, 10 steps",
-        ((15 / 8, -10 / 8, 3 / 8),) * 10,
-        1.0 + 1e-9,
-        0.99999,
-    ),
+    _set("quintic", "Björck and Bowie (1971), order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),
     _set("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
     _set("watermark-10", f"{_MD}, watermark", ((3.0, -3.2, 1.2),) * 10, 1.210455, 0.9962),
 )

@@ -24,10 +24,9 @@ def clipped_weight_decay_equilibrium(
 ) -> float:
     """The norm that spectrally clipped weight decay holds against steps of norm `u = lr * overshoot` (SC, claim 4).
 
-    `upper + (1 - decay) / decay * u` when the decay follows the step, and `u` more, `upper + u / decay`, when it
-    precedes it. At `decay = 1` these are a hard cap, `upper` and `upper + u`. SC's decoupled form is a decay of
-    `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small `lr` becomes, so that form,
-    unlike a fixed `decay`, does not sink to `upper` as the rate falls.
+    `upper + (1 - decay) / decay * u` when the decay follows the step, and `upper + u / decay` when it precedes it. SC's
+    decoupled form is a decay of `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small
+    `lr` becomes, while a fixed `decay` sinks to `upper` as the rate falls.
 
     Args:
         upper: Where the decay begins, at least 0 (0: plain weight decay). Any unit, the same as that of the step.
@@ -35,9 +34,6 @@ def clipped_weight_decay_equilibrium(
         lr: Learning rate, at least 0.
         order: What happens first.
         overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
-
-    Returns:
-        The bound, in the same unit. The excess over it shrinks by `1 - decay` a step.
 
     Raises:
         ValueError: An argument out of its range, or an unknown order.
@@ -68,19 +64,15 @@ def weight_decay_equilibrium(
 ) -> float:
     """The norm that decoupled weight decay holds: `overshoot / decay` for `W <- (1 - lr decay) W + lr U`.
 
-    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for a learning rate of norm
-    1; the true step is `overshoot` as long. When the decay follows the step, the bound is lower by `lr * overshoot`.
-    Both need `lr * decay <= 1`: beyond, the factor `1 - lr decay` is negative, and at `lr decay = 1.5` steps that turn
-    with the weight's sign reach `3 / decay`.
+    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for an update of norm 1. When
+    the decay follows the step, the bound is lower by `lr * overshoot`. Both need `lr * decay <= 1`: beyond, the factor
+    `1 - lr decay` is negative, and at `lr decay = 1.5` steps that turn with the weight's sign reach `3 / decay`.
 
     Args:
         decay: The `weight_decay` of a decoupled optimizer (AdamW, Muon, SCG with radius `1 / decay`), positive.
         lr: Learning rate, positive; given, it is checked. Only "step-then-project" depends on it.
         order: "project-then-step" is that of `torch.optim` and of LT's formula.
         overshoot: Largest norm of `U`; belongs to the coefficient set.
-
-    Returns:
-        The bound, in units of the norm of `U`. From above it is approached by a factor `1 - lr decay` a step.
 
     Raises:
         ValueError: An argument out of its range, `lr * decay` above 1, an unknown order, or no `lr` where it is needed.

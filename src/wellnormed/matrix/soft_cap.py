@@ -92,28 +92,16 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
     if ratio <= CONSTANT_RULE_LIMIT:
         return CONSTANT_STRENGTH / max_norm / max_norm * (1 + 2.0**-50)
     raise ValueError(
-        f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times "
-        f"the cap; a soft cap holds "
-        f"only up to {CONSTANT_RULE_LIMIT} times: lower the learning rate or use spectral_hardcap"
+        f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times the cap; a "
+        f"soft cap holds only up to {CONSTANT_RULE_LIMIT} times: lower the learning rate or use spectral_hardcap"
     )
 
 
 def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
     """LT, theorem B.1, as printed: `p(k) = max_norm` at every step size, unsafe past `k = (81/62) max_norm`.
 
-    Kept to reproduce published runs; singular values inside `(0, k)` come out above the cap (1.19 times at a
-    step of one cap).
-
-    Args:
-        max_norm: Cap, in spectral units.
-        update_norm: Norm of the step.
-        decay: Fraction removed by weight decay.
-
-    Returns:
-        The published strength; 0.0 when `k <= max_norm`.
-
-    Raises:
-        ValueError: Arguments out of range.
+    Kept to reproduce published runs; singular values inside `(0, k)` come out above the cap (1.19 times at a step of
+    one cap). Arguments as in `soft_cap_strength`.
 
     Example:
         >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
@@ -147,6 +135,5 @@ def _root_strength(ratio: float) -> float:
             low = middle
         else:
             high = middle
-    # Evaluating the bracket near t = 0 rounds 1 - 3 t^2 to a multiple of 2^-53: move t up by what that can
-    # hide.
+    # Evaluating the bracket near t = 0 rounds 1 - 3 t^2 to a multiple of 2^-53: move t up by what that can hide.
     return (high + 2.0**-52 / high) / ratio**2
