@@ -190,20 +190,9 @@ _TABLE = (
     _set("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
     _set("polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
     _set("polar-express-5", f"{_PE}, stopped at 5 steps", _damped(_POLAR_EXPRESS[:5], 1.01), 1.12356, 0.8702),
-    _set(
-        "polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=Normalisation(1.02, 1e-6)
-    ),
+    _set("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=_MODDED_NORM),
     _set("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
-    _set(
-        "lipschitz-hardcap-4",
-        f"{_LT}, hard cap",
-        _HARDCAP,
-        1.010882,
-        0.0095,
-        normalisation=None,
-        upper=3.5,
-        safe_dtypes=_WIDE,
-    ),  # fmt: skip
+    _set("lipschitz-hardcap-4", f"{_LT}, hard cap", _HARDCAP, 1.010882, 0.0095, **_RAW),
     _set("cubic", "Björck and Bowie (1971), 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
     _set("quintic", "Björck and Bowie (1971), order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),
     _set("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
