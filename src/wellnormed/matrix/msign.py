@@ -44,14 +44,14 @@ def msign(
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
         coefficients: Name in `coefficients.REGISTRY`, or a set of your own; the exact methods do not use it.
         method: The polynomial of the set by "newton-schulz", "spectrum" or "gram"; the sign itself by "svd", "eigh" or
-            "inverse-root"; or "sketch". "auto" is "spectrum" for matrices at least twice as long as wide on a CPU,
-            which computes 16 bits in float32, and "newton-schulz" otherwise and in `torch.compile`.
+            "inverse-root"; or "sketch". "auto" is the faster of "spectrum" and "newton-schulz" on a CPU, which computes
+            16 bits in float32, and "newton-schulz" elsewhere and in `torch.compile`.
         rank: Number of singular values that "sketch" keeps.
         generator: Random numbers of "sketch"; torch's default without it.
 
     Returns:
-        Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding (1e-5 in float32,
-        5e-3 with "gram", 2% in 16 bits). Zero gives zero. The gradient (reverse mode, forward mode once,
+        Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 5e-6 in float32
+        (1e-5 with "newton-schulz", 5e-3 with "gram"), 2% in 16 bits. Zero gives zero. The gradient (reverse mode, forward mode once,
         `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Raises:
@@ -73,7 +73,7 @@ def msign(
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
     if method == "auto":
-        method = resolve_method(x)
+        method = resolve_method(x, get(coefficients))
     chosen = get(coefficients) if method in _EXACT else get_for_msign(coefficients, x.dtype)
     if x.numel() == 0:
         return x.clone()
@@ -99,17 +99,18 @@ def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float
     return 1.0 if method in _EXACT else get(coefficients).overshoot
 
 
-def resolve_method(x: Tensor) -> str:
-    """The method that "auto" stands for, from shape, dtype and device alone.
+def resolve_method(x: Tensor, coefficients: CoefficientSet) -> str:
+    """The method that "auto" stands for, from the number of steps and the shape, dtype and device of `x` alone.
 
     Example:
-        >>> resolve_method(torch.empty(512, 64)), resolve_method(torch.empty(64, 64))
+        >>> x = torch.empty(64, 64)
+        >>> resolve_method(x, get("polar-express-8")), resolve_method(x, get("jordan-5"))
         ('spectrum', 'newton-schulz')
     """
     short, long = sorted(x.shape[-2:])
     decomposes = x.device.type == "cpu" and x.dtype.itemsize > 2 and not torch.compiler.is_compiling()
-    # An iteration takes 10 products with x, a decomposition 2 and the work of some 6 products of the short side.
-    return "spectrum" if decomposes and long >= 2 * short else "newton-schulz"
+    # A float64 decomposition takes as long as some eight steps on a square matrix, and hardly longer for a long one.
+    return "spectrum" if decomposes and len(coefficients.steps) * long >= 8 * short else "newton-schulz"
 
 
 def _exact(x: Tensor, *_: Tensor, by) -> Tensor:
