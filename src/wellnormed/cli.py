@@ -53,15 +53,19 @@ class Certify:
 
     def run(self) -> int:
         """Certify."""
-        from wellnormed.models.files import load
+        from wellnormed.models.files import load, read_config
         from wellnormed.train.finish import certify_model
+        from wellnormed.train.lock import locked
         from wellnormed.train.session import named_generators
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
-        certificate = certify_model(load(self.folder), self.attack_steps, named_generators(self.seed)["lower bound"])
+        read_config(self.folder)  # a folder of something else gets no lock file
         path = self.folder / "certificate.json"
-        certificate.save(path)
+        with locked(self.folder):  # a run in training would write its own certificate over this one
+            generator = named_generators(self.seed)["lower bound"]
+            certificate = certify_model(load(self.folder), self.attack_steps, generator)
+            certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
         return 0
 
@@ -76,8 +80,9 @@ class Verify:
     def run(self) -> int:
         """Verify."""
         import wellnormed as wn
-        from wellnormed.models.files import load, weights_path
+        from wellnormed.models.files import load, model_config, weights_path
 
+        model_config(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
@@ -168,13 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=arguments,
         )
         return command.run()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"error: {where}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nstopped; continue with `wellnormed train --resume RUN`", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"\nstopped{interrupt}", file=sys.stderr)
         return 130
 
 

@@ -26,10 +26,6 @@ class Caps:
     head: float = 2.0
     """The map to logits."""
 
-    def __post_init__(self) -> None:
-        for role, cap in vars(self).items():
-            _require_positive(f"caps.{role}", cap)
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -62,7 +58,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; None leaves the choice to torch. A resumed run uses the number it began with."""
+    """CPU threads; None leaves the choice to torch. The run's config records the number, and a resumed run keeps it."""
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
@@ -73,6 +69,9 @@ class TrainConfig:
     """Length of the text that is generated at the end."""
 
     def __post_init__(self) -> None:
+        # here and not in the sections, which the command line builds under names of its own
+        for role, cap in vars(self.caps).items():
+            _require_positive(f"caps.{role}", cap)
         for name in ("steps", "batch", "log_every", "checkpoint_every"):
             _require_positive(name, getattr(self, name))
         for name in ("length", "width", "heads", "blocks", "expansion"):

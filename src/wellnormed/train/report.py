@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 import wellnormed as wn
 from wellnormed._files import read_json, write_atomically
+from wellnormed.models.files import read_config
+from wellnormed.train.run_folder import RunFolder
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding:
@@ -44,18 +46,13 @@ def write_report(folder: str | Path) -> Path:
     Raises:
         ValueError: The folder has no readable config, or one of its files is damaged.
     """
-    # imported here, for the loop imports this module: run_folder needs torch, a report does not
-    from wellnormed.train.run_folder import RunFolder
-
     run = RunFolder(folder)
-    if not run.path.is_dir():
-        raise ValueError(f"{run.path} is no folder; pass a run folder or an exported model")
-    config = read_json(run.config_file, "pass a run folder or an exported model")
+    config = read_config(run.path)
     metrics = run.read_metrics()
+    again = f"{run.resume_command} writes it again"
     certificate = wn.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
-    results = read_json(run.results_file, "resume the run") if run.results_file.exists() else None
-    environment = read_json(run.environment_file, "remove it") if run.environment_file.exists() else None
-    sample = run.sample_file.read_text(encoding="utf-8") if run.sample_file.exists() else None
+    results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
+    environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
     figures = []
     if metrics:
@@ -68,7 +65,7 @@ def write_report(folder: str | Path) -> Path:
         f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
         _facts(results, certificate),
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
-        _section("Sample", f"<pre>{html.escape(sample)}</pre>" if sample else None),
+        _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
         _section("Ball projections: share of vectors projected on the validation split", _hits(results)),
         _section("Config", _settings(config)),

@@ -1,0 +1,52 @@
+"""One writer at a time in a run folder: a lock that the kernel drops when its process ends, however it ends."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from wellnormed._files import writing
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only writer of a folder, which is made if needed. Readers take no lock; Windows has none.
+
+    The file `.lock` stays and names its holder while there is one. What a killed process left in it means nothing: the
+    kernel's lock alone decides.
+
+    Raises:
+        ValueError: Another process is writing; names its id, its host and since when.
+        OSError: The folder cannot be written.
+    """
+    path = folder / LOCK
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    with file:
+        try:
+            _lock(file.fileno())
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"{folder} is being written by {file.read() or 'another process'}; wait or stop it"
+            ) from None
+        with writing(path):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on host {socket.gethostname()} since {datetime.now(UTC):%F %T} UTC")
+            file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _lock(descriptor: int) -> None:
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
