@@ -86,11 +86,11 @@ class Verify:
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
-        weights = weights_path(self.folder)
         try:
+            weights, model = weights_path(self.folder), load(self.folder)
             wn.verify(path, weights)
             certificate = wn.Certificate.load(path)
-            fresh = wn.certify(load(self.folder), radius=certificate.input_radius)
+            fresh = wn.certify(model, radius=certificate.input_radius)
             if difference := _first_difference(certificate, fresh):
                 raise ValueError(f"the model of {self.folder / 'config.json'} is another one: {difference}")
         except ValueError as error:

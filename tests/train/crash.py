@@ -107,15 +107,17 @@ def child(arguments, how=None, at=-1):
     return answer
 
 
-def prepare():
-    """Import and warm up everything, and leave out the figures, which take most of the time."""
+def leave_out_figures():
+    """They take most of the time."""
     from wellnormed.train import report
 
+    for name in ("_loss_figure", "_norms_figure", "_growth_figure", "_gap_figure"):
+        setattr(report, name, lambda *content: None)
     report._svg = lambda figure: "<svg/>"
 
 
 def main(how, which, text):
-    prepare()
+    leave_out_figures()
     begin = ["train", "--source", text, *OPTIONS, "--name"]
     status, shown = call([*begin, "warm"])
     assert status == 0, shown
@@ -134,8 +136,8 @@ def main(how, which, text):
         if begun_anew:  # the run had not begun to exist
             again, _, _ = child([*begin, name])
         outcomes.append({
-            "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew, "again": again,
-            "same": bits(f"runs/{name}") == bits("runs/whole"),
+            "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew,
+            "again": again, "same": bits(f"runs/{name}") == bits("runs/whole"),
         })  # fmt: skip
     print(json.dumps(outcomes))
 

