@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from wellnormed._files import read_json, write_json
 from wellnormed.cli import main
 from wellnormed.models import load
 from wellnormed.models.files import export
@@ -46,10 +47,27 @@ def test_the_preset_sets_the_defaults(capsys):
     assert "(default: 64)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_cap_of_zero_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--caps.query", "0"])
-    assert "caps.query=0.0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (
+            "--caps.query 0",
+            "caps.query=0.0 must be positive and finite; choose another (on the command line: --caps.query)",
+        ),
+        ("--caps.head nan", "--caps.head"),
+        ("--model.width 0", "--model.width"),
+        ("--learning-rate -1", "--learning-rate"),
+        ("--momentum 1", "--momentum"),
+        ("--checkpoint-every 0", "--checkpoint-every"),
+        ("--threads 0", "--threads"),
+    ],
+)
+def test_bad_values_are_answered_with_the_name_of_the_option(options, answer, capsys):
+    assert main(["train", *options.split()]) == 2
+    shown = capsys.readouterr().err
+    assert answer in shown
+    assert shown.count("\n") == 1
+    assert "tyro" not in shown
 
 
 def test_every_command_on_run_and_exported_model(place, capsys):
@@ -74,12 +92,12 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 2
     assert "exists" in capsys.readouterr().err
 
-    config = place / "exported" / "config.json"
-    original = config.read_text()
-    config.write_text(original.replace('"logit_scale": 16.0', '"logit_scale": 15.0'))
+    path = place / "exported" / "config.json"
+    config = read_json(path, "", sealed=True)
+    write_json(path, config | {"model": config["model"] | {"logit_scale": 15.0}}, sealed=True)
     assert main(["verify", "exported"]) == 1
     assert "another one" in capsys.readouterr().err
-    config.write_text(original)
+    write_json(path, config, sealed=True)
     for name in ("model.safetensors", "certificate.json"):
         path = place / "exported" / name
         content = bytearray(path.read_bytes())

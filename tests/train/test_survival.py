@@ -205,7 +205,14 @@ def test_other_commands_on_damage_succeed_or_say_one_line(command, name, damaged
         "sample": {"config.json", "model.safetensors", "manifest.json"},
         "certify": {"config.json", "model.safetensors", "manifest.json"},
         "verify": {"config.json", "model.safetensors", "manifest.json", "certificate.json"},
-        "report": {"config.json", "environment.json", "metrics.jsonl", "certificate.json", "results.json"},
+        "report": {
+            "config.json",
+            "environment.json",
+            "metrics.jsonl",
+            "certificate.json",
+            "results.json",
+            "manifest.json",
+        },
     }[command]
     for content in damages(whole):
         (damaged / "certificate.json").write_bytes(certificate)

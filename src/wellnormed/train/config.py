@@ -84,12 +84,16 @@ class TrainConfig:
         if self.threads is not None:
             _require_positive("threads", self.threads)
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} must lie in [0, 1): it is the fraction kept")
+            raise ValueError(_refusal("momentum", self.momentum, "lie in [0, 1): it is the fraction kept"))
 
 
 def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
     if not (value >= 0 if or_zero else value > 0) or not math.isfinite(value):
-        raise ValueError(f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}")
+        raise ValueError(_refusal(name, value, f"be {'finite and not negative' if or_zero else 'positive and finite'}"))
+
+
+def _refusal(name: str, value: float, must: str) -> str:
+    return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
 
 
 PRESETS: dict[str, TrainConfig] = {

@@ -32,9 +32,8 @@ def locked(folder: Path) -> Iterator[None]:
             _lock(file.fileno())
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(
-                f"{folder} is being written by {file.read() or 'another process'}; wait or stop it"
-            ) from None
+            holder = file.read() or "another process"
+            raise ValueError(f"{folder} is being written by {holder}; wait until it ends, or stop it") from None
         with writing(path):
             file.truncate(0)
             file.write(f"process {os.getpid()} on host {socket.gethostname()} since {datetime.now(UTC):%F %T} UTC")
