@@ -117,17 +117,16 @@ class Sample:
 
     def run(self) -> int:
         """Sample."""
-        import torch
-
         from wellnormed.data.characters import decode, encode
         from wellnormed.models.files import load, model_symbols
         from wellnormed.train.evaluate import sample
+        from wellnormed.train.session import named_generators
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
         symbols = model_symbols(self.folder)
         prompt = encode(self.prompt, symbols, "the prompt")
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = named_generators(self.seed)["sample"]
         print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
         return 0
 

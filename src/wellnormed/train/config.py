@@ -74,8 +74,14 @@ class TrainConfig:
             _require_positive(f"caps.{role}", cap)
         for name in ("steps", "batch", "log_every", "checkpoint_every"):
             _require_positive(name, getattr(self, name))
-        for name in ("length", "width", "heads", "blocks", "expansion"):
-            _require_positive(f"model.{name}", getattr(self.model, name))
+        for name in POSITIVE_IN_MODEL:
+            if (value := getattr(self.model, name)) is not None:
+                _require_positive(f"model.{name}", value)
+        for name in ("residual_strength", "token_share"):
+            if not 0 <= (share := getattr(self.model, name)) <= 1:
+                raise ValueError(_refusal(f"model.{name}", share, "lie in [0, 1]: it is a share"))
+        if self.model.width % self.model.heads:
+            raise ValueError(_refusal("model.heads", self.model.heads, f"divide model.width={self.model.width}"))
         _require_positive("learning_rate", self.learning_rate)
         for name in ("embedding_rate", "bias_rate", "head_rate"):
             _require_positive(name, getattr(self, name), or_zero=True)
@@ -96,6 +102,10 @@ def _refusal(name: str, value: float, must: str) -> str:
     return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
 
 
+POSITIVE_IN_MODEL = (
+    "length", "width", "heads", "blocks", "expansion", "attention_scale", "output_factor", "sharpness", "logit_scale",
+    "stream_radius", "query_radius", "key_radius", "value_radius",
+)  # fmt: skip
 PRESETS: dict[str, TrainConfig] = {
     # One wide block, small caps where the loss does not need more: results/frontier/frontier.md has the alternatives.
     "cpu": TrainConfig(

@@ -24,7 +24,13 @@ RULES: dict[str, Callable[[float], Constraint]] = {
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
-    """One generator for each use, so that more draws for one never move another."""
+    """One generator for each use, so that more draws for one never move another.
+
+    Raises:
+        ValueError: The seed is negative or too large.
+    """
+    if not 0 <= seed < 2**60:
+        raise ValueError(f"seed={seed} must lie in [0, 2**60); choose another (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 
