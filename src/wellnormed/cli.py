@@ -1,10 +1,12 @@
 """The `wellnormed` command. Imports torch only after the arguments are parsed, so that help is instant."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -158,15 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
-    preset = PRESETS.get(_preset(arguments), PRESETS["cpu"])
-    train = Annotated[Train, tyro.conf.subcommand("train", default=Train(preset, preset=_preset_name(preset)))]
-    certify = Annotated[Certify, tyro.conf.subcommand("certify")]
-    verify = Annotated[Verify, tyro.conf.subcommand("verify")]
-    sample = Annotated[Sample, tyro.conf.subcommand("sample")]
-    report = Annotated[Report, tyro.conf.subcommand("report")]
+    named = re.search(r"--preset[= ](\S+)", " ".join(arguments))  # read first, for every default depends on it
+    preset = named[1] if named and named[1] in PRESETS else "cpu"
+    start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
+    train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
     try:
         command = tyro.cli(
-            train | certify | verify | sample | report,  # pyrefly: ignore
+            train | Certify | Verify | Sample | Report,  # pyrefly: ignore
             prog="wellnormed",
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,
@@ -183,27 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _preset(arguments: Sequence[str]) -> str:
-    """The preset that the arguments name: all defaults depend on it, so it is read before they are parsed."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--preset="):
-            return argument.removeprefix("--preset=")
-        if argument == "--preset" and i + 1 < len(arguments):
-            return arguments[i + 1]
-    return "cpu"
-
-
-def _preset_name(config: TrainConfig) -> Literal["cpu", "paper"]:
-    return "paper" if config is PRESETS["paper"] else "cpu"
-
-
 def _new_folder(preset: str) -> Path:
     base = f"{date.today():%Y-%m-%d}-{preset}"
-    folder, number = Path("runs", base), 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs", f"{base}-{number}")
-    return folder
+    names = chain([base], (f"{base}-{number}" for number in count(2)))
+    return next(folder for name in names if not (folder := Path("runs", name)).exists())
 
 
 def _first_difference(stored, fresh) -> str | None:

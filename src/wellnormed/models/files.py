@@ -97,8 +97,7 @@ def model_symbols(folder: str | Path) -> str:
     text = read_config(folder).get("text")
     if not isinstance(text, dict) or not isinstance(text.get("symbols"), str):
         raise ValueError(
-            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export "
-            "again with symbols=..."
+            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
         )
     return text["symbols"]
 

@@ -75,15 +75,13 @@ def print_summary(run: RunFolder, console: Console) -> None:
     if results["lower_bound"]:
         certified += f"; log10 of the largest gain found by search {math.log10(results['lower_bound']):.3f}"
     hits = results["projection_hit_rates"]
+    projected = f"ball projections: {sum(hits.values()) / len(hits):.1%} of vectors projected" if hits else None
     lines = [
-        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} "
-        "characters of "
+        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} characters of "
         f"{results['source']}, after {results['training_tokens']:,} training tokens",
         certified,
         f"largest proved norm / cap {results['proved_norm_over_cap']:.6f}",
-        f"ball projections: {sum(hits.values()) / len(hits):.1%} of vectors projected"
-        if hits
-        else "no ball projections",
+        projected or "no ball projections",
         f"run folder {run.path}; open {run.report_file}",
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
