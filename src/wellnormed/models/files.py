@@ -141,10 +141,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
         ValueError: Names the first tensor that is missing, unknown, or does not fit.
     """
     own = model.state_dict()
-    for what, names in (
-        ("lacks", own.keys() - weights.keys()),
-        ("holds the unknown", weights.keys() - own.keys()),
-    ):
+    for what, names in (("lacks", own.keys() - weights.keys()), ("holds the unknown", weights.keys() - own.keys())):
         if names:
             raise ValueError(f"{where} {what} tensor {min(names)!r}; config and weights are of different models")
     for name, tensor in own.items():

@@ -6,6 +6,7 @@ and a checkpoint holds a copy of it.
 """
 
 import dataclasses
+import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,7 +64,7 @@ class RunFolder:
         self.sample_file = self.path / "sample.txt"
         self.manifest_file = self.path / MANIFEST
         self.report_file = self.path / "report.html"
-        self.resume_command = f"`wellnormed train --resume {self.path}`"
+        self.resume_command = f"`wellnormed train --resume {shlex.quote(str(self.path))}`"
 
     def require_new(self) -> None:
         """Refuse a folder that holds anything but what a run leaves that was killed before its config was written.
@@ -196,7 +197,7 @@ class RunFolder:
     def _leftovers(self) -> list[Path]:
         kept = self.checkpoint_folders()[-KEPT:]
         others = [folder for folder in self.checkpoints.glob("step-[0-9]*") if folder not in kept]
-        return others + list(self.path.glob(".*.tmp"))
+        return others + list(self.path.glob(".*.[0-9]*.tmp"))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
