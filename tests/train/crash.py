@@ -137,7 +137,10 @@ def main(how, which, text):
         name = f"at-{at}"
         status, shown, seen = child([*begin, name], how, at)
         assert len(seen) > at, f"operation {at} was never reached: {shown}"
-        again, advice, _ = child(["train", "--resume", f"runs/{name}"])
+        resume = ["train", "--resume", f"runs/{name}"]
+        if which == "every":  # the resumed run is stopped too, at one of its first operations
+            child(resume, how, at % 13)
+        again, advice, _ = child(resume)
         begun_anew = again != 0
         if begun_anew:  # the run had not begun to exist
             again, _, _ = child([*begin, name])

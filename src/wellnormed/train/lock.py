@@ -26,18 +26,18 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+b", buffering=0)
     with file:
         try:
             _lock(file.fileno())
         except BlockingIOError:
             file.seek(0)
-            holder = file.read() or "another process"
+            holder = file.read().decode() or "another process"
             raise ValueError(f"{folder} is being written by {holder}; wait until it ends, or stop it") from None
         with writing(path):
             file.truncate(0)
-            file.write(f"process {os.getpid()} on host {socket.gethostname()} since {datetime.now(UTC):%F %T} UTC")
-            file.flush()
+            since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            file.write(f"process {os.getpid()} on host {socket.gethostname()} since {since}".encode())
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ from wellnormed._files import (
     write_files,
     write_json,
     writing,
-)  # fmt: skip
+)
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
