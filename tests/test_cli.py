@@ -111,6 +111,7 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert main(["verify", "exported"]) == 0
 
 
+@pytest.mark.slow  # under -O all of torch may have to be compiled to byte code again
 def test_without_assertions_the_command_does_the_same(place):
     for options in ([], ["-O"]):
         command = [sys.executable, *options, "-m", "wellnormed.cli", "train", "--name", "a" + "".join(options), *TINY]
