@@ -1,10 +1,12 @@
 """The `wellnormed` command. Imports torch only after the arguments are parsed, so that help is instant."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -53,15 +55,19 @@ class Certify:
 
     def run(self) -> int:
         """Certify."""
-        from wellnormed.models.files import load
+        from wellnormed.models.files import load, read_config
         from wellnormed.train.finish import certify_model
+        from wellnormed.train.lock import locked
         from wellnormed.train.session import named_generators
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
-        certificate = certify_model(load(self.folder), self.attack_steps, named_generators(self.seed)["lower bound"])
+        read_config(self.folder)  # a folder of something else gets no lock file
         path = self.folder / "certificate.json"
-        certificate.save(path)
+        with locked(self.folder):  # a run in training would write its own certificate over this one
+            generator = named_generators(self.seed)["lower bound"]
+            certificate = certify_model(load(self.folder), self.attack_steps, generator)
+            certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
         return 0
 
@@ -76,16 +82,17 @@ class Verify:
     def run(self) -> int:
         """Verify."""
         import wellnormed as wn
-        from wellnormed.models.files import load, weights_path
+        from wellnormed.models.files import load, model_config, weights_path
 
+        model_config(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
-        weights = weights_path(self.folder)
         try:
+            weights, model = weights_path(self.folder), load(self.folder)
             wn.verify(path, weights)
             certificate = wn.Certificate.load(path)
-            fresh = wn.certify(load(self.folder), radius=certificate.input_radius)
+            fresh = wn.certify(model, radius=certificate.input_radius)
             if difference := _first_difference(certificate, fresh):
                 raise ValueError(f"the model of {self.folder / 'config.json'} is another one: {difference}")
         except ValueError as error:
@@ -112,17 +119,16 @@ class Sample:
 
     def run(self) -> int:
         """Sample."""
-        import torch
-
         from wellnormed.data.characters import decode, encode
         from wellnormed.models.files import load, model_symbols
         from wellnormed.train.evaluate import sample
+        from wellnormed.train.session import named_generators
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
         symbols = model_symbols(self.folder)
         prompt = encode(self.prompt, symbols, "the prompt")
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = named_generators(self.seed)["sample"]
         print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
         return 0
 
@@ -154,51 +160,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
-    preset = PRESETS.get(_preset(arguments), PRESETS["cpu"])
-    train = Annotated[Train, tyro.conf.subcommand("train", default=Train(preset, preset=_preset_name(preset)))]
-    certify = Annotated[Certify, tyro.conf.subcommand("certify")]
-    verify = Annotated[Verify, tyro.conf.subcommand("verify")]
-    sample = Annotated[Sample, tyro.conf.subcommand("sample")]
-    report = Annotated[Report, tyro.conf.subcommand("report")]
+    named = re.search(r"--preset[= ](\S+)", " ".join(arguments))  # read first, for every default depends on it
+    preset = named[1] if named and named[1] in PRESETS else "cpu"
+    start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
+    train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
     try:
         command = tyro.cli(
-            train | certify | verify | sample | report,  # pyrefly: ignore
+            train | Certify | Verify | Sample | Report,  # pyrefly: ignore
             prog="wellnormed",
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,
         )
         return command.run()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"error: {where}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nstopped; continue with `wellnormed train --resume RUN`", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"\nstopped{interrupt}", file=sys.stderr)
         return 130
-
-
-def _preset(arguments: Sequence[str]) -> str:
-    """The preset that the arguments name: all defaults depend on it, so it is read before they are parsed."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--preset="):
-            return argument.removeprefix("--preset=")
-        if argument == "--preset" and i + 1 < len(arguments):
-            return arguments[i + 1]
-    return "cpu"
-
-
-def _preset_name(config: TrainConfig) -> Literal["cpu", "paper"]:
-    return "paper" if config is PRESETS["paper"] else "cpu"
 
 
 def _new_folder(preset: str) -> Path:
     base = f"{date.today():%Y-%m-%d}-{preset}"
-    folder, number = Path("runs", base), 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs", f"{base}-{number}")
-    return folder
+    names = chain([base], (f"{base}-{number}" for number in count(2)))
+    return next(folder for name in names if not (folder := Path("runs", name)).exists())
 
 
 def _first_difference(stored, fresh) -> str | None:

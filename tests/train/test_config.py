@@ -45,7 +45,7 @@ def test_an_integer_is_a_float():
 @pytest.mark.parametrize("cap", [0.0, -1.0, float("nan"), float("inf")])
 def test_caps_are_positive(cap):
     with pytest.raises(ValueError, match=r"caps.query=.* must be positive"):
-        Caps(query=cap)
+        TrainConfig(caps=Caps(query=cap))
 
 
 @pytest.mark.parametrize("change", [{"momentum": 1.0}, {"learning_rate": 0.0}, {"threads": 0}, {"attack_steps": -1}])

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from wellnormed._files import read_json, write_json
 from wellnormed.models import load
 from wellnormed.models.files import export
 from wellnormed.models.gpt import GPT
@@ -12,7 +15,7 @@ from .conftest import MODEL
 @pytest.fixture
 def run(tiny, tmp_path):
     run = train(tiny, tmp_path / "run")
-    run.results_file.unlink()  # as if it were killed just before the end
+    run.manifest_file.unlink()  # as if it were killed just before the end
     return run
 
 
@@ -33,9 +36,8 @@ def test_a_truncated_checkpoint_is_refused_with_the_way_back(run, name):
     [
         (lambda run: run.config_file.unlink(), "config.json is missing"),
         (lambda run: truncate(run.config_file), "not valid JSON"),
-        (lambda run: (run.checkpoint_folders()[-1] / "meta.json").write_text("[]"), "not an object"),
+        (lambda run: (run.checkpoint_folders()[-1] / "manifest.json").write_text("[]"), "not an object"),
         (lambda run: (run.checkpoint_folders()[-1] / "state.safetensors").unlink(), "is missing; remove"),
-        (lambda run: run.metrics_file.write_text("{\n{}\n"), "line 1, is damaged"),
     ],
 )
 def test_a_corrupt_folder_is_refused(run, damage, message):
@@ -80,15 +82,29 @@ def test_export_and_load_give_the_same_function(tmp_path):
 
 def test_weights_of_another_model_are_refused(tmp_path):
     export(GPT(MODEL), tmp_path / "m")
-    config = tmp_path / "m" / "config.json"
-    original = config.read_text()
-    config.write_text(original.replace('"width": 8', '"width": 16'))
-    with pytest.raises(ValueError, match=r"the config asks for .*different models"):
-        load(tmp_path / "m")
-    config.write_text(original.replace('"blocks": 1', '"blocks": 2'))
-    with pytest.raises(ValueError, match="lacks tensor"):
-        load(tmp_path / "m")
-    config.write_text(original)
+    path = tmp_path / "m" / "config.json"
+    config = read_json(path, "", sealed=True)
+    for change, message in (
+        ({"width": 16}, "the config asks for .*different models"),
+        ({"blocks": 2}, "lacks tensor"),
+    ):
+        write_json(path, config | {"model": config["model"] | change}, sealed=True)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "m")
+    write_json(path, config, sealed=True)
     truncate(tmp_path / "m" / "model.safetensors")
-    with pytest.raises(ValueError, match="truncated or no safetensors"):
+    with pytest.raises(ValueError, match="truncated or changed"):
         load(tmp_path / "m")
+
+
+def test_a_damaged_row_of_metrics_is_named(run):
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"step": 2', '"step": 3')
+    run.metrics_file.write_text("".join(lines) + '{"step": 13')  # the last is what a kill within a write leaves
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, does not match its digest.*--resume"):
+        run.read_metrics()
+
+
+def test_the_threads_of_a_run_are_recorded_in_its_config(tiny, tmp_path):
+    run = train(replace(tiny, threads=None, steps=1), tmp_path / "run")
+    assert run.read_config()[0].threads == torch.get_num_threads()

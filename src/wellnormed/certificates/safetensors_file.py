@@ -53,30 +53,36 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
     """All tensors of a file whose header describes every byte of it exactly once.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: Anything else; names the file.
     """
     content = path.read_bytes()
-    if len(content) < 8:
-        raise ValueError(f"{path} is too short for a safetensors file")
+    try:
+        return _parse(content)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        # whatever a damaged header trips over is a damaged header
+        raise ValueError(f"{path} is no intact safetensors file: {error}; write the weights again") from error
+
+
+def _parse(content: bytes) -> dict[str, RawTensor]:
     start = 8 + int.from_bytes(content[:8], "little")
-    if start > len(content):
-        raise ValueError(f"{path}: the header is longer than the file")
+    if len(content) < 8 or start > len(content):
+        raise ValueError(f"its {len(content)} bytes are too few")
     header = json.loads(content[8:start], object_pairs_hook=_without_repeats)
     tensors: dict[str, RawTensor] = {}
     position = 0
     entries = sorted(((n, e) for n, e in header.items() if n != "__metadata__"), key=lambda e: e[1]["data_offsets"])
     for name, entry in entries:
         if entry.keys() != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _NUMPY:
-            raise ValueError(f"{path}: unknown description of {name}: {entry}")
+            raise ValueError(f"unknown description of {name}: {entry}")
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
         size = math.prod(shape) * np.dtype(_NUMPY[entry["dtype"]]).itemsize
         if begin != position or end - begin != size or any(length < 0 for length in shape):
-            raise ValueError(f"{path}: {name} does not lie where its shape says")
+            raise ValueError(f"{name} does not lie where its shape says")
         tensors[name] = RawTensor(entry["dtype"], shape, content[start + begin : start + end])
         position = end
     if start + position != len(content):
-        raise ValueError(f"{path}: {len(content) - start - position} bytes belong to no tensor")
+        raise ValueError(f"{len(content) - start - position} bytes belong to no tensor")
     return tensors
 
 

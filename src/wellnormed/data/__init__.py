@@ -2,7 +2,4 @@
 
 from wellnormed._lazy import lazy_namespace
 
-__getattr__, __dir__ = lazy_namespace(
-    __name__,
-    {"CharacterText": ".characters", "load_shakespeare": ".shakespeare"},
-)
+__getattr__, __dir__ = lazy_namespace(__name__, {"CharacterText": ".characters", "load_shakespeare": ".shakespeare"})

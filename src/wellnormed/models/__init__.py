@@ -3,6 +3,5 @@
 from wellnormed._lazy import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
-    __name__,
-    {"GPT": ".gpt", "GPTConfig": ".config", "load": ".files"},
+    __name__, {"GPT": ".gpt", "GPTConfig": ".config", "export": ".files", "load": ".files"}
 )

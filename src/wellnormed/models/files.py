@@ -1,7 +1,9 @@
 """Models on disk: `config.json` beside safetensors, in a run folder or an exported one. Never unpickles."""
 
 import dataclasses
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -9,11 +11,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from wellnormed._files import parse_dataclass, read_json, write_atomically, write_json
+from wellnormed._files import MANIFEST, json_text, parse_dataclass, read_files, read_json, write_files
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.gpt import GPT
 
-FORMAT = 1
+FORMAT = 2
+WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.models.export` wrote"
 
 
@@ -31,9 +34,12 @@ def load(folder: str | Path) -> GPT:
         Traceback (most recent call last):
         ValueError: runs/nowhere is no folder; pass a run folder of `wellnormed train` or ...
     """
-    model = GPT(model_config(folder), torch.Generator().manual_seed(0))
+    config = model_config(folder)
     path = weights_path(folder)
-    load_weights(model, read_tensors(path), str(path))
+    remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
+    _, files = read_files(path.parent, remedy, only=path.name)
+    model = GPT(config, torch.Generator().manual_seed(0))
+    load_weights(model, read_tensors(files[path.name], str(path)), str(path))
     return model.eval()
 
 
@@ -57,43 +63,57 @@ def export(model: GPT, folder: str | Path, symbols: str | None = None) -> Path:
     size = model.config.vocabulary_size
     if symbols is not None and len(symbols) != size:
         raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "model.safetensors", tensor_bytes(model.state_dict()))
     text = {} if symbols is None else {"text": {"symbols": symbols}}
-    write_json(folder / "config.json", {"format": FORMAT, "model": dataclasses.asdict(model.config), **text})
+    config = {"format": FORMAT, "model": dataclasses.asdict(model.config), **text}
+    files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
+    write_files(folder, files, {"format": FORMAT})
     return folder
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """What the config of a run or of an exported model holds.
+
+    Raises:
+        ValueError: There is no such folder, or its config is missing, damaged, or of another format.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{folder} is no folder{hint}; {_REMEDY}")
+    content = read_json(folder / "config.json", _REMEDY, sealed=True)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
+    return content
 
 
 def model_config(folder: str | Path) -> GPTConfig:
     """The `model` section of a folder's config."""
-    content = _config(folder)
-    if "model" not in content:
-        raise ValueError(f"{Path(folder) / 'config.json'} has no 'model' section; {_REMEDY}")
-    return parse_dataclass(GPTConfig, content["model"], f"{Path(folder) / 'config.json'}: model")
+    return parse_dataclass(GPTConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
 
 
 def model_symbols(folder: str | Path) -> str:
     """The characters that a folder's tokens stand for."""
-    text = _config(folder).get("text")
-    symbols = text.get("symbols") if isinstance(text, dict) else None
-    if not isinstance(symbols, str):
+    text = read_config(folder).get("text")
+    if not isinstance(text, dict) or not isinstance(text.get("symbols"), str):
         raise ValueError(
-            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export "
-            "again with symbols=..."
+            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
         )
-    return symbols
+    return text["symbols"]
 
 
 def weights_path(folder: str | Path) -> Path:
-    """The final weights of a folder, else those of its newest checkpoint."""
+    """The final weights of a folder, else those of its newest complete checkpoint."""
     folder = Path(folder)
-    final = folder / "model.safetensors"
-    if final.exists():
-        return final
-    checkpoints = sorted((folder / "checkpoints").glob("step-*/weights.safetensors"))
+    if (folder / MANIFEST).exists():
+        return folder / WEIGHTS
+    checkpoints = sorted((folder / "checkpoints").glob(f"step-[0-9]*/{MANIFEST}"))
     if not checkpoints:
-        raise ValueError(f"{folder} holds neither model.safetensors nor a checkpoint; {_REMEDY}")
-    return checkpoints[-1]
+        raise ValueError(
+            f"{folder} holds no finished model and no checkpoint yet; if this is a run, wait for its first checkpoint "
+            f"or continue it with `wellnormed train --resume {folder}`; if not, export the model again"
+        )
+    return checkpoints[-1].with_name("weights.safetensors")
 
 
 def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:
@@ -101,16 +121,16 @@ def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:
     return save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+def read_tensors(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file.
 
     Raises:
         ValueError: It is truncated or no safetensors file.
     """
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(content)
     except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error}); restore it, or train again") from None
+        raise ValueError(f"{where} is truncated or no safetensors file ({error}); restore it, or train again") from None
 
 
 @torch.no_grad()
@@ -121,28 +141,14 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str)
         ValueError: Names the first tensor that is missing, unknown, or does not fit.
     """
     own = model.state_dict()
-    for what, names in (
-        ("lacks", own.keys() - weights.keys()),
-        ("holds the unknown", weights.keys() - own.keys()),
-    ):
+    for what, names in (("lacks", own.keys() - weights.keys()), ("holds the unknown", weights.keys() - own.keys())):
         if names:
             raise ValueError(f"{where} {what} tensor {min(names)!r}; config and weights are of different models")
     for name, tensor in own.items():
         given = weights[name]
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise ValueError(
-                f"{where}: {name!r} is {given.dtype} of shape {tuple(given.shape)}, but the config "
-                f"asks for {tensor.dtype} of "
-                f"shape {tuple(tensor.shape)}; config and weights are of different models"
+                f"{where}: {name!r} is {given.dtype} of shape {tuple(given.shape)}, but the config asks for "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}; config and weights are of different models"
             )
         tensor.copy_(given)
-
-
-def _config(folder: str | Path) -> dict[str, object]:
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; {_REMEDY}")
-    content = read_json(folder / "config.json", _REMEDY)
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
-    return content

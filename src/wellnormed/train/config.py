@@ -26,10 +26,6 @@ class Caps:
     head: float = 2.0
     """The map to logits."""
 
-    def __post_init__(self) -> None:
-        for role, cap in vars(self).items():
-            _require_positive(f"caps.{role}", cap)
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -62,7 +58,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; None leaves the choice to torch. A resumed run uses the number it began with."""
+    """CPU threads; None leaves the choice to torch. The run's config records the number, and a resumed run keeps it."""
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
@@ -73,10 +69,19 @@ class TrainConfig:
     """Length of the text that is generated at the end."""
 
     def __post_init__(self) -> None:
+        # here and not in the sections, which the command line builds under names of its own
+        for role, cap in vars(self.caps).items():
+            _require_positive(f"caps.{role}", cap)
         for name in ("steps", "batch", "log_every", "checkpoint_every"):
             _require_positive(name, getattr(self, name))
-        for name in ("length", "width", "heads", "blocks", "expansion"):
-            _require_positive(f"model.{name}", getattr(self.model, name))
+        for name in POSITIVE_IN_MODEL:
+            if (value := getattr(self.model, name)) is not None:
+                _require_positive(f"model.{name}", value)
+        for name in ("residual_strength", "token_share"):
+            if not 0 <= (share := getattr(self.model, name)) <= 1:
+                raise ValueError(_refusal(f"model.{name}", share, "lie in [0, 1]: it is a share"))
+        if self.model.width % self.model.heads:
+            raise ValueError(_refusal("model.heads", self.model.heads, f"divide model.width={self.model.width}"))
         _require_positive("learning_rate", self.learning_rate)
         for name in ("embedding_rate", "bias_rate", "head_rate"):
             _require_positive(name, getattr(self, name), or_zero=True)
@@ -85,14 +90,22 @@ class TrainConfig:
         if self.threads is not None:
             _require_positive("threads", self.threads)
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} must lie in [0, 1): it is the fraction kept")
+            raise ValueError(_refusal("momentum", self.momentum, "lie in [0, 1): it is the fraction kept"))
 
 
 def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
     if not (value >= 0 if or_zero else value > 0) or not math.isfinite(value):
-        raise ValueError(f"{name}={value} must be {'finite and not negative' if or_zero else 'positive and finite'}")
+        raise ValueError(_refusal(name, value, f"be {'finite and not negative' if or_zero else 'positive and finite'}"))
 
 
+def _refusal(name: str, value: float, must: str) -> str:
+    return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
+
+
+POSITIVE_IN_MODEL = (
+    "length", "width", "heads", "blocks", "expansion", "attention_scale", "output_factor", "sharpness", "logit_scale",
+    "stream_radius", "query_radius", "key_radius", "value_radius",
+)  # fmt: skip
 PRESETS: dict[str, TrainConfig] = {
     # One wide block, small caps where the loss does not need more: results/frontier/frontier.md has the alternatives.
     "cpu": TrainConfig(

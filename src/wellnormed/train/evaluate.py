@@ -32,10 +32,7 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
     count = (len(tokens) - 1) // length
     if windows is not None:
         count = min(count, windows)
-    inputs, targets = (
-        tokens[: count * length].view(-1, length),
-        tokens[1 : count * length + 1].view(-1, length),
-    )
+    inputs, targets = (tokens[start : start + count * length].view(-1, length) for start in (0, 1))
     pieces = list(zip(inputs.split(batch), targets.split(batch), strict=True)) if count else []
     rest = tokens[count * length :]
     if windows is None and len(rest) > 1:

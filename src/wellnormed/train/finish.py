@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 import wellnormed as wn
-from wellnormed._files import read_json, write_atomically, write_json
+from wellnormed._files import read_json
 from wellnormed.models.gpt import GPT
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.train.evaluate import sample, validation_loss
@@ -24,7 +24,6 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     """
     config, text = session.config, session.text
     proved = session.require_caps()
-    run.save_weights(session.model.state_dict())
     count_hits(session.model)
     loss = validation_loss(session.model, text.validation, config.model.length)
     hits = hit_rates(session.model)
@@ -33,11 +32,10 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     generators = named_generators(config.seed)
     prompt = text.encode("\n" if "\n" in text.symbols else text.symbols[0])
     written = text.decode(sample(model, prompt, config.sample_characters, generators["sample"]))
-    write_atomically(run.sample_file, written)
     certificate = certify_model(model, config.attack_steps, generators["lower bound"])
     certificate.save(run.certificate_file)
-    write_json(
-        run.results_file,
+    run.save_results(
+        session.model.state_dict(),
         {
             "steps": session.step,
             "training_tokens": session.step * config.batch * config.model.length,
@@ -50,6 +48,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
             "activation_rms": certificate.activation_rms,
             "lower_bound": certificate.lower_bound,
             "projection_hit_rates": hits,
+            "sample": written,
         },
     )
     write_report(run.path)
@@ -68,24 +67,21 @@ def certify_model(model: GPT, attack_steps: int, generator: torch.Generator) -> 
 
 def print_summary(run: RunFolder, console: Console) -> None:
     """Print the results of a finished run."""
-    results = read_json(run.results_file, "resume the run to write it again")
-    written = run.sample_file.read_text(encoding="utf-8").strip()
+    results = read_json(run.results_file, f"{run.resume_command} writes it again", sealed=True)
     console.rule("sample")
-    console.print(written, highlight=False, markup=False, soft_wrap=True)
+    console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
     console.rule()
     certified = f"log10 of the certified Lipschitz bound {results['log10_lipschitz']:.3f}"
     if results["lower_bound"]:
         certified += f"; log10 of the largest gain found by search {math.log10(results['lower_bound']):.3f}"
     hits = results["projection_hit_rates"]
+    projected = f"ball projections: {sum(hits.values()) / len(hits):.1%} of vectors projected" if hits else None
     lines = [
-        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} "
-        "characters of "
+        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} characters of "
         f"{results['source']}, after {results['training_tokens']:,} training tokens",
         certified,
         f"largest proved norm / cap {results['proved_norm_over_cap']:.6f}",
-        f"ball projections: {sum(hits.values()) / len(hits):.1%} of vectors projected"
-        if hits
-        else "no ball projections",
+        projected or "no ball projections",
         f"run folder {run.path}; open {run.report_file}",
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

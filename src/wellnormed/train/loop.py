@@ -9,13 +9,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from wellnormed._files import read_json, write_json
+from wellnormed._files import read_json, write_atomically, write_json
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import describe
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.finish import finish, print_summary
+from wellnormed.train.lock import locked
 from wellnormed.train.progress import ProgressDisplay
+from wellnormed.train.report import write_report
 from wellnormed.train.run_folder import RunFolder
 from wellnormed.train.session import TrainingSession
 
@@ -28,22 +30,26 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
 
     Args:
         config: The run; its model's vocabulary size is replaced by that of the text.
-        folder: Where it is recorded; must not exist or be empty.
+        folder: Where it is recorded; must be new or empty.
         console: Where progress is shown; standard output by default.
 
     Returns:
         The folder, with results, certificate, sample and report.
 
     Raises:
-        ValueError: A setting is refused, or a loss or gradient is not finite.
+        ValueError: A setting or the folder is refused, or a loss or gradient is not finite.
+        OSError: The folder cannot be written.
     """
+    run = RunFolder(folder)
+    run.require_new()
     text = load_shakespeare(config.source)
-    config = _with_vocabulary(config, len(text.symbols))
+    model = replace(config.model, vocabulary_size=len(text.symbols))
+    config = replace(config, model=model, threads=config.threads or torch.get_num_threads())
     with _threads(config.threads):
         session = TrainingSession(config, text, _device(config.device))  # refuses settings before a folder exists
-        run = RunFolder(folder)
-        run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
-        _run(session, run, console or Console())
+        with locked(run.path):
+            run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
+            _run(session, run, console or Console())
     return run
 
 
@@ -55,28 +61,33 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
         console: Where progress is shown; standard output by default.
 
     Raises:
-        ValueError: Folder, checkpoint or text are missing, damaged, or not those the run began with.
+        ValueError: Folder, checkpoint or text are missing, damaged, or not those the run began with; or
+            another process is writing the folder.
+        OSError: The folder cannot be written.
     """
     console = console or Console()
     run = RunFolder(folder)
     config, described = run.read_config()
-    if run.results_file.exists():
-        console.print("this run is finished", highlight=False)
-        print_summary(run, console)
-        return run
-    text = _same_text(config, described)
-    checkpoint = run.load_checkpoint()
-    with _threads(_first_threads(run) or config.threads):
-        session = TrainingSession(config, text, _device(config.device))
+    with locked(run.path), _threads(config.threads):
+        run.remove_leftovers()
+        problem = run.unfinished()
+        if problem is None:
+            write_report(run.path)
+            console.print("this run is finished", highlight=False)
+            print_summary(run, console)
+            return run
+        if run.manifest_file.exists():
+            console.print(problem, highlight=False, soft_wrap=True)
+        checkpoint = run.load_checkpoint()
+        session = TrainingSession(config, _same_text(config, described), _device(config.device))
         if checkpoint is not None:
             session.restore(checkpoint)
-        run.cut_metrics(session.step if checkpoint is not None else -1)
+        write_atomically(run.metrics_file, checkpoint.metrics if checkpoint else "")
         _run(session, run, console)
     return run
 
 
 def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    _record_environment(run, session)
     start = "" if session.step == 0 else f", from step {session.step}"
     parameters = sum(p.numel() for p in session.model.parameters())
     console.print(
@@ -86,12 +97,17 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
         soft_wrap=True,
     )
     try:
+        _record_environment(run, session)
         _steps(session, run, console)
+        finish(session, run, console)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
+    except OSError as error:
+        raise OSError(f"{error}, then continue with {run.resume_command}") from error
     except ValueError as error:
         saved = run.checkpoint_folders()
         left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-        raise ValueError(f"{error}\n{left}") from error
-    finish(session, run, console)
+        raise ValueError(f"{error}; {left}") from error
 
 
 def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
@@ -125,23 +141,24 @@ def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
                 )
             run.append_metrics(row)
             if saving:
-                run.save_checkpoint(session.checkpoint())
+                run.save_checkpoint(replace(session.checkpoint(), metrics=run.metrics_file.read_bytes()))
             logged, since = step, time.perf_counter()
-
-
-def _with_vocabulary(config: TrainConfig, size: int) -> TrainConfig:
-    return replace(config, model=replace(config.model, vocabulary_size=size))
 
 
 def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
     # "auto" may find another text today; the run's own source is the one to continue with
     path = Path(config.source)
-    text = load_shakespeare(path if path.is_file() else described["source"])
+    try:
+        text = load_shakespeare(path if path.is_file() else described["source"])
+    except ValueError as error:
+        raise ValueError(
+            f"the text that the run was trained on ({config.source}) cannot be had: {error}; "
+            "a relative path is looked for in the present folder"
+        ) from error
     if text.sha256 != described["sha256"]:
         raise ValueError(
             f"the run was trained on a text with sha256 {described['sha256']}, but {text.source!r} has "
-            f"{text.sha256} now; "
-            "restore that text, or begin a new run"
+            f"{text.sha256} now; restore that text, or begin a new run"
         )
     return text
 
@@ -149,15 +166,9 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
 def _record_environment(run: RunFolder, session: TrainingSession) -> None:
     sessions = []
     if run.environment_file.exists():
-        sessions = read_json(run.environment_file, "remove it")["sessions"]
+        sessions = read_json(run.environment_file, "remove it, for the run does not need it", sealed=True)["sessions"]
     sessions.append(describe(session.device, session.step))
-    write_json(run.environment_file, {"sessions": sessions})
-
-
-def _first_threads(run: RunFolder) -> int | None:
-    if not run.environment_file.exists():
-        return None  # killed before it was written
-    return read_json(run.environment_file, "remove it")["sessions"][0]["threads"]
+    write_json(run.environment_file, {"sessions": sessions}, sealed=True)
 
 
 def _device(name: str) -> torch.device:

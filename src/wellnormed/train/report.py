@@ -11,26 +11,23 @@ from matplotlib.figure import Figure
 
 import wellnormed as wn
 from wellnormed._files import read_json, write_atomically
+from wellnormed.models.files import read_config
+from wellnormed.train.run_folder import RunFolder
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding:
-0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px
-solid #d5dae3 }
-.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height:
-auto }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: 0 }
+h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
+.figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height: auto }
 @media (max-width: 48rem) { .figures { grid-template-columns: 1fr } }
-.facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0 } .facts div { background: #f2f5fa;
-border-radius: 6px;
-padding: .6rem 1rem; flex: 1 } .facts b { display: block; font-size: 1.35rem } .facts span { color:
-#566176; font-size: .85rem }
-table { border-collapse: collapse; font-size: .82rem; width: 100% } td, th { padding: .15rem .6rem .15rem
-0; text-align: left;
-border-bottom: 1px solid #e7ebf1; vertical-align: top; overflow-wrap: anywhere } td.n, th.n { text-align:
-right;
-white-space: nowrap; font-variant-numeric: tabular-nums } pre { background: #f2f5fa; border-radius: 6px;
-padding: 1rem;
-white-space: pre-wrap; font-size: .85rem } .none { color: #566176 }
+.facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0; margin-top: 1.2rem }
+.facts div { background: #f2f5fa; border-radius: 6px; padding: .6rem 1rem; flex: 1 }
+.facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
+table { border-collapse: collapse; font-size: .82rem; width: 100% }
+td, th { padding: .15rem .6rem .15rem 0; text-align: left; border-bottom: 1px solid #e7ebf1; overflow-wrap: anywhere }
+td, th { vertical-align: top } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+pre { background: #f2f5fa; border-radius: 6px; padding: 1rem; white-space: pre-wrap; font-size: .85rem }
+.none { color: #566176 }
 """
 BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
 
@@ -44,18 +41,13 @@ def write_report(folder: str | Path) -> Path:
     Raises:
         ValueError: The folder has no readable config, or one of its files is damaged.
     """
-    # imported here, for the loop imports this module: run_folder needs torch, a report does not
-    from wellnormed.train.run_folder import RunFolder
-
     run = RunFolder(folder)
-    if not run.path.is_dir():
-        raise ValueError(f"{run.path} is no folder; pass a run folder or an exported model")
-    config = read_json(run.config_file, "pass a run folder or an exported model")
+    config = read_config(run.path)
     metrics = run.read_metrics()
+    again = f"{run.resume_command} writes it again"
     certificate = wn.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
-    results = read_json(run.results_file, "resume the run") if run.results_file.exists() else None
-    environment = read_json(run.environment_file, "remove it") if run.environment_file.exists() else None
-    sample = run.sample_file.read_text(encoding="utf-8") if run.sample_file.exists() else None
+    results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
+    environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
     figures = []
     if metrics:
@@ -68,7 +60,7 @@ def write_report(folder: str | Path) -> Path:
         f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
         _facts(results, certificate),
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
-        _section("Sample", f"<pre>{html.escape(sample)}</pre>" if sample else None),
+        _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
         _section("Ball projections: share of vectors projected on the validation split", _hits(results)),
         _section("Config", _settings(config)),
@@ -90,24 +82,15 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
 
 def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) -> Figure:
     figure, axes = _axes("Loss", "step", "nats a character")
-    axes.plot([r["step"] for r in metrics], [r["loss"] for r in metrics], color=GREY, lw=0.8, label="training batch")
-    validated = [r for r in metrics if "validation_loss" in r]
-    axes.plot(
-        [r["step"] for r in validated],
-        [r["validation_loss"] for r in validated],
-        "o-",
-        color=BLUE,
-        ms=4,
-        label="validation, first windows",
-    )
+    for key, label, style in (
+        ("loss", "training batch", {"color": GREY, "lw": 0.8}),
+        ("validation_loss", "validation, first windows", {"color": BLUE, "marker": "o", "ms": 4}),
+    ):
+        rows = [row for row in metrics if key in row]
+        axes.plot([row["step"] for row in rows], [row[key] for row in rows], label=label, **style)
     if results:
-        axes.axhline(
-            results["validation_loss"],
-            color=ORANGE,
-            ls="--",
-            lw=1,
-            label=f"whole split: {results['validation_loss']:.3f}",
-        )
+        whole = results["validation_loss"]
+        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"whole split: {whole:.3f}")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -171,7 +154,7 @@ def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None")
         facts.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         facts.append((f"{results['parameters']:,}", "parameters"))
     boxes = "".join(f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts)
-    return f"<div class='facts' style='margin-top:1.2rem'>{boxes}</div>"
+    return f"<div class='facts'>{boxes}</div>"
 
 
 def _certificate_table(certificate: "wn.Certificate") -> str:

@@ -1,21 +1,35 @@
-"""A run on disk: config, environment, metrics, checkpoints, results. Survives `kill -9`; no pickle."""
+"""A run on disk: config, environment, metrics, checkpoints, results. Survives `kill -9`; no pickle.
+
+Nothing here is trusted unread: JSON objects state their own digest, and a folder of tensors counts once its manifest of
+checksums is there, which is written last. Every file appears whole, by one rename; only metrics.jsonl grows in place,
+and a checkpoint holds a copy of it.
+"""
 
 import dataclasses
-import hashlib
-import json
-import os
+import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from wellnormed._files import parse_dataclass, read_json, sync_folder, write_atomically, write_json
-from wellnormed.models.files import FORMAT, tensor_bytes
+from wellnormed._files import (
+    MANIFEST,
+    json_text,
+    parse_dataclass,
+    parse_json,
+    read_bytes,
+    read_files,
+    write_files,
+    write_json,
+    writing,
+)
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
+from wellnormed.train.lock import LOCK
 
 KEPT = 2
 """Checkpoints that are kept: the newest may be lost to a bad disk, the one before it is the way back."""
@@ -23,11 +37,12 @@ KEPT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Everything that the next step depends on."""
+    """Everything that the next step depends on, and the rows of metrics up to it."""
 
     step: int
     weights: dict[str, Tensor]
     state: dict[str, Tensor]
+    metrics: bytes = b""
 
 
 class RunFolder:
@@ -43,30 +58,44 @@ class RunFolder:
         self.environment_file = self.path / "environment.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.weights_file = self.path / "model.safetensors"
+        self.weights_file = self.path / WEIGHTS
         self.certificate_file = self.path / "certificate.json"
         self.results_file = self.path / "results.json"
         self.sample_file = self.path / "sample.txt"
+        self.manifest_file = self.path / MANIFEST
         self.report_file = self.path / "report.html"
+        self.resume_command = f"`wellnormed train --resume {shlex.quote(str(self.path))}`"
+
+    def require_new(self) -> None:
+        """Refuse a folder that holds anything but what a run leaves that was killed before its config was written.
+
+        Raises:
+            ValueError: It does.
+        """
+        if self.config_file.exists():
+            raise ValueError(f"{self.path} exists; continue it with {self.resume_command} or choose another --name")
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is no folder; choose another --name")
+        found = [each.name for each in self.path.glob("*") if each.name != LOCK and each not in self._leftovers()]
+        if found:
+            raise ValueError(f"{self.path} holds {min(found)!r} but no config.json; choose another --name")
 
     def create(self, config: TrainConfig, text: dict[str, str]) -> None:
-        """Make the folder with its config.
+        """Write the config, with which the run begins to exist.
 
         Args:
             config: The run, its model's vocabulary size being that of the text.
             text: `source`, `sha256` and `symbols` of the text.
 
         Raises:
-            ValueError: The folder exists and is not empty.
+            ValueError: The folder is not new.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise ValueError(
-                f"{self.path} exists; continue it with `wellnormed train --resume {self.path}` or choose another --name"
-            )
-        self.checkpoints.mkdir(parents=True)
+        self.require_new()
+        self.remove_leftovers()
         settings = dataclasses.asdict(config)
         model = settings.pop("model")
-        write_json(self.config_file, {"format": FORMAT, "model": model, "train": settings, "text": text})
+        content = {"format": FORMAT, "model": model, "train": settings, "text": text}
+        write_json(self.config_file, content, sealed=True)
 
     def read_config(self) -> tuple[TrainConfig, dict[str, str]]:
         """The config and the description of the text.
@@ -74,28 +103,21 @@ class RunFolder:
         Raises:
             ValueError: The folder or its config is missing, damaged, or of another format.
         """
-        if not self.path.is_dir():
-            raise ValueError(f"{self.path} is no folder; pass the folder of a run, such as runs/NAME")
-        remedy = "pass the folder of a run that `wellnormed train` made, or train again"
-        content = read_json(self.config_file, remedy)
-        if content.get("format") != FORMAT:
-            raise ValueError(f"{self.config_file}: format {content.get('format')!r} is not {FORMAT}; {remedy}")
-        if not isinstance(content.get("train"), dict):
+        if self.path.is_dir() and not self.config_file.exists():
             raise ValueError(
-                f"{self.config_file} has no 'train' section, so this is an exported model, not a run; {remedy}"
+                f"{self.config_file} is missing: {self.path} is no run, or was killed before it began; pass the folder "
+                f"of a run, or begin this one with `wellnormed train --name {self.path.name}`"
             )
-        config = parse_dataclass(
-            TrainConfig, {"model": content.get("model"), **content["train"]}, str(self.config_file)
-        )
-        text = content.get("text")
-        if not isinstance(text, dict) or not all(isinstance(text.get(k), str) for k in ("source", "sha256", "symbols")):
-            raise ValueError(f"{self.config_file}: the section 'text' needs source, sha256 and symbols; {remedy}")
-        return config, text
+        content = read_config(self.path)
+        if "train" not in content:
+            raise ValueError(f"{self.path} is an exported model, which cannot be continued; pass the folder of a run")
+        settings = {"model": content["model"], **content["train"]}
+        return parse_dataclass(TrainConfig, settings, str(self.config_file)), content["text"]
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row of metrics."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json_text(row, sealed=True))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All rows; an unfinished last line, which a kill can leave, is not one.
@@ -105,50 +127,31 @@ class RunFolder:
         """
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-        rows = []
-        for number, line in enumerate(lines[:-1], start=1):
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{self.metrics_file}, line {number}, is damaged ({error}); remove that line"
-                ) from None
-        return rows
-
-    def cut_metrics(self, step: int) -> None:
-        """Forget the rows after a step, which the resumed run writes again."""
-        rows = [row for row in self.read_metrics() if row["step"] <= step]
-        write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        remedy = f"{self.resume_command} writes it again"
+        if self.manifest_file.exists():
+            content = read_files(self.path, remedy, only=self.metrics_file.name)[1][self.metrics_file.name]
+        else:
+            content = read_bytes(self.metrics_file, remedy)
+        return [
+            parse_json(line, f"{self.metrics_file}, line {number},", remedy, sealed=True)
+            for number, line in enumerate(content.split(b"\n")[:-1], start=1)
+        ]
 
     def checkpoint_folders(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(self.checkpoints.glob("step-*"))
+        return sorted(manifest.parent for manifest in self.checkpoints.glob(f"step-[0-9]*/{MANIFEST}"))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint that is there whole or not at all, then remove all but the newest."""
-        if self.metrics_file.exists():  # rows up to this step must be as durable as the checkpoint
-            with self.metrics_file.open("rb") as file:
-                os.fsync(file.fileno())
-        final = self.checkpoints / f"step-{checkpoint.step:08d}"
-        temporary = self.checkpoints / f".step-{checkpoint.step:08d}.tmp"
-        for leftover in (temporary, final):  # of a killed process; `final` only if it is being written again
-            shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        sums = {}
-        for name, tensors in (
-            ("weights.safetensors", checkpoint.weights),
-            ("state.safetensors", checkpoint.state),
-        ):
-            content = tensor_bytes(tensors)
-            sums[name] = hashlib.sha256(content).hexdigest()
-            write_atomically(temporary / name, content)
-        write_json(temporary / "meta.json", {"format": FORMAT, "step": checkpoint.step, "sha256": sums})
-        temporary.rename(final)
-        sync_folder(self.checkpoints)
-        for old in self.checkpoint_folders()[:-KEPT]:
-            shutil.rmtree(old)
-        return final
+        """Write a checkpoint that counts whole or not at all, then remove all but the newest."""
+        folder = self.checkpoints / f"step-{checkpoint.step:08d}"
+        files: dict[str, bytes | str] = {
+            "weights.safetensors": tensor_bytes(checkpoint.weights),
+            "state.safetensors": tensor_bytes(checkpoint.state),
+            "metrics.jsonl": checkpoint.metrics,
+        }
+        write_files(folder, files, {"format": FORMAT, "step": checkpoint.step})
+        self.remove_leftovers()
+        return folder
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint; None if the run was killed before its first.
@@ -159,28 +162,42 @@ class RunFolder:
         folders = self.checkpoint_folders()
         if not folders:
             return None
-        folder = folders[-1]
-        remedy = f"remove {folder} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
-        meta = read_json(folder / "meta.json", remedy)
-        if meta.get("format") != FORMAT or not isinstance(meta.get("step"), int):
-            raise ValueError(f"{folder / 'meta.json'} has no format {FORMAT} and step; {remedy}")
-        tensors = []
-        for name in ("weights.safetensors", "state.safetensors"):
-            path = folder / name
-            if not path.exists():
-                raise ValueError(f"{path} is missing; {remedy}")
-            content = path.read_bytes()
-            expected = meta.get("sha256", {}).get(name)
-            if hashlib.sha256(content).hexdigest() != expected:
-                raise ValueError(
-                    f"{path} ({len(content):,} bytes) is truncated or changed: its sha256 is not {expected}; {remedy}"
-                )
-            tensors.append(load_tensors(content))
-        return Checkpoint(meta["step"], *tensors)
+        remedy = f"remove {folders[-1]} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
+        manifest, files = read_files(folders[-1], remedy)
+        weights, state = (
+            read_tensors(files[name], str(folders[-1] / name)) for name in ("weights.safetensors", "state.safetensors")
+        )
+        return Checkpoint(manifest["step"], weights, state, files["metrics.jsonl"])
 
-    def save_weights(self, weights: dict[str, Tensor]) -> None:
-        """Write the final weights."""
-        write_atomically(self.weights_file, tensor_bytes(weights))
+    def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
+        """Write what a finished run leaves beside its certificate, and last the manifest, with which it is finished."""
+        files: dict[str, bytes | str] = {
+            WEIGHTS: tensor_bytes(weights),
+            self.metrics_file.name: read_bytes(self.metrics_file, "run again"),
+            self.sample_file.name: results["sample"],
+            self.results_file.name: json_text(results, sealed=True, indent=2),
+        }
+        write_files(self.path, files, {"format": FORMAT})
+
+    def unfinished(self) -> str | None:
+        """What keeps this from being a finished run with all its files intact, in words; None if nothing does."""
+        remedy = "the end of the run is made again"
+        try:
+            read_files(self.path, remedy)
+            Certificate.load(self.certificate_file)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
+
+    def remove_leftovers(self) -> None:
+        """Remove old checkpoints and what killed processes left unfinished; only under the lock."""
+        for path in self._leftovers():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _leftovers(self) -> list[Path]:
+        kept = self.checkpoint_folders()[-KEPT:]
+        others = [folder for folder in self.checkpoints.glob("step-[0-9]*") if folder not in kept]
+        return others + list(self.path.glob(".*.[0-9]*.tmp"))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -24,7 +24,13 @@ RULES: dict[str, Callable[[float], Constraint]] = {
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
-    """One generator for each use, so that more draws for one never move another."""
+    """One generator for each use, so that more draws for one never move another.
+
+    Raises:
+        ValueError: The seed is negative or too large.
+    """
+    if not 0 <= seed < 2**60:
+        raise ValueError(f"seed={seed} must lie in [0, 2**60); choose another (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 
@@ -92,11 +98,9 @@ class TrainingSession:
         self.device = device
         if min(len(text.train), len(text.validation)) <= config.model.length:
             raise ValueError(
-                f"the text {text.source!r} has {len(text.train)} characters to train on and "
-                f"{len(text.validation)} for "
-                f"validation, but model.length={config.model.length} needs more than that of each; use "
-                "a longer text or a "
-                "smaller length"
+                f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
+                f"validation, but model.length={config.model.length} needs more of each; use a longer text "
+                "or a smaller length (on the command line: --model.length)"
             )
         self.generators = named_generators(config.seed)
         self.order = self.generators["order of the data"]
@@ -150,8 +154,7 @@ class TrainingSession:
         if not ratios[worst] <= 1:
             raise ValueError(
                 f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so "
-                f"{self.config.constraint} "
-                "broke its promise; please report this run, and use --constraint hard-cap meanwhile"
+                f"{self.config.constraint} broke its promise; please report this run, and use --constraint hard-cap"
             )
         return ratios[worst]
 
@@ -182,11 +185,9 @@ class TrainingSession:
         return windows[:, :-1], windows[:, 1:]
 
     def _refuse_loss(self, value: float) -> None:
-        named = _first_not_finite(self.model)
         raise ValueError(
-            f"step {self.step + 1}: the loss is {value}; {named}. No weight was changed; lower "
-            "--learning-rate (now "
-            f"{self.rate:.4g}) or --model.logit-scale"
+            f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
+            f"lower --learning-rate (now {self.rate:.4g}) or --model.logit-scale"
         )
 
 

@@ -1,0 +1,155 @@
+"""Runs of the command line in forked children whose file operations are stopped at a chosen one.
+
+The tests start this file as a script, because forking is safe only in a process with one thread:
+`python crash.py HOW WHICH TEXT` prints a list of outcomes as JSON. HOW is `kill` (SIGKILL just before the operation,
+which is just after the one before) or `full` (from this operation on, the disk takes nothing more). WHICH is `every`
+operation, the last of each `kind` (the same operation on files of the same name is of one kind), or those kinds that
+`open` a file.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+OPTIONS = """
+--steps 6 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --log-every 2 --attack-steps 1 --sample-characters 5
+--model.length 8 --model.width 8 --model.heads 2 --model.blocks 1
+""".split()  # noqa: SIM905 (a command line reads best as one)
+MADE_AGAIN = ("environment.json", "report.html", ".lock")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def bits(folder):
+    """Name of every file -> digest of what a resumed run must repeat: all but times and speeds."""
+    found = {}
+    for path in sorted(p for p in Path(folder).rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        if path.suffix in (".json", ".jsonl"):  # white space means nothing
+            rows = [json.loads(each) for each in (content.splitlines() if path.suffix == ".jsonl" else [content])]
+            for row in rows:
+                row.pop("digest")
+                row.pop("tokens_per_second", None)
+                row.get("sha256", {}).pop("metrics.jsonl", None)  # which covers the speeds
+            content = json.dumps(rows).encode()
+        name = str(path.relative_to(folder))
+        found[name] = "made again" if name in MADE_AGAIN else hashlib.sha256(content).hexdigest()
+    return found
+
+
+def operation(event, arguments):
+    """What an operation does to the run's folder, in words; None for those that change nothing there."""
+    if event == "open":
+        path, mode, flags = arguments
+        if isinstance(path, str) and "runs/" in path and (flags & WRITING if mode is None else set(mode) & set("wax+")):
+            return f"open {path}"
+    elif event == "os.mkdir":
+        if "runs/" in str(arguments[0]) and not os.path.exists(arguments[0]):
+            return f"mkdir {arguments[0]}"
+    elif event in ("os.rename", "os.remove", "os.rmdir") and "/tmp/" not in str(arguments[0]):
+        return f"{event} {arguments[0]}"
+    return None
+
+
+def call(arguments):
+    """Status and standard error of one command."""
+    from wellnormed.cli import main
+
+    shown = io.StringIO()
+    with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(arguments)
+        except SystemExit as stop:
+            status = stop.code
+        except BaseException:
+            status = "traceback"
+            traceback.print_exc()
+    return status, shown.getvalue()
+
+
+def child(arguments, how=None, at=-1):
+    """One command in a child: its status and standard error (None if it was killed), and its file operations."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        seen = []
+
+        def hook(event, details):
+            what = operation(event, details)
+            if what is None:
+                return
+            seen.append(what)
+            if how == "kill" and len(seen) == at + 1:
+                os.write(write, json.dumps([None, None, seen]).encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "full" and len(seen) > at and event not in ("os.remove", "os.rmdir"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(details[0]))
+
+        sys.addaudithook(hook)
+        os.write(write, json.dumps([*call(arguments), seen]).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    return answer
+
+
+def leave_out_figures():
+    """They take most of a run's time."""
+    from wellnormed.train import report
+
+    for name in ("_loss_figure", "_norms_figure", "_growth_figure", "_gap_figure"):
+        setattr(report, name, lambda *content: None)
+    report._svg = lambda figure: "<svg/>"
+
+
+def repeat_certificate(of):
+    """Every run of the same bits has the same certificate, which takes half of the remaining time."""
+    from wellnormed.certificates.certificate import Certificate
+    from wellnormed.train import finish
+
+    certificate = Certificate.load(f"{of}/certificate.json")
+    finish.certify_model = lambda *model: certificate
+
+
+def main(how, which, text):
+    leave_out_figures()
+    begin = ["train", "--source", text, *OPTIONS, "--name"]
+    status, shown = call([*begin, "warm"])
+    assert status == 0, shown
+    repeat_certificate("runs/warm")
+    status, shown, operations = child([*begin, "whole"])
+    assert status == 0, shown
+    outcomes = []
+    kinds = {re.sub(r"[0-9]+", "", f"{what.split()[0]} {Path(what).name}"): at for at, what in enumerate(operations)}
+    for at in range(len(operations)) if which == "every" else sorted(kinds.values()):
+        if which == "open" and not operations[at].startswith("open"):
+            continue
+        name = f"at-{at}"
+        status, shown, seen = child([*begin, name], how, at)
+        assert len(seen) > at, f"operation {at} was never reached: {shown}"
+        resume = ["train", "--resume", f"runs/{name}"]
+        if which == "every":  # the resumed run is stopped too, at one of its first operations
+            child(resume, how, at % 13)
+        again, advice, _ = child(resume)
+        begun_anew = again != 0
+        if begun_anew:  # the run had not begun to exist
+            again, _, _ = child([*begin, name])
+        outcomes.append({
+            "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew,
+            "again": again, "same": bits(f"runs/{name}") == bits("runs/whole"),
+        })  # fmt: skip
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,361 @@
+"""A run survives kills, full disks and damage to any of its files, or says in one line what is wrong."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wellnormed._files import json_text
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.models.files import export
+from wellnormed.models.gpt import GPT
+from wellnormed.train import RunFolder, finish, report
+from wellnormed.train.lock import locked
+
+from .conftest import MODEL
+from .crash import MADE_AGAIN, OPTIONS, bits, call
+
+CRASH = Path(__file__).with_name("crash.py")
+
+
+def one_line(shown):
+    """One sentence on one line, naming what it is about."""
+    assert shown.startswith(("error: ", "NOT VERIFIED: ")), shown
+    assert shown.count("\n") == 1, shown
+    assert "Errno" not in shown, shown
+    return shown
+
+
+def outcomes(how, which, folder):
+    command = [sys.executable, str(CRASH), how, which, "text.txt"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) > 10
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a text, and in runs/whole a finished run without figures."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("_loss_figure", "_norms_figure", "_growth_figure", "_gap_figure"):
+            patch.setattr(report, name, lambda *content: None)
+        patch.setattr(report, "_svg", lambda figure: "<svg/>")
+        status, shown = call(["train", "--source", "text.txt", "--name", "whole", *OPTIONS])
+        assert status == 0, shown
+        certificate = Certificate.load("runs/whole/certificate.json")
+        patch.setattr(finish, "certify_model", lambda *model: certificate)  # half of a run's time
+        yield folder
+
+
+@pytest.fixture
+def damaged(place):
+    """A copy of the finished run, to be damaged."""
+    shutil.rmtree(place / "runs" / "damaged", ignore_errors=True)
+    return Path(shutil.copytree(place / "runs" / "whole", place / "runs" / "damaged"))
+
+
+@pytest.mark.parametrize("which", ["kind", pytest.param("every", marks=pytest.mark.slow)])
+def test_a_kill_at_any_write_ends_in_the_same_bits(which, place, tmp_path):
+    shutil.copy(place / "text.txt", tmp_path)
+    for each in outcomes("kill", which, tmp_path):
+        assert each["status"] is None, each  # it was killed
+        assert each["again"] == 0, each
+        assert each["same"], each
+        before_the_config = bool(re.search(r"mkdir runs/whole$|\.lock$|config\.json", each["at"]))
+        assert each["begun anew"] == before_the_config, each
+        if each["begun anew"]:
+            assert re.search(r"is no folder|was killed before it began", one_line(each["advice"])), each
+
+
+@pytest.mark.parametrize("which", ["open", pytest.param("every", marks=pytest.mark.slow)])
+def test_a_disk_that_fills_at_any_write_is_one_line_and_then_the_same_bits(which, place, tmp_path):
+    shutil.copy(place / "text.txt", tmp_path)
+    for each in outcomes("full", which, tmp_path):
+        if each["at"].startswith(("open", "os.rename")):  # a full disk does not hinder removals
+            name = Path(each["at"]).name.removeprefix(".").split(".")[0]
+            assert name in one_line(each["shown"]), each
+        assert each["status"] == 2, each
+        assert "could not be written (No space left on device); make room" in one_line(each["shown"]), each
+        assert ("then continue with `wellnormed train --resume" in each["shown"]) != each["begun anew"], each
+        assert each["again"] == 0, each
+        assert each["same"], each
+
+
+LIMITED = """
+import resource, signal, sys
+from wellnormed.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_file_that_stops_growing_is_one_line_and_then_the_same_bits(place, tmp_path):
+    """The kernel itself refuses in the middle of a file: of the optimizer's state here."""
+    run = place / "runs" / "limited"
+    shutil.rmtree(run, ignore_errors=True)
+    limit = (place / "runs/whole/checkpoints/step-00000006/weights.safetensors").stat().st_size + 100
+    command = ["train", "--source", "text.txt", "--name", "limited", *OPTIONS]
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(limit), *command], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "step-00000002/state.safetensors could not be written (File too large)" in one_line(done.stderr)
+    assert not list(run.rglob("*.tmp"))  # half a file would keep a full disk full
+    assert call(["train", "--resume", "runs/limited"])[0] == 0
+    assert bits(run) == bits(place / "runs" / "whole")
+
+
+def test_a_small_disk_is_one_line_and_after_making_room_the_same_bits(place, tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        shutil.copy("text.txt", tmp_path)
+        begin = ["train", "--source", "text.txt", "--name", str(tmp_path / "whole"), *OPTIONS]
+        status, shown = call(begin)
+        assert status == 2
+        assert "could not be written (No space left on device)" in one_line(shown)
+        subprocess.run(["mount", "-o", "remount,size=1m", str(tmp_path)], check=True)
+        assert call(["train", "--resume", str(tmp_path / "whole")])[0] == 0
+        assert bits(tmp_path / "whole") == bits(place / "runs" / "whole")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+FILES = [
+    "config.json", "environment.json", "metrics.jsonl", "certificate.json", "results.json", "sample.txt",
+    "model.safetensors", "manifest.json", "report.html", ".lock",
+    *(f"checkpoints/step-0000000{step}/{name}" for step in (4, 6)
+      for name in ("weights.safetensors", "state.safetensors", "metrics.jsonl", "manifest.json")),
+]  # fmt: skip
+
+
+def damages(content):
+    """Every length that matters, a changed byte at several places, something appended; None is a missing file."""
+    yield None
+    for length in {0, 1, len(content) // 2, len(content) - 1} & set(range(len(content))):
+        yield content[:length]
+    for place in {len(content) // 3, len(content) - 2} & set(range(len(content))):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        yield bytes(changed)
+    yield content + b"\0garbage"
+
+
+def test_the_list_of_files_is_complete(place):
+    whole = place / "runs" / "whole"
+    assert sorted(FILES) == sorted(str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file())
+
+
+PRODUCTS = ("manifest.json", "results.json", "sample.txt", "model.safetensors", "report.html")
+STAGES = [(name, "finished") for name in FILES if "checkpoints" not in name]
+STAGES += [(name, "before the end") for name in FILES if name not in PRODUCTS and "step-00000004" not in name]
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
+def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place):
+    """Resuming either repeats every bit or names the damaged file and the way out; the way out then works."""
+    expected = bits(place / "runs" / "whole")
+    path = damaged / name
+    whole = path.read_bytes()
+    for content in damages(whole):
+        if stage == "before the end":
+            for product in PRODUCTS:
+                (damaged / product).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        status, shown = call(["train", "--resume", "runs/damaged"])
+        if status != 0:
+            assert status == 2
+            assert Path(name).name in one_line(shown)
+            if name == "config.json":  # the run itself: nothing can make it again
+                assert "pass a run folder" in shown or "pass the folder of a run" in shown
+                path.write_bytes(whole)
+            else:
+                remove = re.search(r"remove (\S+) to resume|(\S+) (?:is|does|cannot|holds).*; remove it", shown)
+                assert remove, shown
+                doomed = place / (remove[1] or remove[2])
+                shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
+            status, shown = call(["train", "--resume", "runs/damaged"])
+            assert status == 0, shown
+        found = bits(damaged)
+        differing = {file for file in expected if file not in MADE_AGAIN and found.get(file) != expected[file]}
+        assert not differing, (name, content)
+        assert "<svg/>" in (damaged / "report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["sample", "certify", "verify", "report"])
+@pytest.mark.parametrize("name", [name for name in FILES if "step-00000004" not in name])
+def test_other_commands_on_damage_succeed_or_say_one_line(command, name, damaged):
+    whole = (damaged / name).read_bytes()
+    certificate = (damaged / "certificate.json").read_bytes()
+    options = {"certify": ["--attack-steps", "0"], "sample": ["--characters", "3"]}.get(command, [])
+    needed = {
+        "sample": {"config.json", "model.safetensors", "manifest.json"},
+        "certify": {"config.json", "model.safetensors", "manifest.json"},
+        "verify": {"config.json", "model.safetensors", "manifest.json", "certificate.json"},
+        "report": {
+            "config.json",
+            "environment.json",
+            "metrics.jsonl",
+            "certificate.json",
+            "results.json",
+            "manifest.json",
+        },
+    }[command]
+    for content in damages(whole):
+        (damaged / "certificate.json").write_bytes(certificate)
+        (damaged / name).write_bytes(b"" if content is None else content)
+        status, shown = call([command, "runs/damaged", *options])
+        if status != 0:
+            assert name in needed, shown
+            assert Path(name).name in one_line(shown)
+        elif name in needed:  # nothing that it says may differ: only white space at the end may be lost
+            assert content is not None
+            assert content.split() == whole.split(), (command, name)
+
+
+def test_a_flipped_byte_anywhere_in_a_manifest_is_noticed(damaged):
+    """The file that holds the checksums is covered by one of its own."""
+    path = damaged / "checkpoints/step-00000006/manifest.json"
+    (damaged / "manifest.json").unlink()
+    whole = path.read_bytes()
+    run = RunFolder(damaged)
+    intact = run.load_checkpoint()
+    assert intact is not None
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        try:
+            found = run.load_checkpoint()
+        except ValueError:
+            continue
+        assert found is not None
+        assert found.step == intact.step
+        assert json.loads(changed) == json.loads(whole), place  # only white space changed
+
+
+def test_a_second_writer_is_refused_and_told_who_the_first_is(damaged):
+    with locked(damaged):
+        for command in (["train", "--resume", "runs/damaged"], ["certify", "runs/damaged"]):
+            status, shown = call(command)
+            assert status == 2
+            assert re.search(
+                rf"runs/damaged is being written by process {os.getpid()} on host \S+ since 20\S+ \S+ UTC; wait until",
+                one_line(shown),
+            )
+        for command in (["verify", "runs/damaged"], ["sample", "runs/damaged"], ["report", "runs/damaged"]):
+            assert call(command) == (0, ""), command
+    assert call(["certify", "runs/damaged"]) == (0, "")
+    assert (damaged / ".lock").read_text() == ""  # nothing names a machine once the writer has ended
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from wellnormed.train.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_falls_with_its_process(damaged):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(damaged)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        status, shown = call(["train", "--resume", "runs/damaged"])
+        assert status == 2
+        assert f"process {process.pid} " in shown
+        process.kill()
+    assert str(process.pid) in (damaged / ".lock").read_text()  # which means nothing any more
+    assert call(["train", "--resume", "runs/damaged"])[0] == 0
+
+
+def test_two_runs_of_one_name_do_not_mix(place):
+    with locked(place / "runs" / "new"):
+        status, shown = call(["train", "--source", "text.txt", "--name", "new", *OPTIONS])
+    assert status == 2
+    assert "is being written by process" in one_line(shown)
+
+
+READ_ONLY = """
+import os, sys
+from wellnormed.cli import main
+def refuse(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and "runs/" in arguments[0]:
+        path, mode, flags = arguments
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) if mode is None else set(mode) & set("wax+"):
+            raise OSError(30, os.strerror(30), path)
+sys.addaudithook(refuse)
+for command in sys.argv[1:]:
+    print(command, main(command.split()), file=sys.stderr)
+"""
+
+
+def test_a_read_only_folder_can_be_verified_and_sampled(damaged):
+    commands = [f"{command} runs/damaged" for command in ("verify", "sample", "certify", "report", "train --resume")]
+    done = subprocess.run([sys.executable, "-c", READ_ONLY, *commands], capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["verify runs/damaged 0", "sample runs/damaged 0"]
+    for command, (said, status) in zip(commands[2:], zip(lines[2::2], lines[3::2], strict=True), strict=True):
+        assert status == f"{command} 2"
+        assert re.match(r"error: runs/damaged/\S+ could not be written \(Read-only file system\); ", said), said
+
+
+@pytest.mark.parametrize("content", ["a file of its own", None])
+def test_a_foreign_folder_is_left_alone(content, place, monkeypatch):
+    foreign = place / "runs" / "foreign"
+    shutil.rmtree(foreign, ignore_errors=True)
+    foreign.mkdir()
+    if content is not None:
+        (foreign / "notes.txt").write_text(content)
+    before = sorted(foreign.iterdir())
+    for command in ("train --resume", "certify", "verify", "sample", "report"):
+        status, shown = call([*command.split(), "runs/foreign"])
+        assert status == 2
+        assert "config.json is missing" in one_line(shown)
+    if content is not None:
+        status, shown = call(["train", "--source", "text.txt", "--name", "foreign", *OPTIONS])
+        assert status == 2
+        assert "holds 'notes.txt' but no config.json; choose another --name" in one_line(shown)
+    assert sorted(foreign.iterdir()) == before
+
+
+def test_an_exported_model_is_checked_like_a_run(place):
+    folder = place / "exported"
+    shutil.rmtree(folder, ignore_errors=True)
+    export(GPT(MODEL), folder)
+    assert call(["certify", "exported", "--attack-steps", "0"]) == (0, "")
+    status, shown = call(["train", "--resume", "exported"])
+    assert status == 2
+    assert "is an exported model, which cannot be continued" in one_line(shown)
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 64
+    path.write_bytes(content)
+    status, shown = call(["certify", "exported"])
+    assert status == 2
+    assert "model.safetensors" in one_line(shown)
+    assert "export the model again" in shown
+
+
+def test_a_run_of_an_older_format_is_named_as_such(damaged):
+    config = json.loads((damaged / "config.json").read_text())
+    del config["digest"]
+    (damaged / "config.json").write_text(json_text(config | {"format": 1}, sealed=True))
+    status, shown = call(["sample", "runs/damaged"])
+    assert status == 2
+    assert "config.json: format 1 is not 2" in one_line(shown)
