@@ -89,7 +89,7 @@ def test_state_is_tensors_per_parameter_and_loads_without_pickled_objects(make, 
 @every_optimizer
 def test_schedulers_move_every_group(make):
     model = tiny_model()
-    optimizer = wn.ConditionalGradient(wn.assign_norms(model), 0.1, lr_scales={"0": 2.0, "1.bias": 0.5})
+    optimizer = wn.ConditionalGradient(wn.assign_norms(model), 0.1, lr_factors={"0": 2.0, "1.bias": 0.5})
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     before = [g["lr"] for g in optimizer.param_groups]
     run(model, optimizer, 1)
@@ -206,8 +206,8 @@ def test_update_norm_bounds_the_true_step(coefficients):
         ({"lr": 0.1, "radius": 0.0}, "radius=0.0"),
         ({"lr": 2.0, "step_rule": "constrained"}, "at most 1"),
         ({"lr": 0.1, "step_rule": "sideways"}, "sideways"),
-        ({"lr": 0.1, "lr_scales": {"nothing": 1.0}}, "matches no trainable parameter"),
-        ({"lr": 0.1, "lr_scales": {"0": -1.0}}, "lr_scales"),
+        ({"lr": 0.1, "lr_factors": {"nothing": 1.0}}, "matches no trainable parameter"),
+        ({"lr": 0.1, "lr_factors": {"0": -1.0}}, "lr_factors"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -38,7 +38,7 @@ def muon(assignment, **settings):
 
 OPTIMIZERS = {
     "Scion": lambda a, **s: wn.Scion(a, lr=0.05, nesterov=True, **s),
-    "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_scales={"*.bias": 0.5}, **s),
+    "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_factors={"*.bias": 0.5}, **s),
     "Scion, light": lambda a, **s: wn.Scion(a, lr=0.05, memory="gradient", **s),
     "Muon and AdamW": muon,
     "Almond": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),

@@ -12,17 +12,16 @@ minimization oracle `-dualize`:
 uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3); both are tested.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from wellnormed.norms import Assignment, MatrixNorm, Norm
-from wellnormed.optim.fallback import AdamWSettings, adamw_step
-from wellnormed.optim.routing import Group, Params, by_name, resolve, split
-from wellnormed.optim.settings import Memory, StepRule, check_settings
+from wellnormed.norms import MatrixNorm, Norm
+from wellnormed.optim.fallback import adamw_step
+from wellnormed.optim.routing import Params, by_name, resolve, split
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
 from wellnormed.parallel import Job, in_buckets, placement_for
 from wellnormed.parallel.layout import local, refuse_other_layout
 
@@ -41,22 +40,11 @@ class ConditionalGradient(torch.optim.Optimizer):
     Parameters without a norm are left to AdamW.
 
     Args:
-        params: What `assign_norms` returned; or parameters, named parameters or groups as any torch optimizer takes
-            them, together with `norms`. Groups may override `lr`, `momentum`, `nesterov`, `radius`, `weight_decay`.
-        lr: Step size in units of each parameter's norm.
-        norms: The assignment, when `params` is not one.
-        momentum: The fraction of the buffer that is kept, in [0, 1).
-        nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`.
-        step_rule: See the module's text.
-        radius: Radius of the norm ball, in units of each parameter's norm.
-        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; with
-            `"unconstrained"` it bounds every norm by `overshoot * radius / weight_decay`.
-        lr_scales: Name pattern -> factor on `lr`; each becomes its own group. Unmatched parameters keep factor 1.
-        adamw: Settings for parameters without a norm.
-        memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
-            one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
-        process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
-            oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
+        params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
+            returned; or parameters, named parameters or groups as any torch optimizer takes them, together with
+            `norms`. Groups may override `lr`, `momentum`, `nesterov`, `radius`, `weight_decay`.
+        lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
+        settings: The keywords of `EngineSettings`.
 
     Raises:
         ValueError: A setting is out of its range, a pattern matches nothing or overlaps another, or a parameter is in
@@ -66,7 +54,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         >>> import torch, wellnormed as wn
         >>> model = torch.nn.Linear(4, 4, bias=False)
         >>> before = model.weight.detach().clone()
-        >>> optimizer = ConditionalGradient(wn.assign_norms(model), lr=0.1, momentum=0.0)
+        >>> optimizer = ConditionalGradient(model, lr=0.1, momentum=0.0)
         >>> model(torch.eye(4)).square().sum().backward()
         >>> optimizer.step()
         >>> (entry,) = optimizer.assignment
@@ -74,38 +62,24 @@ class ConditionalGradient(torch.optim.Optimizer):
         True
     """
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float,
-        *,
-        norms: Assignment | None = None,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        step_rule: StepRule = "unconstrained",
-        radius: float = 1.0,
-        weight_decay: float = 0.0,
-        lr_scales: Mapping[str, float] | None = None,
-        adamw: AdamWSettings | None = None,
-        memory: Memory = "buffer",
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        groups, self.assignment = resolve(params, norms)
-        self.memory = memory
-        self.placement = placement_for({a.name: a.parameter for a in self.assignment}, process_group)
+    preset: ClassVar[EngineSettings] = {}
+    """Where a named optimizer's defaults differ from those of `EngineSettings`."""
+
+    def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
+        refuse_unknown(type(self), settings)
+        settings = {**self.preset, **settings}
+        self.memory: Memory = settings.get("memory", "buffer")
+        groups, self.assignment = resolve(params, settings)
+        if lr is None:
+            if settings.get("step_rule") == "sharp":
+                raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
+            lr = self.assignment.lr
+        self.placement = placement_for({a.name: a.parameter for a in self.assignment}, settings.get("process_group"))
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in self.assignment}
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "step_rule": step_rule,
-            "radius": radius,
-            "weight_decay": weight_decay,
-            "steps": 0,
-        }
-        check_settings(defaults, memory)
-        fallback = vars(adamw or AdamWSettings())
-        super().__init__(split(groups, self.assignment, lr, lr_scales or {}, fallback), defaults)
+        own = {key: value for key, value in settings.items() if key in GROUP_DEFAULTS}
+        defaults = {"lr": lr, **GROUP_DEFAULTS, **own, "steps": 0}
+        check_settings(defaults, self.memory)
+        super().__init__(split(groups, self.assignment, lr, settings), defaults)
 
     def __str__(self) -> str:
         shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
