@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
-from wellnormed.norms.base import Norm
+from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.spectral import Scaling
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.routing import Params, resolve
-from wellnormed.optim.settings import EngineSettings, refuse_unknown
+from wellnormed.optim.routing import Params
+from wellnormed.optim.settings import EngineSettings, Group
 
 
 class Scion(ConditionalGradient):
@@ -75,22 +75,21 @@ class Muon(ConditionalGradient):
         coefficients: str = "jordan-5",
         **settings: Unpack[EngineSettings],
     ) -> None:
-        refuse_unknown(type(self), settings)
-        groups, assignment = resolve(params, settings)
         if adjust_lr_fn not in (None, *_SCALINGS):
             raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_SCALINGS)}")
-        assigned = tuple(replace(a, norm=_adjusted(a.norm, coefficients, adjust_lr_fn)) for a in assignment)
-        settings.pop("recipe", None)
-        settings.pop("overrides", None)
-        settings["norms"] = replace(assignment, assigned=assigned)
-        super().__init__(groups, lr, **settings)
+        self._scaling, self._coefficients = _SCALINGS.get(adjust_lr_fn or ""), coefficients
+        super().__init__(params, lr, **settings)
+
+    def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
+        groups, assignment = super()._resolve(params, settings)
+        return groups, replace(assignment, assigned=tuple(replace(a, norm=self._adjusted(a.norm)) for a in assignment))
+
+    def _adjusted(self, norm: Norm | None) -> Norm | None:
+        if norm is None:
+            return None
+        norm = norm.with_coefficients(self._coefficients)
+        return norm if self._scaling is None else norm.with_scaling(self._scaling)
 
 
 _SCALINGS: dict[str, Scaling] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
 
-
-def _adjusted(norm: Norm | None, coefficients: str, adjust_lr_fn: str | None) -> Norm | None:
-    if norm is None:
-        return None
-    norm = norm.with_coefficients(coefficients)
-    return norm if adjust_lr_fn is None else norm.with_scaling(_SCALINGS[adjust_lr_fn])

@@ -31,6 +31,13 @@ class EngineSettings(TypedDict, total=False):
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
+        cautious_decay: Decay only entries that the step moves towards zero as well (Chen et al., 2025); False. Then the
+            decay bounds no norm.
+        maximize: Climb instead of descend; False.
+        normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published: 0.95);
+            None for none. Matrices then have no bound on their step. See `directions`.
+        clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees, with
+            its singular values capped at one unit of the norm; None for the oracle. See `directions`.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
@@ -48,6 +55,10 @@ class EngineSettings(TypedDict, total=False):
     radius: float
     radii: Mapping[str, float]
     weight_decay: float
+    cautious_decay: bool
+    maximize: bool
+    normuon: float | None
+    clip_gain: float | None
     lr_factors: Mapping[str, float]
     adamw: AdamWSettings
     memory: Memory
@@ -60,6 +71,10 @@ GROUP_DEFAULTS: Group = {
     "step_rule": "unconstrained",
     "radius": 1.0,
     "weight_decay": 0.0,
+    "cautious_decay": False,
+    "maximize": False,
+    "normuon": None,
+    "clip_gain": None,
 }
 """The keywords that a parameter group may set for itself, beside `lr`."""
 
@@ -105,6 +120,18 @@ def check_settings(settings: Group, memory: Memory) -> None:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
     if decay and rule == "constrained":
         raise ValueError(f"weight_decay={decay}: SCG has the decay 1 / radius already; change radius instead")
+    if settings["cautious_decay"] and rule == "constrained":
+        raise ValueError("cautious_decay=True: the decay of SCG is part of its step; use step_rule='unconstrained'")
+    neurons, gain = settings["normuon"], settings["clip_gain"]
+    if neurons is not None and not 0 <= neurons < 1:
+        raise ValueError(f"normuon={neurons} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
+    if neurons is not None and (rule in ("constrained", "sharp") or memory == "gradient"):
+        raise ValueError(
+            f"normuon={neurons} changes the norm of a step and keeps averages; it goes with the step rules "
+            "'unconstrained' and 'averaged' and memory='buffer'"
+        )
+    if gain is not None and (rule == "sharp" or not 0 < gain < float("inf")):
+        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule={rule!r} not 'sharp'")
     if settings["nesterov"] and (rule == "averaged" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
     if memory not in get_args(Memory):

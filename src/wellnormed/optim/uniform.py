@@ -30,6 +30,9 @@ class _Uniform(ConditionalGradient):
         settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
         super().__init__(groups, lr, **settings)
 
+    def _known_later(self, members: list[tuple[str, Tensor]]) -> dict[Tensor, AssignedParameter]:
+        return {p: AssignedParameter(name, p, self.norm_of(p), "every parameter") for name, p in members}
+
     @staticmethod
     @abstractmethod
     def norm_of(parameter: Tensor) -> Norm:
