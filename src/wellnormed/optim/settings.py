@@ -80,11 +80,15 @@ GROUP_DEFAULTS: Group = {
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know.
+    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`.
 
     Raises:
-        ValueError: Naming the keyword, and the nearest known one.
+        ValueError: Naming the keyword, and the nearest known one, or what to write.
     """
+    if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
+        given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
+        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ValueError(f"{optimizer.__name__}: adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
     own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
     known = sorted({*EngineSettings.__annotations__, *own})
     for name, value in settings.items():
