@@ -50,8 +50,8 @@ def constrain(
     """
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
-            "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an optimizer "
-            "of this library with process_group=, or fully_shard (FSDP2)"
+            "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
+            "optimizer of this library with process_group=, or fully_shard (FSDP2)"
         )
     if norms is None:
         if not isinstance(optimizer, ConditionalGradient):
@@ -68,7 +68,7 @@ def constrain(
         for a, norm in _matched(pattern, constraint, norms):
             if a.name in taken:
                 raise ValueError(
-                    f"parameter {a.name!r} has a constraint of an earlier `constrain`; call remove() on what it returned"
+                    f"parameter {a.name!r} has a constraint of an earlier `constrain`; call remove() on its result"
                 )
             if a.name in constrained:
                 raise ValueError(
@@ -104,6 +104,6 @@ def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tu
         raise ValueError(
             f"{constraint!r} acts on none of the parameters that {pattern!r} matches: "
             + ", ".join(f"{a.name} lives in {a.norm or 'no norm'}" for a in named)
-            + "; use ColumnCap for ColNorm, and SoftCap, HardCap or another spectral constraint for Spectral and PerHead"
+            + "; use ColumnCap for ColNorm, and SoftCap, HardCap or another spectral one for Spectral and PerHead"
         )
     return acting

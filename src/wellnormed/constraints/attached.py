@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.constraints.base import Constraint, State
-from wellnormed.norms import MatrixNorm, Norm
+from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
 from wellnormed.norms.base import widened
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets, placement_for
@@ -121,7 +121,7 @@ class Constraints:
     def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         own = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
-        self._known = {a.parameter: a for a in own}
+        self._known: dict[Tensor, AssignedParameter] = {a.parameter: a for a in own}
         self._placement_of_others = None if own else placement_for({c.name: c.parameter for c in self._constrained})
 
     def _hook(self) -> None:
@@ -247,7 +247,9 @@ def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) ->
     return _restored, (type(optimizer), state, tuple(ACTIVE.get(optimizer, ())))
 
 
-def _restored(cls: type, state: dict[str, Any], attached: tuple[Constraints, ...]) -> torch.optim.Optimizer:
+def _restored(
+    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: tuple[Constraints, ...]
+) -> torch.optim.Optimizer:
     optimizer = cls.__new__(cls)
     optimizer.__setstate__(state)
     for constraints in attached:

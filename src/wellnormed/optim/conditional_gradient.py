@@ -18,7 +18,7 @@ What other papers do to the oracle's output is in `directions`. What is only rou
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         self.memory: Memory = settings.get("memory", "buffer")
         groups, self.assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        self._chosen = {key: settings[key] for key in ("recipe", "overrides", "adamw") if key in settings}
+        chosen = {key: value for key, value in settings.items() if key in ("recipe", "overrides", "adamw")}
+        self._chosen = cast(EngineSettings, chosen)
         self._process_group, self._warned_without_gradients = settings.get("process_group"), False
         if lr is None:
             if settings.get("step_rule") == "sharp":
@@ -144,11 +145,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         for group in groups:
             self._add(group)
 
-    def _known_later(self, members: list[tuple[str, Tensor]]) -> dict[Tensor, AssignedParameter]:
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
         """What is known of parameters that come later: all that the model holds now."""
-        return {a.parameter: a for a in self._resolve(self._model, self._chosen)[1]} if self._model is not None else {}
+        assignment = () if self._model is None else self._resolve(self._model, self._chosen)[1]
+        return {a.parameter: a for a in assignment}
 
-    def _assign_new(self, members: list[tuple[str, Tensor]], group: Group) -> tuple[AssignedParameter, ...]:
+    def _assign_new(self, members: list[tuple[str, nn.Parameter]], group: Group) -> tuple[AssignedParameter, ...]:
         """Names and norms of parameters that come later."""
         known = self._known_later(members)
         entries = []
@@ -270,7 +272,8 @@ class ConditionalGradient(torch.optim.Optimizer):
                 state["second_moment"] = second_moment_like(parameter, norm)
         keep = group["normuon"]
         return Job(
-            (seen, _column(states, "second_moment")), lambda b, second: normalize_neurons(direction(b), second, norm, keep)
+            (seen, _column(states, "second_moment")),
+            lambda b, second: normalize_neurons(direction(b), second, norm, keep),
         )
 
     def _may_be_rounding(self, parameter: Tensor, group: Group) -> bool:
@@ -294,7 +297,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             ]
         if group["cautious_decay"]:
             agreeing = [(d * p).ge(0) for p, d in zip(parameters, directions, strict=True)]
-            torch._foreach_mul_(parameters, [1 - (1 - shrink) * a.to(p) for a, p in zip(agreeing, parameters, strict=True)])
+            torch._foreach_mul_(
+                parameters, [1 - (1 - shrink) * a.to(p) for a, p in zip(agreeing, parameters, strict=True)]
+            )
         elif shrink != 1:
             torch._foreach_mul_(parameters, shrink)
         torch._foreach_add_(parameters, directions, alpha=-lr * length)

@@ -92,4 +92,3 @@ class Muon(ConditionalGradient):
 
 
 _SCALINGS: dict[str, Scaling] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
-

@@ -34,10 +34,10 @@ class EngineSettings(TypedDict, total=False):
         cautious_decay: Decay only entries that the step moves towards zero as well (Chen et al., 2025); False. Then the
             decay bounds no norm.
         maximize: Climb instead of descend; False.
-        normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published: 0.95);
-            None for none. Matrices then have no bound on their step. See `directions`.
-        clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees, with
-            its singular values capped at one unit of the norm; None for the oracle. See `directions`.
+        normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published:
+            0.95); None for none. Matrices then have no bound on their step. See `directions`.
+        clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees,
+            with its singular values capped at one unit of the norm; None for the oracle. See `directions`.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,

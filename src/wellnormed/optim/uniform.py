@@ -30,7 +30,7 @@ class _Uniform(ConditionalGradient):
         settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
         super().__init__(groups, lr, **settings)
 
-    def _known_later(self, members: list[tuple[str, Tensor]]) -> dict[Tensor, AssignedParameter]:
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
         return {p: AssignedParameter(name, p, self.norm_of(p), "every parameter") for name, p in members}
 
     @staticmethod
