@@ -56,7 +56,7 @@ def test_a_group_may_bring_its_norm_or_ask_for_adamw():
     model[0].requires_grad_(False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1, adamw=wn.AdamWSettings(lr=0.01))
     model[0].requires_grad_(True)
-    with pytest.raises(ValueError, match=r"which norm parameter '4' of shape \(8, 6\) lives in.*key 'norm'"):
+    with pytest.raises(ValueError, match=r"which norm parameter '0' of shape \(8, 6\) lives in.*key 'norm'"):
         optimizer.add_param_group({"params": [model[0].weight]})
     optimizer.add_param_group({"params": [("first", model[0].weight)], "norm": wn.Sign(scaled=True), "lr": 0.3})
     optimizer.add_param_group({"params": [model[0].bias], "norm": None})

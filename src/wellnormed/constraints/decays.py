@@ -48,8 +48,8 @@ class ClippedWeightDecay(SpectralConstraint):
 
     After a step of norm `u` a norm of at most `b` is at most `upper + (1 - decay) max(0, b + u - upper)`, or `b + u` if
     that is smaller. The constraint keeps this bound for every weight, from a proved one at the start, and promises
-    it: it tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer that
-    gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
+    it: it tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer
+    that gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
 
     Args:
         upper: Norm above which the decay acts, in units of the weight's norm.

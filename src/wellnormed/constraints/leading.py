@@ -36,8 +36,8 @@ class LeadingConstraint(SpectralConstraint):
 class Hammer(LeadingConstraint):
     """The largest singular value of every slice, where above `max_norm`, becomes `max_norm` (LT section 3.1).
 
-    No promise: other singular values may stay above. LT's published form also raises a smaller one to `max_norm`, after every
-    step; `as_published` does so.
+    No promise: other singular values may stay above. LT's published form also raises a smaller one to `max_norm`, after
+    every step; `as_published` does so.
 
     Args:
         max_norm: In units of the weight's norm.

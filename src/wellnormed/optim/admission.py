@@ -1,10 +1,13 @@
-"""What no optimizer of this library can serve, refused by name before anything is changed."""
+"""What an optimizer takes in, also later, and what none can serve, refused by name before anything is changed."""
 
 import sys
+from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from wellnormed.norms import AssignedParameter, Norm
 from wellnormed.parallel.layout import is_distributed, layout
 
 
@@ -67,3 +70,45 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
             f"the gradient of {name!r} lies as {other}, its parameter as {own}; redistribute the gradient to the "
             "parameter's placements before the step"
         )
+
+
+def assign_later(
+    members: list[tuple[str, nn.Parameter]],
+    group: Mapping[str, Any],
+    known: Mapping[nn.Parameter, AssignedParameter],
+    taken: Container[str],
+) -> tuple[AssignedParameter, ...]:
+    """Names and norms of parameters that come in the middle of training.
+
+    Args:
+        members: Names, or numbers, and parameters.
+        group: Their group; its key `norm` decides for all of them.
+        known: What is known of parameters without that key.
+        taken: Names that the optimizer has.
+
+    Raises:
+        ValueError: A norm is unknown, is none or does not fit, or a name is taken.
+    """
+    entries = []
+    for name, parameter in members:
+        entry = known.get(parameter)
+        name = name if entry is None else entry.name
+        while name.isdigit() and (name in taken or any(name == e.name for e in entries)):
+            name = str(int(name) + 1)
+        if "norm" in group:
+            norm, reason = group["norm"], "add_param_group"
+        elif entry is not None:
+            norm, reason = entry.norm, entry.reason
+        else:
+            raise ValueError(
+                f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} lives "
+                "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
+            )
+        if not (norm is None or isinstance(norm, Norm)):
+            raise ValueError(f"add_param_group: norm={norm!r} is no norm; pass one such as Spectral(), or None")
+        if norm is not None:
+            norm.check_shape(parameter.shape, name)
+        if name in taken:
+            raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
+        entries.append(AssignedParameter(name, parameter, norm, reason))
+    return tuple(entries)

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
-from wellnormed.optim.admission import refuse_gradient, refuse_parameter, refuse_zero_redundancy
+from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.rounding import count_agreement, doubtful_sizes, not_rounding
+from wellnormed.optim.rounding import Rounding, count_agreement
 from wellnormed.optim.routing import Params, by_name, named, resolve, split
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
 from wellnormed.parallel import Job, in_buckets, placement_for
-from wellnormed.parallel.layout import like, local
+from wellnormed.parallel.layout import local
 
 _M = "momentum_buffer"
 _INSIDE = 1 - 1e-5
@@ -105,7 +105,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         self.assignment = assignment
         self.placement = placement_for({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
-        self._factors: dict[Tensor, Tensor] = {}
 
     def __str__(self) -> str:
         shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
@@ -137,10 +136,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         if "norm" not in param_group and all(parameter in self._norms for _, parameter in members):
             self._add({**param_group, "params": members})
             return
+        entries = assign_later(members, param_group, self._known_later(members), self._owner)
         own = {key: value for key, value in param_group.items() if key != "norm"}
-        entries = self._assign_new(members, param_group)
-        pairs = [(a.name, a.parameter) for a in entries]
-        groups = split([{**own, "params": pairs}], Assignment(entries), self.defaults["lr"], self._chosen)
+        own["params"] = [(a.name, a.parameter) for a in entries]
+        groups = split([own], Assignment(entries), self.defaults["lr"], self._chosen)
+        for group in groups:
+            check_settings({**self.defaults, **group}, self.memory)
         self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
         for group in groups:
             self._add(group)
@@ -149,33 +150,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         """What is known of parameters that come later: all that the model holds now."""
         assignment = () if self._model is None else self._resolve(self._model, self._chosen)[1]
         return {a.parameter: a for a in assignment}
-
-    def _assign_new(self, members: list[tuple[str, nn.Parameter]], group: Group) -> tuple[AssignedParameter, ...]:
-        """Names and norms of parameters that come later."""
-        known = self._known_later(members)
-        entries = []
-        for index, (name, parameter) in enumerate(members):
-            if parameter in known:
-                name = known[parameter].name
-            if name.isdigit():
-                name = str(len(self._owner) + index)
-            if "norm" in group:
-                norm, reason = group["norm"], "add_param_group"
-            elif parameter in known:
-                norm, reason = known[parameter].norm, known[parameter].reason
-            else:
-                raise ValueError(
-                    f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} "
-                    "lives in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
-                )
-            if not (norm is None or isinstance(norm, Norm)):
-                raise ValueError(f"add_param_group: norm={norm!r} is no norm; pass one such as Spectral(), or None")
-            if norm is not None:
-                norm.check_shape(parameter.shape, name)
-            if name in self._owner:
-                raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
-            entries.append(AssignedParameter(name, parameter, norm, reason))
-        return tuple(entries)
 
     def _add(self, group: Group) -> None:
         """One group whose parameters have their norms."""
@@ -210,9 +184,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         sizes = self._gradient_sizes()
-        doubtful = doubtful_sizes(sizes, {name: parameter for name, (_, parameter) in self._owner.items()})
-        self._doubtful = {self._owner[name][1]: (sizes[name], size) for name, size in doubtful.items()}
-        self._factors.clear()
+        self._rounding = Rounding(sizes, {name: parameter for name, (_, parameter) in self._owner.items()})
         for group in self.param_groups:
             if group["step_rule"] == "adamw":
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
@@ -244,7 +216,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         gradients = [_gradient(p) for p in parameters]
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        doubtful = [i for i, p in enumerate(parameters) if self._may_be_rounding(p, group)]
+        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters)
         states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
         if doubtful and states:
             count_agreement(
@@ -258,12 +230,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             if group["nesterov"]:
                 seen, kept = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"])), kept * group["momentum"]
         if doubtful:
-            factors = not_rounding(
-                [seen[i] for i in doubtful],
-                [self._doubtful[parameters[i]][1] * (1 - kept) for i in doubtful],
-                [states[i]["agreement"] for i in doubtful] if states else None,
-            )
-            self._factors.update(zip((parameters[i] for i in doubtful), factors, strict=True))
+            agreements = [states[i]["agreement"] for i in doubtful] if states else None
+            self._rounding.judge([parameters[i] for i in doubtful], [seen[i] for i in doubtful], 1 - kept, agreements)
         direction = oracle(norm, group)
         if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
             return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))
@@ -276,11 +244,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             lambda b, second: normalize_neurons(direction(b), second, norm, keep),
         )
 
-    def _may_be_rounding(self, parameter: Tensor, group: Group) -> bool:
-        """Whether a gradient is to be looked at: every vector's, and matrices' that are small as a whole."""
-        size, below = self._doubtful.get(parameter, (0.0, 0.0))
-        return below > 0 and group["step_rule"] != "sharp" and (parameter.ndim < 2 or 0 < size <= below)
-
     def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
         length, shrink = group["radius"], 1 - lr * group["weight_decay"]
@@ -290,11 +253,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             norm = self._norms[parameters[0]]
             assert norm is not None  # it made the direction
             length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
-        if any(p in self._factors for p in parameters):
-            directions = [
-                like(local(d) * self._factors[p], p) if p in self._factors else d
-                for p, d in zip(parameters, directions, strict=True)
-            ]
+        directions = self._rounding.held_back(parameters, directions)
         if group["cautious_decay"]:
             agreeing = [(d * p).ge(0) for p, d in zip(parameters, directions, strict=True)]
             torch._foreach_mul_(

@@ -2,7 +2,7 @@
 
 *Spectral clipping as the duality map* (Spectral Clipping, section 4): with a gain `k` the singular values of `k g` are
 capped at one unit of the norm. It solves `max <k g, d> - |d|_F^2 / 2` over the ball, so directions of little gradient
-move little; as `k` grows it tends to `dualize(g)` (section 1.1), and below the cap it is gradient descent with rate `k`.
+move little. As `k` grows it tends to `dualize(g)` (section 1.1), and below the cap it is gradient descent of rate `k`.
 
 *NorMuon* (Li et al., 2025, algorithm 1): the oracle's output `o` is divided, neuron by neuron, by the root of a running
 average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As in the authors' code a neuron is what

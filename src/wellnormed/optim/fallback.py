@@ -52,5 +52,5 @@ def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, 
     beta1, beta2 = group["betas"]
     adamw(
         parameters, gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
-        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=group.get("maximize", False),
+        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
     )  # fmt: skip

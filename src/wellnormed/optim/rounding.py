@@ -1,8 +1,8 @@
 """Which gradients are rounding errors and nothing else, so that an oracle does not turn them into whole steps.
 
 Some parameters have no influence on the loss: softmax does not see the bias of the keys, nor a batch norm the bias of
-the convolution before it. The terms of their gradient cancel, and what is left is the rounding of the terms. AdamW and
-SGD hardly notice; an oracle, which does not see the size of a gradient, moves such a parameter as far as any other.
+the convolution before it. The terms of their gradient cancel, and what is left is the rounding of the terms. SGD
+hardly notices; an oracle, which does not see the size of a gradient, moves such a parameter as far as any other.
 
 **Size.** A gradient is a sum of `n` terms, one for each position of a batch. Let them have size `t`. If they point one
 way the sum is about `n t`, if they point everywhere `sqrt(n) t`. Rounding errors add up like a random walk (Higham and
@@ -25,8 +25,9 @@ step changes.
 Vectors and numbers are judged entry by entry (the middle third of the bias of `nn.MultiheadAttention` belongs to the
 keys), matrices and kernels as a whole. Both tests compare gradients of one step with each other, or signs: they do not
 change if all gradients are multiplied by a factor, as by clipping. What is not seen: a module whose gradients are all
-errors, or that has one parameter alone; errors of a precision lower than the parameter's, as from autocast; errors
-that repeat exactly, step after step, because neither the data nor the other weights change.
+errors, or that has one parameter alone; errors of a precision lower than the parameter's, as from autocast; a step that
+is compiled; parameters that AdamW moves; errors that repeat exactly, step after step, because neither the data nor the
+other weights change.
 """
 
 import math
@@ -35,7 +36,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wellnormed.parallel.layout import local, whole
+from wellnormed.parallel.layout import like, local, whole
 
 POSITIONS = 2**20
 """Terms that a gradient sums at most, `n`."""
@@ -112,23 +113,49 @@ def count_agreement(agreements: list[Tensor], gradients: list[Tensor], averages:
     torch._foreach_lerp_([local(a) for a in agreements], signs, 1 - memory_of_signs(gradients[0].dtype))
 
 
-def not_rounding(seen: list[Tensor], doubtful: list[float], agreements: list[Tensor] | None) -> list[Tensor]:
-    """One where a parameter moves and zero where it is held back, for every entry of a vector or for the whole tensor.
+class Rounding:
+    """What is held back in one step.
 
     Args:
-        seen: What the oracles see, all of one shape.
-        doubtful: The size at or below which each of them may be an error.
-        agreements: The averages of signs; None if none are kept, where size alone decides.
+        sizes: The largest entry of every gradient there is.
+        parameters: The parameters by their names.
     """
-    if seen[0].ndim < 2:
-        above = list(torch._foreach_abs([local(s) for s in seen]))
-    else:
-        above = [whole(s.abs().max()) for s in seen]
-    torch._foreach_sub_(above, doubtful)
-    torch._foreach_clamp_min_(above, 0.0)
-    if agreements is not None:
-        agreed = list(torch._foreach_sub([local(a) for a in agreements], 0.5))
-        torch._foreach_clamp_min_(agreed, 0.0)
-        torch._foreach_sign_(agreed)
-        torch._foreach_add_(above, agreed)
-    return list(torch._foreach_sign(above))
+
+    def __init__(self, sizes: Mapping[str, float], parameters: Mapping[str, Tensor]) -> None:
+        below = doubtful_sizes(sizes, parameters)
+        self._below = {parameters[name]: size for name, size in below.items() if size > 0}
+        self._sizes = {parameters[name]: sizes[name] for name in below}
+        self._factors: dict[Tensor, Tensor] = {}
+
+    def doubtful(self, parameters: list[Tensor]) -> list[int]:
+        """The indices of those whose gradient may be an error: of all vectors, and of matrices that are small."""
+        known = [(i, p) for i, p in enumerate(parameters) if p in self._below]
+        return [i for i, p in known if p.ndim < 2 or 0 < self._sizes[p] <= self._below[p]]
+
+    def judge(
+        self, parameters: list[Tensor], seen: list[Tensor], share: float, agreements: list[Tensor] | None
+    ) -> None:
+        """Remember one where a parameter moves and zero where not, for every entry of a vector or the whole tensor.
+
+        Args:
+            parameters: Doubtful ones, all of one shape.
+            seen: What their oracles see.
+            share: How much of the gradients `seen` holds: an average that starts at zero does not hold all of them.
+            agreements: The averages of signs; None if none are kept, where size alone decides.
+        """
+        vectors = parameters[0].ndim < 2
+        above = [local(s).abs() if vectors else whole(s.abs().max()) for s in seen]
+        torch._foreach_sub_(above, [self._below[p] * share for p in parameters])
+        torch._foreach_clamp_min_(above, 0.0)
+        if agreements is not None:
+            agreed = list(torch._foreach_sub([local(a) for a in agreements], 0.5))
+            torch._foreach_clamp_min_(agreed, 0.0)
+            torch._foreach_add_(above, torch._foreach_sign(agreed))
+        self._factors |= zip(parameters, torch._foreach_sign(above), strict=True)
+
+    def held_back(self, parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+        """The directions, with zeros where a parameter does not move."""
+        return [
+            like(local(d) * self._factors[p], p) if p in self._factors else d
+            for p, d in zip(parameters, directions, strict=True)
+        ]
