@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.optim.admission import refuse_parameter
 
 
 def network():
@@ -121,20 +120,30 @@ def test_adamw_settings_are_no_dictionary():
         wn.Muon(network(), lr=0.1, adamw={"lr": 1e-3, "eps": 1e-7})
 
 
-def test_fsdp1_is_refused_by_name():
-    flat = nn.Parameter(torch.ones(4))
-    flat._is_flat_param = True
-    with pytest.raises(ValueError, match=r"'0' belongs to FullyShardedDataParallel.*fully_shard"):
-        wn.Signum([flat], lr=0.1)
-    with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
-        refuse_parameter("_fsdp_wrapped_module.0.weight", torch.ones(2, 2))
-
-
 @pytest.fixture
 def one_process(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore")  # of FSDP1 itself, which asks for an accelerator
+@pytest.mark.parametrize("use_orig_params", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: wn.Scion(model, lr=0.1),
+        lambda model: wn.Scion(wn.assign_norms(model), lr=0.1),
+        lambda model: wn.Signum(model.parameters(), lr=0.1),
+    ],
+)
+def test_fsdp1_is_refused_by_name(make, use_orig_params):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+    with pytest.raises(ValueError, match=r"parameter '.*' belongs to FullyShardedDataParallel \(FSDP1\).*fully_shard"):
+        make(model)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -17,7 +17,8 @@ def refuse_parameter(name: str, parameter: Tensor) -> None:
     Raises:
         ValueError: It is empty, or a piece of what FSDP1 flattens; naming parameter, value and remedy.
     """
-    if "_fsdp_wrapped_module" in name or getattr(parameter, "_is_flat_param", False):
+    marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
+    if "_fsdp_wrapped_module" in name or any(marks):
         raise ValueError(
             f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
             "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"

@@ -81,12 +81,14 @@ def doubtful_sizes(sizes: Mapping[str, float], parameters: Mapping[str, Tensor])
         >>> {name: size * 2**14 for name, size in sizes.items()}
         {'a.weight': 3.0, 'a.bias': 5.0}
     """
-    largest: dict[str, list[tuple[float, str]]] = {}  # of every module, its two largest
+    inside: dict[str, list[tuple[float, str]]] = {name.rpartition(".")[0]: [] for name in sizes} | {"": []}
     for name, size in sizes.items():
         module = name
         while module:
             module = module.rpartition(".")[0]
-            largest[module] = sorted([*largest.get(module, []), (size, name)], reverse=True)[:2]
+            if module in inside:
+                inside[module].append((size, name))
+    largest = {module: sorted(members)[:-3:-1] for module, members in inside.items()}  # the two largest of every module
 
     def others(name: str, module: str) -> float | None:
         return next((size for size, other in largest[module] if other != name), None)
