@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from tests.parallel.training import RULES, Training, assembled, mesh_of
+from tests.parallel.training import CONSTRAINTS, Training, assembled, mesh_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -34,7 +34,7 @@ def outcome(function):
 
 
 def with_a_bad_gradient(layout):
-    training = Training(layout, "Scion", RULES).run(2)
+    training = Training(layout, "Scion", CONSTRAINTS).run(2)
     before = training.weights(), training.state()
     training.backward()
     if dist.get_rank() == 1:
@@ -138,8 +138,8 @@ def refusals():
 
 
 def test_layouts_that_cannot_be_assembled_are_refused_by_name(processes):
-    for two, rule, strided, summed in processes(4).run(refusals):
-        for kind, message in (two, rule, strided):
+    for two, constraint, strided, summed in processes(4).run(refusals):
+        for kind, message in (two, constraint, strided):
             assert kind == "ValueError"
             assert "parameter 'weight' lies as (" in message
             assert "fully_shard without tensor parallelism" in message
@@ -218,20 +218,22 @@ def test_local_is_the_reference():
     assert torch.equal(next(Local().run(jobs))[0][0], torch.full((2, 2), 0.5))
 
 
-def volume(layout, rules):
-    training = Training(layout, "Scion", rules).run(1)
+def volume(layout, constraints):
+    training = Training(layout, "Scion", constraints).run(1)
     start = training.optimizer.placement.sent_bytes
     training.run(3)
     return training.optimizer.placement.sent_bytes - start, {n: p.shape for n, p in training.model.named_parameters()}
 
 
-@pytest.mark.parametrize("rules", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "rules"])
+@pytest.mark.parametrize(
+    "constraints", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "constraints"]
+)
 @pytest.mark.parametrize(("layout", "world"), [("ddp", 2), ("fsdp", 4)])
-def test_a_training_sends_no_more_than_stated(processes, layout, world, rules):
-    many = processes(world).run(volume, layout, rules)
+def test_a_training_sends_no_more_than_stated(processes, layout, world, constraints):
+    many = processes(world).run(volume, layout, constraints)
     shapes = many[0][1]
     dealt = [s for n, s in shapes.items() if layout == "fsdp" or (len(s) == 2 and n != "0.weight")]  # not the embedding
-    dealt += [shapes[f"{name}.weight"] for name in rules or ()]
+    dealt += [shapes[f"{name}.weight"] for name in constraints or ()]
     sent = sum(sent for sent, _ in many)
     if layout == "ddp":
         assert sent == 3 * (world - 1) * 8 * sum(shape.numel() for shape in dealt)
@@ -266,12 +268,12 @@ def other_optimizer():
     training = Training("fsdp", "Scion")
     names = wn.assign_norms(training.model)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=0.05)
-    training.rules = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    training.constraints = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
     training.run(3)
-    return training.weights(), training.rules.proved_ratios()["1.weight"]
+    return training.weights(), training.constraints.proved_ratios()["1.weight"]
 
 
-def test_rules_serve_any_optimizer(processes):
+def test_constraints_serve_any_optimizer(processes):
     one = Training("one", "Scion")
     names = wn.assign_norms(one.model)
     one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.05)
@@ -290,13 +292,13 @@ def rows_and_columns():
 def train_alike(model):
     """Every process sees all examples, as under tensor parallelism."""
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
-    rules = wn.constrain(optimizer, {"*": wn.SoftCap(0.5)})
+    constraints = wn.constrain(optimizer, {"*": wn.SoftCap(0.5)})
     for seed in range(20):
         optimizer.zero_grad()
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         model(x).square().mean().backward()
         optimizer.step()
-    return {name: assembled(p) for name, p in model.named_parameters()}, rules.proved_ratios()
+    return {name: assembled(p) for name, p in model.named_parameters()}, constraints.proved_ratios()
 
 
 def tensor_parallel():
