@@ -67,7 +67,11 @@ def test_the_bias_of_the_keys_stays(kind, optimizer, dtype):
     model.to(dtype)
     before = {p: p.detach().clone() for p in model.parameters()}
     train(model, optimizer(model, lr=0.02), shifted_tokens, dtype, 60)
-    assert torch.equal(bias[part], before[bias][part])
+    moved = (bias - before[bias])[part].abs().max()
+    if kind == "torch" and optimizer is not wn.Signum:  # a part of a vector that is normalised as a whole
+        assert moved < 60 * 0.02 * rounding_level(dtype)
+    else:
+        assert moved == 0
     assert all(not torch.equal(p, before[p]) for p in before if p is not bias)
     if kind == "torch":  # the biases of queries have moved; a few may have come back by a step of a sign
         assert (bias != before[bias])[:32].float().mean() > 0.5
@@ -187,6 +191,19 @@ def test_the_size_alone_decides_at_the_level():
         before = model.bias.detach().clone()
         optimizer.step()
         assert bool((model.bias != before).all()) == moves
+
+
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Signum])
+def test_a_training_without_errors_is_bit_for_bit_that_of_the_formula(optimizer, monkeypatch):
+    def trained():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32))
+        train(model, optimizer(model, lr=0.01), shifted_tokens, torch.float32, 40)
+        return [p.detach().clone() for p in model.parameters()]
+
+    judged = trained()
+    monkeypatch.setattr("wellnormed.optim.rounding.doubtful_sizes", lambda sizes, parameters: {})
+    assert all(torch.equal(p, q) for p, q in zip(judged, trained(), strict=True))
 
 
 def test_a_layer_of_its_own_is_never_judged():

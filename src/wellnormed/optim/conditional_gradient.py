@@ -27,7 +27,7 @@ from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
 from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.rounding import Rounding, count_agreement
+from wellnormed.optim.rounding import Rounding, by_entries, count_agreement
 from wellnormed.optim.routing import Params, by_name, named, resolve, split
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
 from wellnormed.parallel import Job, in_buckets, placement_for
@@ -46,8 +46,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x norm x step rule, over every parameter of an assignment.
 
     Parameters of equal norm and shape are stacked and treated in one pass. State is one momentum buffer per parameter,
-    and whether its gradients agree with it: a number for a matrix, one entry each for a vector. Parameters without a
-    norm are left to AdamW.
+    and a number that tells whether its gradients agree with it (entry by entry for vectors that move by signs).
+    Parameters without a norm are left to AdamW.
 
     Args:
         params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
@@ -216,12 +216,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         gradients = [_gradient(p) for p in parameters]
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters)
+        entries = by_entries(parameters[0], norm)
+        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters, entries)
         states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
         if doubtful and states:
-            count_agreement(
-                *([own[i] for i in doubtful] for own in (_column(states, "agreement"), gradients, _column(states, _M)))
-            )
+            columns = _column(states, "agreement"), gradients, _column(states, _M)
+            count_agreement(*([own[i] for i in doubtful] for own in columns), entries=entries)
         kept = 0.0  # the share of the average that its start at zero still takes
         if not states or group["step_rule"] == "averaged":
             seen = gradients
@@ -231,7 +231,8 @@ class ConditionalGradient(torch.optim.Optimizer):
                 seen, kept = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"])), kept * group["momentum"]
         if doubtful:
             agreements = [states[i]["agreement"] for i in doubtful] if states else None
-            self._rounding.judge([parameters[i] for i in doubtful], [seen[i] for i in doubtful], 1 - kept, agreements)
+            doubted = [parameters[i] for i in doubtful], [seen[i] for i in doubtful]
+            self._rounding.judge(*doubted, 1 - kept, agreements, entries=entries)
         direction = oracle(norm, group)
         if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
             return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))
@@ -275,8 +276,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         if _M not in state:
             state[_M] = torch.zeros_like(parameter)
         if "agreement" not in state:
-            vector = parameter.ndim < 2
-            state["agreement"] = torch.zeros_like(parameter) if vector else parameter.new_zeros(())
+            norm = self._norms[parameter]
+            assert norm is not None  # it has an oracle
+            state["agreement"] = torch.zeros_like(parameter) if by_entries(parameter, norm) else parameter.new_zeros(())
         return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:

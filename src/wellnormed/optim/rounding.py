@@ -9,10 +9,10 @@ way the sum is about `n t`, if they point everywhere `sqrt(n) t`. Rounding error
 Mary, 2019): `n` errors of up to `u n t`, with the unit roundoff `u`, make at most `sqrt(n) u (n t)`. The largest entry
 of all gradients stands for a sum whose terms point one way: an error is at most `sqrt(n) u` of it. The largest entry in
 the other gradients of the same module, which sum the same terms times inputs of order one, may stand for either: an
-error is at most `n u` of it. So a vector's entry *may* be an error if it is below both. With `n = 2^20`, a million
-positions, that is 6e-5 of all gradients and 6e-2 of its module's in float32, 1e-13 and 1e-10 in float64. The vanishing
-gradients of a deep layer are not below the second. A matrix as a whole, whose terms seldom cancel, may be an error
-only below `sqrt(n) u` of its module's other gradients.
+error is at most `n u` of it. So a vector *may* be an error if it is below both. With `n = 2^16` positions that is 2e-5
+of all gradients and 4e-3 of its module's in float32, 3e-14 and 7e-12 in float64; random walks of a larger batch seldom
+go as far as their bound. The vanishing gradients of a deep layer are not below the second. A matrix, whose terms seldom
+cancel, may be an error only below `sqrt(n) u` of its module's other gradients.
 
 **Direction.** Errors have no direction: the gradient of the next step agrees with the average of those before it, in
 the sign of their product, as often as a fair coin says. Let `a` be the running average of these signs with factor `b`
@@ -22,12 +22,12 @@ persists is there after `log 2 / log(1 / b)` steps, 46 in float32 and 102 in flo
 times in four. So a parameter is held back while its gradients are small **and** have no direction; nothing else in a
 step changes.
 
-Vectors and numbers are judged entry by entry (the middle third of the bias of `nn.MultiheadAttention` belongs to the
-keys), matrices and kernels as a whole. Both tests compare gradients of one step with each other, or signs: they do not
-change if all gradients are multiplied by a factor, as by clipping. What is not seen: a module whose gradients are all
-errors, or that has one parameter alone; errors of a precision lower than the parameter's, as from autocast; a step that
-is compiled; parameters that AdamW moves; errors that repeat exactly, step after step, because neither the data nor the
-other weights change.
+A gradient is judged as a whole, and entry by entry for vectors whose oracle is the sign, which is not continuous: so
+the middle third of the bias of `nn.MultiheadAttention`, which belongs to the keys, stays under `Signum`. Both tests
+compare gradients of one step with each other, or signs: they do not change if all gradients are multiplied by a factor,
+as by clipping. What is not seen: a module whose gradients are all errors, or that has one parameter alone; errors of a
+precision lower than the parameter's, as from autocast; a step that is compiled; parameters that AdamW moves; errors
+that repeat exactly, step after step, because neither the data nor the other weights change.
 """
 
 import math
@@ -36,9 +36,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from wellnormed.norms import Gain, Norm, Sign
 from wellnormed.parallel.layout import like, local, whole
 
-POSITIONS = 2**20
+POSITIONS = 2**16
 """Terms that a gradient sums at most, `n`."""
 
 
@@ -48,7 +49,7 @@ def rounding_level(dtype: torch.dtype) -> float:
     Gradients of 16 bits are summed in float32 and rounded once.
 
     Example:
-        >>> rounding_level(torch.float32) == 2**-14, rounding_level(torch.float64) == 2**-43
+        >>> rounding_level(torch.float32) == 2**-16, rounding_level(torch.float64) == 2**-45
         (True, True)
     """
     summed = min(_rounding(dtype), 2.0**-24)
@@ -78,7 +79,7 @@ def doubtful_sizes(sizes: Mapping[str, float], parameters: Mapping[str, Tensor])
     Example:
         >>> parameters = {"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2), "b.weight": torch.ones(2, 2)}
         >>> sizes = doubtful_sizes({"a.weight": 2.0, "a.bias": 3.0, "b.weight": 5.0}, parameters)
-        >>> {name: size * 2**14 for name, size in sizes.items()}
+        >>> {name: size * 2**16 for name, size in sizes.items()}
         {'a.weight': 3.0, 'a.bias': 5.0}
     """
     inside: dict[str, list[tuple[float, str]]] = {name.rpartition(".")[0]: [] for name in sizes} | {"": []}
@@ -105,13 +106,23 @@ def doubtful_sizes(sizes: Mapping[str, float], parameters: Mapping[str, Tensor])
     return found
 
 
-def count_agreement(agreements: list[Tensor], gradients: list[Tensor], averages: list[Tensor]) -> None:
+def by_entries(parameter: Tensor, norm: Norm) -> bool:
+    """Whether a gradient is judged entry by entry."""
+    return parameter.ndim < 2 and isinstance(norm, Sign | Gain)
+
+
+def count_agreement(
+    agreements: list[Tensor], gradients: list[Tensor], averages: list[Tensor], *, entries: bool
+) -> None:
     """Bring the averages of signs up to date, before the gradients enter their averages; shapes are all equal."""
-    if gradients[0].ndim < 2:
+    if entries:
         signs = torch._foreach_sign([local(g) for g in gradients])
         torch._foreach_mul_(signs, torch._foreach_sign([local(m) for m in averages]))
     else:
-        signs = [whole((g / whole(g.abs().max()) * m).sum()).sign() for g, m in zip(gradients, averages, strict=True)]
+        least = torch.finfo(gradients[0].dtype).tiny  # divided by its size a small gradient makes no product underflow
+        sizes = [whole(g.abs().max()).clamp(min=least) for g in gradients]
+        products = [(g / n * m).sum() for g, n, m in zip(gradients, sizes, averages, strict=True)]
+        signs = [whole(product).sign() for product in products]
     torch._foreach_lerp_([local(a) for a in agreements], signs, 1 - memory_of_signs(gradients[0].dtype))
 
 
@@ -129,24 +140,30 @@ class Rounding:
         self._sizes = {parameters[name]: sizes[name] for name in below}
         self._factors: dict[Tensor, Tensor] = {}
 
-    def doubtful(self, parameters: list[Tensor]) -> list[int]:
-        """The indices of those whose gradient may be an error: of all vectors, and of matrices that are small."""
+    def doubtful(self, parameters: list[Tensor], entries: bool) -> list[int]:
+        """The indices of those of which an entry, or the whole, may be an error."""
         known = [(i, p) for i, p in enumerate(parameters) if p in self._below]
-        return [i for i, p in known if p.ndim < 2 or 0 < self._sizes[p] <= self._below[p]]
+        return [i for i, p in known if entries or self._sizes[p] <= self._below[p]]
 
     def judge(
-        self, parameters: list[Tensor], seen: list[Tensor], share: float, agreements: list[Tensor] | None
+        self,
+        parameters: list[Tensor],
+        seen: list[Tensor],
+        share: float,
+        agreements: list[Tensor] | None,
+        *,
+        entries: bool,
     ) -> None:
-        """Remember one where a parameter moves and zero where not, for every entry of a vector or the whole tensor.
+        """Remember one where a parameter moves and zero where not, for every entry or the whole.
 
         Args:
             parameters: Doubtful ones, all of one shape.
             seen: What their oracles see.
             share: How much of the gradients `seen` holds: an average that starts at zero does not hold all of them.
             agreements: The averages of signs; None if none are kept, where size alone decides.
+            entries: Whether entry by entry.
         """
-        vectors = parameters[0].ndim < 2
-        above = [local(s).abs() if vectors else whole(s.abs().max()) for s in seen]
+        above = [local(s).abs() if entries else whole(s.abs().max()) for s in seen]
         torch._foreach_sub_(above, [self._below[p] * share for p in parameters])
         torch._foreach_clamp_min_(above, 0.0)
         if agreements is not None:
