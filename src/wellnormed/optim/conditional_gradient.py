@@ -133,7 +133,12 @@ class ConditionalGradient(torch.optim.Optimizer):
             True
         """
         members = named([param_group])[0]["params"]
-        if "norm" not in param_group and all(parameter in self._norms for _, parameter in members):
+        if all(parameter in self._norms for _, parameter in members):
+            if "norm" in param_group:
+                raise ValueError(
+                    f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
+                    "first ones by overrides= or assign_norms"
+                )
             self._add({**param_group, "params": members})
             return
         entries = assign_later(members, param_group, self._known_later(members), self._owner)
