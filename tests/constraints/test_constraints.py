@@ -1,4 +1,4 @@
-"""Every rule holds its promise after every step, proved, or refuses before the step."""
+"""Every constraint holds its promise after every step, proved, or refuses before the step."""
 
 import pytest
 import torch
@@ -8,17 +8,17 @@ from torch import nn
 
 import wellnormed as wn
 
-RULES = {
+CONSTRAINTS = {
     "hard": wn.HardCap,
     "soft": wn.SoftCap,
     "optimal": wn.OptimalCap,
     "normalize": wn.SpectralNormalize,
     "decay": wn.WeightDecay,
 }
-every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+every_constraint = pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
 
 
-@every_rule
+@every_constraint
 @given(
     shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),
@@ -27,31 +27,31 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
     coefficients=st.sampled_from(["polar-express-5", "jordan-5", "you-6"]),
 )
 @settings(max_examples=25)
-def test_the_cap_is_proved_after_every_step(rule, shape, cap, relative_lr, aligned, coefficients):
+def test_the_cap_is_proved_after_every_step(constraint, shape, cap, relative_lr, aligned, coefficients):
     model = nn.Linear(shape[1], shape[0], bias=False)
     assignment = wn.assign_norms(model, overrides={"weight": wn.Spectral(coefficients)})
     optimizer = wn.Scion(assignment, lr=relative_lr * cap, momentum=0.0)
-    rules = wn.constrain(optimizer, {"weight": rule(cap)})
+    constraints = wn.constrain(optimizer, {"weight": constraint(cap)})
     gen = torch.Generator().manual_seed(0)
     for _ in range(12):
         # the worst case pushes every singular value outward; the other is noise
         w = model.weight.detach()
         model.weight.grad = -w / w.abs().max().clamp(min=1e-30) if aligned else torch.randn(shape, generator=gen)
         optimizer.step()
-        assert rules.proved_ratios()["weight"] <= 1
+        assert constraints.proved_ratios()["weight"] <= 1
 
 
-@every_rule
-def test_many_short_steps_do_not_creep_over_the_cap(rule):
+@every_constraint
+def test_many_short_steps_do_not_creep_over_the_cap(constraint):
     """Rounding must not accumulate: thousands of outward steps with a learning rate that decays to nothing."""
     model = nn.Linear(16, 16, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=1e-3, momentum=0.0)
-    rules = wn.constrain(optimizer, {"weight": rule(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": constraint(1.0)})
     for i in range(1500):
         optimizer.param_groups[0]["lr"] = 0.05 * (1 - i / 1500)
         model.weight.grad = -model.weight.detach().clone()
         optimizer.step()
-    assert 0.5 < rules.proved_ratios()["weight"] <= 1
+    assert 0.5 < constraints.proved_ratios()["weight"] <= 1
 
 
 def test_per_head_caps_bind_every_head(generator):
@@ -69,24 +69,24 @@ def test_per_head_caps_bind_every_head(generator):
 def test_column_cap_binds_embedding_rows():
     model = nn.Embedding(5, 8)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.5)
-    rules = wn.constrain(optimizer, {"weight": wn.ColumnCap(1.0)})
-    assert rules.proved_ratios()["weight"] <= 1  # also before the first step
+    constraints = wn.constrain(optimizer, {"weight": wn.ColumnCap(1.0)})
+    assert constraints.proved_ratios()["weight"] <= 1  # also before the first step
     for i in range(5):
         model.weight.grad = torch.randn(5, 8, generator=torch.Generator().manual_seed(i))
         optimizer.step()
-        assert rules.proved_ratios()["weight"] <= 1
+        assert constraints.proved_ratios()["weight"] <= 1
 
 
 def test_hard_cap_and_normalize_serve_any_optimizer():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
-    rules = wn.constrain(
+    constraints = wn.constrain(
         optimizer, {"0": wn.HardCap(1.0), "1": wn.SpectralNormalize(1.0)}, norms=wn.assign_norms(model)
     )
     for _ in range(5):
         model(torch.ones(2, 8)).square().sum().backward()
         optimizer.step()
-    assert max(rules.proved_ratios().values()) <= 1
+    assert max(constraints.proved_ratios().values()) <= 1
 
 
 def test_soft_cap_refuses_a_learning_rate_beyond_its_promise_before_the_step():
@@ -107,7 +107,7 @@ def test_weight_decay_refuses_a_step_longer_than_the_cap():
         wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.WeightDecay(1.0)})
 
 
-def test_wrong_rules_and_patterns_are_refused():
+def test_wrong_constraints_and_patterns_are_refused():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
     assignment = wn.assign_norms(model)
     optimizer = wn.Scion(assignment, lr=0.1)
@@ -115,7 +115,7 @@ def test_wrong_rules_and_patterns_are_refused():
         wn.constrain(optimizer, {"0": wn.HardCap(1.0)})
     with pytest.raises(ValueError, match="matches no trainable parameter"):
         wn.constrain(optimizer, {"blocks.*": wn.HardCap(1.0)})
-    with pytest.raises(ValueError, match="two rules"):
+    with pytest.raises(ValueError, match="two constraints"):
         wn.constrain(optimizer, {"1": wn.HardCap(1.0), "1.weight": wn.HardCap(2.0)})
     adamw = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="pass norms="):
@@ -127,34 +127,34 @@ def test_wrong_rules_and_patterns_are_refused():
         wn.constrain(partial, {"1": wn.HardCap(1.0)}, norms=assignment)
 
 
-def test_removed_rules_no_longer_act():
+def test_removed_constraints_no_longer_act():
     model = nn.Linear(4, 4, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=1.0)
-    rules = wn.constrain(optimizer, {"weight": wn.HardCap(0.1)})
-    rules.remove()
+    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.1)})
+    constraints.remove()
     model.weight.grad = torch.eye(4)
     optimizer.step()
-    assert rules.proved_ratios()["weight"] > 1
+    assert constraints.proved_ratios()["weight"] > 1
 
 
 def test_estimates_agree_with_proofs(generator):
     model = nn.Sequential(nn.Linear(8, 6, bias=False), nn.Linear(6, 9, bias=False))
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
-    rules = wn.constrain(optimizer, {"*": wn.HardCap(0.5)})
-    assert rules.norm_ratios() == pytest.approx(rules.proved_ratios(), rel=1e-3)  # an estimate
+    constraints = wn.constrain(optimizer, {"*": wn.HardCap(0.5)})
+    assert constraints.norm_ratios() == pytest.approx(constraints.proved_ratios(), rel=1e-3)  # an estimate
 
 
-@pytest.mark.parametrize("rule", [wn.SoftCap(1.0), wn.OptimalCap(1.0), wn.WeightDecay(1.0), wn.HardCap(1.0)])
-def test_weights_that_someone_else_loads_are_capped_before_the_next_step(rule):
+@pytest.mark.parametrize("constraint", [wn.SoftCap(1.0), wn.OptimalCap(1.0), wn.WeightDecay(1.0), wn.HardCap(1.0)])
+def test_weights_that_someone_else_loads_are_capped_before_the_next_step(constraint):
     """Polynomial caps would throw a weight of four caps out of their reach."""
     model = nn.Linear(8, 8, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
-    rules = wn.constrain(optimizer, {"weight": rule})
+    constraints = wn.constrain(optimizer, {"weight": constraint})
     model.load_state_dict({"weight": 4 * torch.eye(8)})
     for _ in range(3):
         model.weight.grad = -model.weight.detach().clone()
         optimizer.step()
-        assert rules.proved_ratios()["weight"] <= 1
+        assert constraints.proved_ratios()["weight"] <= 1
 
 
 def test_a_step_measured_in_another_norm_is_unknown():
@@ -166,7 +166,7 @@ def test_a_step_measured_in_another_norm_is_unknown():
     wn.constrain(optimizer, {"weight": wn.HardCap(1.0)}, norms=norms)  # needs none
 
 
-def test_no_parameter_gets_two_rules_by_two_calls():
+def test_no_parameter_gets_two_constraints_by_two_calls():
     model = nn.Linear(4, 4, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
     first = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
@@ -176,7 +176,7 @@ def test_no_parameter_gets_two_rules_by_two_calls():
     wn.constrain(optimizer, {"weight": wn.Clip(2.0, 3.0)})
 
 
-def test_hooks_that_come_first_do_not_disarm_the_rules():
+def test_hooks_that_come_first_do_not_disarm_the_constraints():
     """A hook that steps a scheduler changes the rate of a step already taken; one that clears gradients hides it."""
     model = nn.Linear(8, 8, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.5, momentum=0.0)
@@ -184,8 +184,8 @@ def test_hooks_that_come_first_do_not_disarm_the_rules():
     optimizer.register_step_post_hook(lambda *_: scheduler.step())
     optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
     nn.init.orthogonal_(model.weight)
-    rules = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
     for _ in range(3):
         model.weight.grad = -model.weight.detach().clone()
         optimizer.step()
-        assert rules.proved_ratios()["weight"] <= 1
+        assert constraints.proved_ratios()["weight"] <= 1

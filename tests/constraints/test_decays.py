@@ -23,35 +23,35 @@ def push_outward(weight, optimizer, steps):
 
 @pytest.mark.parametrize("start", [0.1, 8.0])
 def test_the_promise_tends_to_the_equilibrium_from_any_start(start):
-    weight, optimizer, rules = attached(lr=0.2, start=start)
-    assert rules.promised()["weight"] == pytest.approx(start, rel=1e-6)  # proved, not projected
+    weight, optimizer, constraints = attached(lr=0.2, start=start)
+    assert constraints.promised()["weight"] == pytest.approx(start, rel=1e-6)  # proved, not projected
     push_outward(weight, optimizer, 80)
     held = ClippedWeightDecay(1.0, 0.25).equilibrium(0.2 * optimizer.overshoot("weight"))
-    assert rules.promised()["weight"] == pytest.approx(held, rel=1e-4)
+    assert constraints.promised()["weight"] == pytest.approx(held, rel=1e-4)
     # the oracle reaches its overshoot at some singular values only
-    assert 0.8 < rules.proved_ratios()["weight"] <= 1
+    assert 0.8 < constraints.proved_ratios()["weight"] <= 1
 
 
 def test_the_promise_sinks_to_the_threshold_with_the_learning_rate():
-    weight, optimizer, rules = attached(lr=0.5)
+    weight, optimizer, constraints = attached(lr=0.5)
     push_outward(weight, optimizer, 30)
-    assert rules.promised()["weight"] > 2
+    assert constraints.promised()["weight"] > 2
     for i in range(100):
         optimizer.param_groups[0]["lr"] = 0.5 * (1 - i / 100)
         push_outward(weight, optimizer, 1)
-        assert rules.proved_ratios()["weight"] <= 1
+        assert constraints.proved_ratios()["weight"] <= 1
     optimizer.param_groups[0]["lr"] = 0.0
     push_outward(weight, optimizer, 40)
-    assert rules.promised()["weight"] == pytest.approx(1.0, rel=1e-4)
+    assert constraints.promised()["weight"] == pytest.approx(1.0, rel=1e-4)
 
 
 def test_below_the_threshold_it_does_nothing():
     model = nn.Linear(5, 5, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    rules = wn.constrain(optimizer, {"weight": ClippedWeightDecay(50.0, 0.5)}, norms=wn.assign_norms(model))
+    constraints = wn.constrain(optimizer, {"weight": ClippedWeightDecay(50.0, 0.5)}, norms=wn.assign_norms(model))
     model.weight.grad = torch.ones(5, 5)
     expected = model.weight.detach() - 0.01
     optimizer.step()
     assert torch.equal(model.weight.detach(), expected)
-    assert rules.promised() == {}  # the optimizer declares no steps
-    assert rules.norm_ratios() == rules.proved_ratios() == {}
+    assert constraints.promised() == {}  # the optimizer declares no steps
+    assert constraints.norm_ratios() == constraints.proved_ratios() == {}

@@ -31,11 +31,11 @@ def test_the_hammer_exceeds_where_many_values_grow():
     model = nn.Linear(20, 20, bias=False)
     nn.init.orthogonal_(model.weight, 0.9)
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1, momentum=0.0)
-    rules = wn.constrain(optimizer, {"weight": Hammer(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": Hammer(1.0)})
     for _ in range(10):
         model.weight.grad = -model.weight.detach().clone()
         optimizer.step()
-    assert rules.norms()["weight"] > 1.2
+    assert constraints.norms()["weight"] > 1.2
 
 
 @pytest.mark.parametrize("as_published", [False, True])
@@ -43,10 +43,10 @@ def test_only_the_published_hammer_raises(as_published):
     model = nn.Linear(6, 6, bias=False)
     nn.init.orthogonal_(model.weight, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    rules = wn.constrain(optimizer, {"weight": Hammer(2.0, as_published)}, norms=wn.assign_norms(model))
+    constraints = wn.constrain(optimizer, {"weight": Hammer(2.0, as_published)}, norms=wn.assign_norms(model))
     model.weight.grad = torch.ones(6, 6)
     optimizer.step()
-    assert rules.norms()["weight"] == pytest.approx(2.0 if as_published else 0.5, rel=1e-4)
+    assert constraints.norms()["weight"] == pytest.approx(2.0 if as_published else 0.5, rel=1e-4)
 
 
 def test_spectral_weight_decay_takes_from_the_largest_in_every_head():
@@ -68,13 +68,13 @@ def test_spectral_weight_decay_takes_from_the_largest_in_every_head():
 
 @pytest.mark.parametrize("size", [(8, 8), (12, 5)])
 def test_stiefel_and_clip_hold_every_singular_value_from_both_sides(size, generator):
-    for rule, low in ((Stiefel(1.5), 1.49), (Clip(0.4, 1.5), 0.4 - 1e-5)):
+    for constraint, low in ((Stiefel(1.5), 1.49), (Clip(0.4, 1.5), 0.4 - 1e-5)):
         model = nn.Linear(*size, bias=False)
         optimizer = wn.Scion(wn.assign_norms(model), lr=0.3)
-        rules = wn.constrain(optimizer, {"weight": rule})
+        constraints = wn.constrain(optimizer, {"weight": constraint})
         unit = wn.Spectral().unit(model.weight)
         for _ in range(20):
             model.weight.grad = torch.randn(model.weight.shape, generator=generator)
             optimizer.step()
             assert singular_values(model.weight)[-1] / unit >= low
-            assert rules.proved_ratios()["weight"] <= 1
+            assert constraints.proved_ratios()["weight"] <= 1

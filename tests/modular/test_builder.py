@@ -53,7 +53,7 @@ def test_gpt_equals_the_tree_written_by_hand(generator):
     head = CONFIG.logit_scale * with_bias("head")
     by_hand = compose(head, *reversed(parts), position, atom("embedding.weight"))
     tree = modular_tree(model)
-    assert tree.lr_scales() == pytest.approx(by_hand.lr_scales())
+    assert tree.lr_factors() == pytest.approx(by_hand.lr_factors())
     assert tree.sensitivity == pytest.approx(by_hand.sensitivity)
     # at norm 1 the factor 1/3 cancels attention's sensitivity 3: depth costs nothing
     assert tree.sensitivity == pytest.approx(CONFIG.logit_scale * CONFIG.token_share)
@@ -75,13 +75,13 @@ def test_every_rule_known_by_name_names_a_class_that_exists():
 def test_biases_see_no_input(mlp):
     tree = modular_tree(mlp)
     assert tree.sensitivity == 1
-    assert tree.lr_scales() == pytest.approx({"0.weight": 1 / 3, "0.bias": 1 / 3, "2.weight": 1 / 3})
+    assert tree.lr_factors() == pytest.approx({"0.weight": 1 / 3, "0.bias": 1 / 3, "2.weight": 1 / 3})
 
 
 def test_frozen_parameters_become_bonds(mlp):
     mlp[0].requires_grad_(False)
     tree = modular_tree(mlp)
-    assert tree.lr_scales() == {"2.weight": 1.0}
+    assert tree.lr_factors() == {"2.weight": 1.0}
     assert "0.weight (frozen)" in str(tree)
 
 
@@ -91,7 +91,7 @@ def test_tied_and_repeated_modules_count_at_every_place():
     tree = modular_tree(model)
     assert [place.name for place in tree.places()] == ["0.weight", "0.weight"]
     assert tree.mass == 2
-    assert tree.lr_scales() == {"0.weight": 0.5}  # the last place has half the mass and nothing after it
+    assert tree.lr_factors() == {"0.weight": 0.5}  # the last place has half the mass and nothing after it
 
 
 def test_convolutions_pooling_and_flattening():
@@ -100,8 +100,8 @@ def test_convolutions_pooling_and_flattening():
     )
     tree = modular_tree(model, wn.assign_norms(model, overrides={"0.weight": wn.norms.SpectralConv()}))
     assert tree.sensitivity == 2
-    assert tree.lr_scales()["0.weight"] == pytest.approx(1 / 4 / 2)
-    assert tree.lr_scales()["5.weight"] == pytest.approx(1 / 4)
+    assert tree.lr_factors()["0.weight"] == pytest.approx(1 / 4 / 2)
+    assert tree.lr_factors()["5.weight"] == pytest.approx(1 / 4)
 
 
 def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, generator):
@@ -110,7 +110,7 @@ def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, gener
     mlp(torch.randn(4, 3, generator=generator)).square().sum().backward()
     before = {a.name: a.parameter.detach().clone() for a in assignment}
     direction = tree.dualize({a.name: a.parameter.grad for a in assignment})
-    wn.ConditionalGradient(assignment, lr=0.1, momentum=0.0, lr_scales=tree.lr_scales()).step()
+    wn.ConditionalGradient(assignment, lr=0.1, momentum=0.0, lr_factors=tree.lr_factors()).step()
     for a in assignment:
         # the same operations, in another order of multiplication
         torch.testing.assert_close(a.parameter.detach(), before[a.name] - 0.1 * direction[a.name], rtol=1e-5, atol=1e-6)
@@ -144,8 +144,8 @@ def test_masses_and_tare_by_pattern(generator):
     tree = modular_tree(GPT(CONFIG, generator), masses={"*bias*": 0.0}).tare(32, "layers")
     # LT's split: the blocks 32, embedding, positions and head 1 each
     assert tree.mass == pytest.approx(35)
-    assert tree.lr_scales()["head.bias"] == 0
-    assert tree.lr_scales()["head.weight"] == pytest.approx(1 / 35 / CONFIG.logit_scale)
+    assert tree.lr_factors()["head.bias"] == 0
+    assert tree.lr_factors()["head.weight"] == pytest.approx(1 / 35 / CONFIG.logit_scale)
 
 
 def test_printed_tree_is_in_the_order_of_data_flow(mlp):
@@ -231,4 +231,4 @@ def test_rule_may_be_a_method():
         def modular_tree(self, builder):
             return 0.5 * builder.child("a")
 
-    assert modular_tree(nn.Sequential(Gated())).lr_scales() == {"0.a.weight": 2.0}
+    assert modular_tree(nn.Sequential(Gated())).lr_factors() == {"0.a.weight": 2.0}

@@ -96,7 +96,7 @@ def test_dualize_attains_the_dual_norm_on_the_unit_sphere(tree, seed):
 def test_dual_norm_is_the_largest_pairing(tree, seed):
     assume(unique(tree) and tree.mass > 0)
     g, w = tensors(tree, seed), tensors(tree, seed + 1)
-    moving = {name for name, s in tree.lr_scales().items() if s > 0}
+    moving = {name for name, s in tree.lr_factors().items() if s > 0}
     pairing = abs(sum(float((g[name] * w[name]).sum()) for name in moving))
     assert pairing <= float(tree.dual_norm(g)) * float(tree.norm(w)) * (1 + 1e-6)  # Spectral.norm is an estimate
 
@@ -104,7 +104,7 @@ def test_dual_norm_is_the_largest_pairing(tree, seed):
 @given(tree=trees, seed=st.integers(0, 99))
 def test_learning_rate_scales_times_each_norms_own_map_are_the_modular_map(tree, seed):
     assume(unique(tree))
-    g, scales = tensors(tree, seed), tree.lr_scales()
+    g, scales = tensors(tree, seed), tree.lr_factors()
     own = {place.name: place.norm.dualize(g[place.name]) * scales[place.name] for place in tree.places()}
     assert_same(tree.dualize(g), own)
 
@@ -132,7 +132,7 @@ def test_tare_sets_the_mass_and_keeps_what_a_tree_does_alone(tree, target):
     tared = tree.tare(target)
     assert tared.mass == pytest.approx(target)
     assert tared.sensitivity == tree.sensitivity
-    assert tared.lr_scales() == pytest.approx(tree.lr_scales())
+    assert tared.lr_factors() == pytest.approx(tree.lr_factors())
 
 
 @given(tree=trees, other=atoms(mass=st.just(1.0)), target=st.sampled_from([0.0, 1.0, 5.0]))
@@ -145,7 +145,7 @@ def test_tare_of_a_part_sets_its_share_of_the_whole(tree, other, target):
             continue
         tared = whole.tare(target, name)
         assert tared.mass == pytest.approx(whole.mass - total + target)
-        scale_after = tared.lr_scales()[name]
+        scale_after = tared.lr_factors()[name]
         downstream = next(p.downstream for p in whole.places() if p.name == name)
         assert scale_after == pytest.approx(target / tared.mass / downstream)
 
@@ -176,7 +176,7 @@ def test_a_tree_without_mass_does_not_move():
 
 def test_a_fixed_subtree_takes_no_share():
     tree = Atom("a", EXACT) @ (Atom("b", EXACT, mass=0) @ Atom("c", EXACT))
-    assert tree.lr_scales() == {"a": 0.5, "b": 0.0, "c": 0.5}
+    assert tree.lr_factors() == {"a": 0.5, "b": 0.0, "c": 0.5}
 
 
 def test_a_shared_weight_is_the_diagonal_of_the_space_of_its_places(generator):
@@ -185,12 +185,12 @@ def test_a_shared_weight_is_the_diagonal_of_the_space_of_its_places(generator):
     tied = Atom("a", EXACT) @ (0.5 * Atom("a", EXACT, mass=3))
     w = torch.randn(4, 4, generator=generator)
     assert float(tied.norm({"a": w})) == float(apart.norm({"a": w, "b": w}))
-    assert tied.lr_scales() == {"a": 1 / 4}
+    assert tied.lr_factors() == {"a": 1 / 4}
     assert tied.mass == 4
 
 
 def test_a_weight_shared_with_a_fixed_place_is_fixed():
-    assert (Atom("a", EXACT) @ Atom("a", EXACT, mass=0)).lr_scales() == {"a": 0.0}
+    assert (Atom("a", EXACT) @ Atom("a", EXACT, mass=0)).lr_factors() == {"a": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_a_weight_shared_with_a_fixed_place_is_fixed():
         (lambda: Bond("b", float("nan")), "sensitivity=nan of 'b'"),
         (lambda: Scalar(float("inf")), "sensitivity=inf"),
         (lambda: residual(IDENTITY, 1.5), "strength=1.5"),
-        (lambda: (0.0 * Atom("w", EXACT)).lr_scales(), "'w' has mass 1, but the sensitivity of what follows it is 0"),
-        (lambda: (Atom("w", EXACT) + Atom("w", wn.Sign())).lr_scales(), "'w' stands in the tree with two norms"),
+        (lambda: (0.0 * Atom("w", EXACT)).lr_factors(), "'w' has mass 1, but the sensitivity of what follows it is 0"),
+        (lambda: (Atom("w", EXACT) + Atom("w", wn.Sign())).lr_factors(), "'w' stands in the tree with two norms"),
         (lambda: Atom("w", EXACT).dualize({}), "lack w"),
         (lambda: Atom("w", EXACT).norm({"w": torch.eye(2), "v": torch.eye(2)}), "the modular tree lacks v"),
         (lambda: Atom("w", EXACT).norm({"w": torch.ones(2)}), r"w has shape \(2,\)"),

@@ -36,7 +36,7 @@ def test_hello_mnist():
     relu = Bond("relu")
     tree = linear("out") @ relu @ linear("hidden") @ relu @ linear("in")
     assert (tree.mass, tree.sensitivity) == (3, 1)
-    assert tree.lr_scales() == pytest.approx({"in": 1 / 3, "hidden": 1 / 3, "out": 1 / 3})
+    assert tree.lr_factors() == pytest.approx({"in": 1 / 3, "hidden": 1 / 3, "out": 1 / 3})
 
 
 def test_hello_gpt_attention_alone():
@@ -45,7 +45,7 @@ def test_hello_gpt_attention_alone():
     assert (len(tree.names()), tree.mass) == (4, 4)
     assert tree.sensitivity == pytest.approx(1)
     # a quarter of the step each, and the factor 1/3 stands after queries, keys and values
-    assert tree.lr_scales() == pytest.approx({"q": 3 / 4, "k": 3 / 4, "v": 3 / 4, "out": 1 / 4})
+    assert tree.lr_factors() == pytest.approx({"q": 3 / 4, "k": 3 / 4, "v": 3 / 4, "out": 1 / 4})
 
 
 def test_hello_gpt():
@@ -62,13 +62,13 @@ def test_hello_gpt():
         expected |= {f"blocks.{i}.{name}": share / after_branch for name in ("out", "up", "down")}
     assert expected["blocks.0.query"] == Fraction(5, 7)
     assert expected["blocks.3.out"] == expected["blocks.1.up"] == Fraction(5, 21)
-    assert tree.lr_scales() == pytest.approx({name: float(value) for name, value in expected.items()})
+    assert tree.lr_factors() == pytest.approx({name: float(value) for name, value in expected.items()})
 
 
 def test_lipschitz_transformers_on_shakespeare():
     """LT appendix F: three blocks of mass 32, about 95% of the step (32/34)."""
     tree = hello_gpt(blocks=3, blocks_mass=32, final_scale=8.0)
-    scales = tree.lr_scales()
+    scales = tree.lr_factors()
     # 18 atoms share 32/34; six residual connections; a logit scale of 8 follows everything
     assert scales["head"] == scales["embed"] == pytest.approx(float(Fraction(1, 34) / 8))
     assert scales["blocks.2.out"] == pytest.approx(float(Fraction(32, 34) / 18 * 6 / 8))

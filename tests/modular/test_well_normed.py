@@ -263,4 +263,4 @@ def test_sensitivity_is_not_forward_scale():
     assert torch.equal(8 * plain, multiplied)
     assert (tree.sensitivity, estimated_tree.sensitivity, multiplied_tree.sensitivity) == (1, 8, 8)
     # both make the weight move an eighth as far
-    assert estimated_tree.lr_scales() == multiplied_tree.lr_scales() == {"0.weight": 1 / 8}
+    assert estimated_tree.lr_factors() == multiplied_tree.lr_factors() == {"0.weight": 1 / 8}

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import wellnormed as wn
+from wellnormed.optim.settings import EngineSettings
 
 
 def network(seed=0):
@@ -38,6 +39,56 @@ FORMS = {
     "groups": lambda model: [{"params": [p]} for p in model.parameters()],
     "named groups": lambda model: [{"params": list(model.named_parameters()), "momentum": 0.9}],
 }
+
+
+OPTIMIZERS = [
+    wn.ConditionalGradient, wn.Scion, wn.Muon, wn.Almond, wn.SpectralDescent, wn.Signum, wn.NormalizedSGD,
+    wn.ModularDescent,
+]  # fmt: skip
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+@every_optimizer
+def test_a_model_is_enough(optimizer):
+    model = network()
+    if optimizer is wn.SpectralDescent:
+        with pytest.raises(ValueError, match=r"inverse sharpness.*pass lr="):
+            optimizer(model)
+        return
+    made = optimizer(model)
+    train(model, made, 2)
+    assert {name for g in made.param_groups for name in g["param_names"]} == {n for n, _ in model.named_parameters()}
+
+
+@every_optimizer
+def test_unknown_keywords_are_refused_with_the_nearest_known_name(optimizer):
+    with pytest.raises(ValueError, match=r"unknown keyword momentun=0.9; did you mean momentum\?.*weight_decay"):
+        optimizer(network(), lr=0.1, momentun=0.9)
+
+
+@every_optimizer
+def test_every_shared_keyword_is_accepted_or_refused_by_name(optimizer):
+    values = {"momentum": 0.5, "radius": 2.0, "radii": {"0.weight": 3.0}, "weight_decay": 0.0, "memory": "buffer"}
+    values |= {"adamw": wn.AdamWSettings(), "process_group": None, "nesterov": False}
+    made = optimizer(network(), lr=0.1, **values)
+    [first] = [g for g in made.param_groups if "0.weight" in g["param_names"]]
+    assert (first["momentum"], first["radius"]) == (0.5, 3.0)
+    assert all(g["radius"] == 2.0 for g in made.param_groups if g is not first)
+    assert EngineSettings.__annotations__.keys() == {
+        *values, "norms", "recipe", "overrides", "lr_factors", "step_rule",
+        "cautious_decay", "maximize", "normuon", "clip_gain",
+    }  # fmt: skip
+
+
+def test_a_model_s_norms_are_chosen_in_the_same_call():
+    model = network()
+    chosen = {"recipe": "language", "overrides": {"0.weight": wn.RowNorm()}}
+    one = wn.Scion(model, **chosen)
+    assert str(one.assignment) == str(wn.assign_norms(model, **chosen))
+    groups = [{"params": model.parameters(), "lr": 0.5}]
+    assert str(wn.Scion(groups, norms=model, **chosen).assignment) == str(one.assignment)
+    with pytest.raises(ValueError, match="recipe and overrides= choose the norms of a model"):
+        wn.Scion(wn.assign_norms(model), **chosen)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -99,7 +150,7 @@ def test_routing_is_total(form, message):
 
 def test_state_finds_its_parameters_by_name():
     one, other = network(), network()
-    first = wn.Scion(wn.assign_norms(one), lr=0.05, lr_scales={"*.bias": 0.5})
+    first = wn.Scion(wn.assign_norms(one), lr=0.05, lr_factors={"*.bias": 0.5})
     train(one, first, 3)
     other.load_state_dict(one.state_dict())
     groups = [{"params": [p]} for p in reversed(list(other.parameters()))]

@@ -4,10 +4,10 @@ import functools
 
 import pytest
 import torch
-from tests.parallel.training import OPTIMIZERS, RULES, measured
+from tests.parallel.training import CONSTRAINTS, OPTIMIZERS, measured
 
 STEPS = 20
-CASES = {name: (name, None) for name in OPTIMIZERS} | {"Scion with rules": ("Scion", RULES)}
+CASES = {name: (name, None) for name in OPTIMIZERS} | {"Scion with constraints": ("Scion", CONSTRAINTS)}
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -35,7 +35,7 @@ def identical(many):
             torch.testing.assert_close(report[kind], many[0][kind], atol=0, rtol=0)
 
 
-FOUR = ["Muon and AdamW", "Scion, light", "Scion with rules"]
+FOUR = ["Muon and AdamW", "Scion, light", "Scion with constraints"]
 
 
 @pytest.mark.parametrize(

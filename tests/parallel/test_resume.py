@@ -3,37 +3,37 @@
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
-from tests.parallel.training import RULES, Training
+from tests.parallel.training import CONSTRAINTS, Training
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import wellnormed as wn
 
-CASES = {"Scion": RULES, "Muon and AdamW": None, "Almond": {"1": wn.HardCap(1.1)}, "Scion, light": None}
+CASES = {"Scion": CONSTRAINTS, "Muon and AdamW": None, "Almond": {"1": wn.HardCap(1.1)}, "Scion, light": None}
 
 
 def contents(training):
     weights, optimizer = get_state_dict(training.model, training.optimizer)
-    rules = {"rules": training.rules.state_dict()} if training.rules else {}
-    return {"weights": weights, "optimizer": optimizer, **rules}
+    constraints = {"constraints": training.constraints.state_dict()} if training.constraints else {}
+    return {"weights": weights, "optimizer": optimizer, **constraints}
 
 
-def save(layout, optimizer, rules, folder):
-    training = Training(layout, optimizer, rules).run(5)
+def save(layout, optimizer, constraints, folder):
+    training = Training(layout, optimizer, constraints).run(5)
     checkpoint.save(contents(training), checkpoint_id=folder)
     left = training.weights(), training.state()
     return left, training.run(5).weights()
 
 
-def resume(layout, optimizer, rules, folder):
-    training = Training(layout, optimizer, rules)
+def resume(layout, optimizer, constraints, folder):
+    training = Training(layout, optimizer, constraints)
     state = contents(training)
     checkpoint.load(state, checkpoint_id=folder)
     set_state_dict(
         training.model, training.optimizer,
         model_state_dict=state["weights"], optim_state_dict=state["optimizer"],
     )  # fmt: skip
-    if training.rules:
-        training.rules.load_state_dict(state["rules"])
+    if training.constraints:
+        training.constraints.load_state_dict(state["constraints"])
     found = training.weights(), training.state()
     training.count = 5
     end = training.run(5).weights()
@@ -44,14 +44,17 @@ def resume(layout, optimizer, rules, folder):
 @pytest.mark.parametrize("optimizer", CASES)
 @pytest.mark.parametrize(("first", "then"), [("fsdp", "ddp"), ("ddp", "fsdp")])
 def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, first, then):
-    rules = CASES[optimizer]
-    (left, end), *_ = processes(2).run(save, first, optimizer, rules, tmp_path)
-    for found, last in [*processes(4).run(resume, then, optimizer, rules, tmp_path), alone(optimizer, rules, tmp_path)]:
+    constraints = CASES[optimizer]
+    (left, end), *_ = processes(2).run(save, first, optimizer, constraints, tmp_path)
+    for found, last in [
+        *processes(4).run(resume, then, optimizer, constraints, tmp_path),
+        alone(optimizer, constraints, tmp_path),
+    ]:
         torch.testing.assert_close(found, left, atol=0, rtol=0)
         # the mean of the gradient adds in another order, which 5 steps of 5 Newton-Schulz steps enlarge
         torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)
 
 
-def alone(optimizer, rules, folder):
+def alone(optimizer, constraints, folder):
     with pytest.warns(UserWarning, match="assuming"):  # torch says that it reads in one process
-        return resume("one", optimizer, rules, folder)
+        return resume("one", optimizer, constraints, folder)

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from tests.parallel.training import RULES, Training, assembled, mesh_of
+from tests.parallel.training import CONSTRAINTS, Training, assembled, mesh_of
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -33,7 +34,7 @@ def outcome(function):
 
 
 def with_a_bad_gradient(layout):
-    training = Training(layout, "Scion", RULES).run(2)
+    training = Training(layout, "Scion", CONSTRAINTS).run(2)
     before = training.weights(), training.state()
     training.backward()
     if dist.get_rank() == 1:
@@ -51,6 +52,47 @@ def test_a_bad_gradient_in_one_process_is_refused_in_all(processes, layout):
         assert kind == "NonFiniteGradientError"
         assert "the gradient of 3.weight holds NaN or infinity at step 2; nothing was changed" in message
         assert set(steps) == {2}
+
+
+class KeyBias(nn.Module):
+    """A layer whose keys have a bias, which has no gradient but errors; its gradients as a batch makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(9, 7)), nn.Parameter(torch.zeros(7))
+
+    def forward(self, x):
+        keys = x @ self.weight + self.bias
+        return ((x[:, :7] @ keys.mT).softmax(-1) @ x).square().mean()
+
+
+def with_a_key_bias(layout):
+    torch.manual_seed(0)
+    model = runner = nn.Sequential(KeyBias(), nn.Identity())
+    settings = {}
+    if layout == "ddp":
+        runner = nn.parallel.DistributedDataParallel(model)
+        settings = {"process_group": dist.group.WORLD}
+    else:
+        fully_shard(model)
+    optimizer = wn.Scion(
+        wn.assign_norms(model, overrides={"0.weight": wn.Spectral(), "0.bias": wn.Sign(ndim=1)}), lr=0.05, **settings
+    )
+    before = assembled(model[0].weight)
+    for step in range(12):
+        optimizer.zero_grad()
+        runner(torch.randn(5, 9, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))).backward()
+        largest = float(assembled(model[0].bias.grad).abs().max())
+        optimizer.step()
+    return assembled(model[0].bias), torch.equal(assembled(model[0].weight), before), largest
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_rounding_errors_are_judged_alike_in_every_process(processes, layout):
+    for bias, weight_stayed, largest in processes(2).run(with_a_key_bias, layout):
+        assert largest > 0
+        assert not bias.any()
+        assert not weight_stayed
 
 
 def with_a_missing_gradient():
@@ -96,8 +138,8 @@ def refusals():
 
 
 def test_layouts_that_cannot_be_assembled_are_refused_by_name(processes):
-    for two, rule, strided, summed in processes(4).run(refusals):
-        for kind, message in (two, rule, strided):
+    for two, constraint, strided, summed in processes(4).run(refusals):
+        for kind, message in (two, constraint, strided):
             assert kind == "ValueError"
             assert "parameter 'weight' lies as (" in message
             assert "fully_shard without tensor parallelism" in message
@@ -176,20 +218,22 @@ def test_local_is_the_reference():
     assert torch.equal(next(Local().run(jobs))[0][0], torch.full((2, 2), 0.5))
 
 
-def volume(layout, rules):
-    training = Training(layout, "Scion", rules).run(1)
+def volume(layout, constraints):
+    training = Training(layout, "Scion", constraints).run(1)
     start = training.optimizer.placement.sent_bytes
     training.run(3)
     return training.optimizer.placement.sent_bytes - start, {n: p.shape for n, p in training.model.named_parameters()}
 
 
-@pytest.mark.parametrize("rules", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "rules"])
+@pytest.mark.parametrize(
+    "constraints", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "constraints"]
+)
 @pytest.mark.parametrize(("layout", "world"), [("ddp", 2), ("fsdp", 4)])
-def test_a_training_sends_no_more_than_stated(processes, layout, world, rules):
-    many = processes(world).run(volume, layout, rules)
+def test_a_training_sends_no_more_than_stated(processes, layout, world, constraints):
+    many = processes(world).run(volume, layout, constraints)
     shapes = many[0][1]
     dealt = [s for n, s in shapes.items() if layout == "fsdp" or (len(s) == 2 and n != "0.weight")]  # not the embedding
-    dealt += [shapes[f"{name}.weight"] for name in rules or ()]
+    dealt += [shapes[f"{name}.weight"] for name in constraints or ()]
     sent = sum(sent for sent, _ in many)
     if layout == "ddp":
         assert sent == 3 * (world - 1) * 8 * sum(shape.numel() for shape in dealt)
@@ -224,12 +268,12 @@ def other_optimizer():
     training = Training("fsdp", "Scion")
     names = wn.assign_norms(training.model)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=0.05)
-    training.rules = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    training.constraints = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
     training.run(3)
-    return training.weights(), training.rules.proved_ratios()["1.weight"]
+    return training.weights(), training.constraints.proved_ratios()["1.weight"]
 
 
-def test_rules_serve_any_optimizer(processes):
+def test_constraints_serve_any_optimizer(processes):
     one = Training("one", "Scion")
     names = wn.assign_norms(one.model)
     one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.05)
@@ -248,13 +292,13 @@ def rows_and_columns():
 def train_alike(model):
     """Every process sees all examples, as under tensor parallelism."""
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
-    rules = wn.constrain(optimizer, {"*": wn.SoftCap(0.5)})
+    constraints = wn.constrain(optimizer, {"*": wn.SoftCap(0.5)})
     for seed in range(20):
         optimizer.zero_grad()
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         model(x).square().mean().backward()
         optimizer.step()
-    return {name: assembled(p) for name, p in model.named_parameters()}, rules.proved_ratios()
+    return {name: assembled(p) for name, p in model.named_parameters()}, constraints.proved_ratios()
 
 
 def tensor_parallel():

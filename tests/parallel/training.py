@@ -15,7 +15,7 @@ from wellnormed.norms import Assignment
 from wellnormed.optim import AdamWSettings
 from wellnormed.parallel import sharded
 
-RULES = {
+CONSTRAINTS = {
     "1": wn.HardCap(1.1),
     "3": wn.SoftCap(1.2),
     "5": wn.ClippedWeightDecay(0.8, 0.25),
@@ -38,7 +38,7 @@ def muon(assignment, **settings):
 
 OPTIMIZERS = {
     "Scion": lambda a, **s: wn.Scion(a, lr=0.05, nesterov=True, **s),
-    "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_scales={"*.bias": 0.5}, **s),
+    "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_factors={"*.bias": 0.5}, **s),
     "Scion, light": lambda a, **s: wn.Scion(a, lr=0.05, memory="gradient", **s),
     "Muon and AdamW": muon,
     "Almond": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
@@ -54,12 +54,12 @@ def network():
 
 
 class Training:
-    """A model on "one" process, or copied by "ddp" or cut by "fsdp" over the default group; its optimizer and rules.
+    """A model on "one" process, or copied by "ddp" or cut by "fsdp" over the default group, with its optimizer.
 
     The default group is always small enough for every matrix to be dealt, whatever its size.
     """
 
-    def __init__(self, layout, optimizer, rules=None):
+    def __init__(self, layout, optimizer, constraints=None):
         sharded.SMALL = 0
         self.model = self.runner = network()
         settings = {}
@@ -73,7 +73,7 @@ class Training:
                     fully_shard(layer, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         self.optimizer = OPTIMIZERS[optimizer](wn.assign_norms(self.model), **settings)
-        self.rules = wn.constrain(self.optimizer, rules) if rules else None
+        self.constraints = wn.constrain(self.optimizer, constraints) if constraints else None
         self.rank, self.world = (0, 1) if layout == "one" else (dist.get_rank(), dist.get_world_size())
         self.count = 0
 
@@ -96,14 +96,14 @@ class Training:
         return {name: assembled(p) for name, p in self.model.named_parameters()}
 
     def state(self):
-        """Every tensor of the optimizer and of the rules, assembled."""
+        """Every tensor of the optimizer and of the constraints, assembled."""
         names = {p: name for name, p in self.model.named_parameters()}
         own = {
             f"{names[p]}.{key}": assembled(value)
             for p, state in self.optimizer.state.items()
             for key, value in state.items()
         }
-        return own | (self.rules.state_dict() if self.rules else {})
+        return own | (self.constraints.state_dict() if self.constraints else {})
 
 
 def mesh_of(layout):
@@ -117,14 +117,14 @@ def assembled(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def measured(layout, optimizer, rules, steps):
+def measured(layout, optimizer, constraints, steps):
     """What one training leaves: weights and state, norms of the constrained, bytes sent."""
-    training = Training(layout, optimizer, rules).run(steps)
+    training = Training(layout, optimizer, constraints).run(steps)
     report = {
         "weights": training.weights(),
         "state": training.state(),
         "sent": training.optimizer.placement.sent_bytes,
     }
-    if rules:
-        report |= {"norms": training.rules.norms(), "proved": training.rules.proved_ratios()}
+    if constraints:
+        report |= {"norms": training.constraints.norms(), "proved": training.constraints.proved_ratios()}
     return report

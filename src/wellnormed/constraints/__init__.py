@@ -1,7 +1,7 @@
 """What happens to a weight after every step, and `constrain`, which attaches it to any optimizer."""
 
-from wellnormed.constraints.attach import Constraints as Constraints
 from wellnormed.constraints.attach import constrain as constrain
+from wellnormed.constraints.attached import Constraints as Constraints
 from wellnormed.constraints.base import Constraint as Constraint
 from wellnormed.constraints.caps import Clip as Clip
 from wellnormed.constraints.caps import ColumnCap as ColumnCap
@@ -14,3 +14,5 @@ from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDec
 from wellnormed.constraints.decays import WeightDecay as WeightDecay
 from wellnormed.constraints.leading import Hammer as Hammer
 from wellnormed.constraints.leading import SpectralWeightDecay as SpectralWeightDecay
+from wellnormed.constraints.qk_clip import QKClip as QKClip
+from wellnormed.constraints.spheres import NormSphere as NormSphere

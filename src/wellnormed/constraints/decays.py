@@ -1,4 +1,4 @@
-"""Rules whose decay holds the norm in balance with steps of known length (`matrix.equilibrium` has the theory)."""
+"""Constraints whose decay holds the norm in balance with steps of known length; `matrix.equilibrium` has the theory."""
 
 import math
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ class ClippedWeightDecay(SpectralConstraint):
     """Singular values above `upper` lose the fraction `decay` of their excess (Spectral Clipping, section 3.4).
 
     After a step of norm `u` a norm of at most `b` is at most `upper + (1 - decay) max(0, b + u - upper)`, or `b + u` if
-    that is smaller. The rule keeps this bound for every weight, from a proved one at the start, and promises it: it
-    tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer that
-    gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
+    that is smaller. The constraint keeps this bound for every weight, from a proved one at the start, and promises
+    it: it tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer
+    that gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
 
     Args:
         upper: Norm above which the decay acts, in units of the weight's norm.

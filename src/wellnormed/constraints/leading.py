@@ -1,4 +1,4 @@
-"""Rules that move the largest singular value alone. They remember its vector, and promise nothing.
+"""Constraints that move the largest singular value alone. They remember its vector, and promise nothing.
 
 Several singular values may grow in one step, so the norm may exceed any value (LT section 3.1). Both suit steps of low
 rank, as AdamW's, better than orthogonalised ones, which raise all values at once.
@@ -36,8 +36,8 @@ class LeadingConstraint(SpectralConstraint):
 class Hammer(LeadingConstraint):
     """The largest singular value of every slice, where above `max_norm`, becomes `max_norm` (LT section 3.1).
 
-    No promise: other singular values may stay above. LT's rule also raises a smaller one to `max_norm`, after every
-    step; `as_published` does so.
+    No promise: other singular values may stay above. LT's published form also raises a smaller one to `max_norm`, after
+    every step; `as_published` does so.
 
     Args:
         max_norm: In units of the weight's norm.
@@ -69,7 +69,7 @@ class SpectralWeightDecay(LeadingConstraint):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise ValueError(
-                f"SpectralWeightDecay: decay={self.decay} must lie in (0, 1]; leave the rule out for no decay"
+                f"SpectralWeightDecay: decay={self.decay} must lie in (0, 1]; leave the constraint out for no decay"
             )
 
     def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:

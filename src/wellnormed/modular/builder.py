@@ -38,7 +38,7 @@ def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
         >>> @modular_rule(Halved)
         ... def halved(module, builder):
         ...     return 0.5 * builder.child("inner")
-        >>> modular_tree(Halved()).lr_scales()
+        >>> modular_tree(Halved()).lr_factors()
         {'inner.weight': 2.0}
     """
 

@@ -40,7 +40,7 @@ def residual(block: NormedModule, strength: float) -> Composition:
         >>> from wellnormed.modular import Atom
         >>> from wellnormed.norms import Spectral
         >>> block = residual(Atom("block", Spectral()), 0.25)
-        >>> block.sensitivity, block.lr_scales()
+        >>> block.sensitivity, block.lr_factors()
         (1.0, {'block': 4.0})
     """
     if not 0 <= strength <= 1:

@@ -14,7 +14,7 @@ def draw(tree: "NormedModule") -> str:
 
     Data flows from the top down. The share is the part of the output's change that a node may cause in one step.
     """
-    scales = tree.lr_scales()
+    scales = tree.lr_factors()
     rows = [HEADER, *_rows(tree, tree.mass, scales, "", "")]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

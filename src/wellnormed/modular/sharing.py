@@ -58,7 +58,7 @@ class WeightSpace(ABC):
             downstream: Sensitivity of what follows the whole tree.
         """
 
-    def lr_scales(self) -> dict[str, float]:
+    def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
 
         The unit is the parameter's own norm. Any optimizer whose update has norm 1 there takes the steps of MD
@@ -72,7 +72,7 @@ class WeightSpace(ABC):
             >>> from wellnormed.modular import Atom
             >>> from wellnormed.norms import Spectral
             >>> tree = Atom("head", Spectral()) @ (0.5 * Atom("body", Spectral(), mass=3))
-            >>> tree.lr_scales()
+            >>> tree.lr_factors()
             {'body': 1.5, 'head': 0.25}
         """
         return {name: scale for name, (_, scale) in self._scaled_norms().items()}
@@ -127,7 +127,7 @@ class WeightSpace(ABC):
         }
 
     def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for any `torch.optim.Optimizer`: one for each value of `lr_scales`.
+        """Parameter groups for any `torch.optim.Optimizer`: one for each value of `lr_factors`.
 
         Args:
             model: Where the names of the tree are looked up.
@@ -149,7 +149,7 @@ class WeightSpace(ABC):
         """
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr={lr} must be finite and not negative")
-        scales = self.lr_scales()
+        scales = self.lr_factors()
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check_names(scales, trainable, "the model's trainable parameters")
         groups: dict[float, list[tuple[str, nn.Parameter]]] = defaultdict(list)

@@ -31,7 +31,7 @@ class NormedModule(WeightSpace):
         >>> from wellnormed.norms import Spectral
         >>> mlp = Atom("out", Spectral()) @ Bond("relu") @ Atom("in", Spectral())
         >>> branch = 0.5 * mlp
-        >>> branch.mass, branch.sensitivity, branch.lr_scales()
+        >>> branch.mass, branch.sensitivity, branch.lr_factors()
         (2.0, 0.5, {'in': 1.0, 'out': 1.0})
     """
 
@@ -85,7 +85,7 @@ class NormedModule(WeightSpace):
             >>> from wellnormed.norms import Spectral
             >>> atoms = [Atom(name, Spectral()) for name in ("head", "blocks.1", "blocks.0", "embed")]
             >>> tree = compose(*atoms).tare(32, "blocks.*")
-            >>> tree.mass, tree.lr_scales()["blocks.0"] == 16 / 34
+            >>> tree.mass, tree.lr_factors()["blocks.0"] == 16 / 34
             (34.0, True)
         """
         owner = match_patterns([pattern], self.names(), "tare")

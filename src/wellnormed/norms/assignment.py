@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from wellnormed.norms.base import MatrixNorm, Norm
-from wellnormed.norms.recipes import RECIPES, Recipe
+from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, Recipe
 from wellnormed.norms.roles import Roles
 
 
@@ -36,6 +36,8 @@ class Assignment:
 
     assigned: tuple[AssignedParameter, ...]
     frozen: tuple[str, ...] = ()
+    lr: float = 0.02
+    """The learning rate recommended with these norms, which optimizers take that are given none."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -95,7 +97,7 @@ def match_patterns(patterns: Iterable[str], names: Iterable[str], what: str) -> 
 
 
 def assign_norms(
-    model: nn.Module, recipe: Recipe = "modular", overrides: Mapping[str, Norm | None] | None = None
+    model: nn.Module, recipe: Recipe = DEFAULT_RECIPE, overrides: Mapping[str, Norm | None] | None = None
 ) -> Assignment:
     """Give every parameter of a model its norm.
 

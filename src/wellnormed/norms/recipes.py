@@ -18,6 +18,7 @@ from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 from wellnormed.norms.vectors import BiasRMS
 
 Recipe = Literal["modular", "language", "image", "tied", "sign-only", "muon"]
+DEFAULT_RECIPE: Recipe = "modular"
 _LOGITS = Sign(scaled=True)
 
 

@@ -10,22 +10,30 @@ minimization oracle `-dualize`:
 - `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, steepest descent.
 
 uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3); both are tested.
+
+What other papers do to the oracle's output is in `directions`. What is only rounding error does not move a parameter:
+`rounding`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
-from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch import Tensor, nn
 
-from wellnormed.norms import Assignment, MatrixNorm, Norm
-from wellnormed.optim.fallback import AdamWSettings, adamw_step
-from wellnormed.optim.routing import Group, Params, by_name, resolve, split
-from wellnormed.optim.settings import Memory, StepRule, check_settings
+from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
+from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
+from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
+from wellnormed.optim.fallback import adamw_step
+from wellnormed.optim.rounding import Rounding, by_entries, count_agreement
+from wellnormed.optim.routing import Params, by_name, named, resolve, split
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
 from wellnormed.parallel import Job, in_buckets, placement_for
-from wellnormed.parallel.layout import local, refuse_other_layout
+from wellnormed.parallel.layout import local
 
+_M = "momentum_buffer"
 _INSIDE = 1 - 1e-5
 """Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
 
@@ -37,26 +45,16 @@ class NonFiniteGradientError(ValueError):
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x norm x step rule, over every parameter of an assignment.
 
-    Parameters of equal norm and shape are stacked and treated in one pass. State is one momentum buffer per parameter.
+    Parameters of equal norm and shape are stacked and treated in one pass. State is one momentum buffer per parameter,
+    and a number that tells whether its gradients agree with it (entry by entry for vectors that move by signs).
     Parameters without a norm are left to AdamW.
 
     Args:
-        params: What `assign_norms` returned; or parameters, named parameters or groups as any torch optimizer takes
-            them, together with `norms`. Groups may override `lr`, `momentum`, `nesterov`, `radius`, `weight_decay`.
-        lr: Step size in units of each parameter's norm.
-        norms: The assignment, when `params` is not one.
-        momentum: The fraction of the buffer that is kept, in [0, 1).
-        nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`.
-        step_rule: See the module's text.
-        radius: Radius of the norm ball, in units of each parameter's norm.
-        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; with
-            `"unconstrained"` it bounds every norm by `overshoot * radius / weight_decay`.
-        lr_scales: Name pattern -> factor on `lr`; each becomes its own group. Unmatched parameters keep factor 1.
-        adamw: Settings for parameters without a norm.
-        memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
-            one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
-        process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
-            oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
+        params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
+            returned; or parameters, named parameters or groups as any torch optimizer takes them, together with
+            `norms`. Groups may override `lr` and every keyword of `GROUP_DEFAULTS`.
+        lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
+        settings: The keywords of `EngineSettings`.
 
     Raises:
         ValueError: A setting is out of its range, a pattern matches nothing or overlaps another, or a parameter is in
@@ -66,7 +64,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         >>> import torch, wellnormed as wn
         >>> model = torch.nn.Linear(4, 4, bias=False)
         >>> before = model.weight.detach().clone()
-        >>> optimizer = ConditionalGradient(wn.assign_norms(model), lr=0.1, momentum=0.0)
+        >>> optimizer = ConditionalGradient(model, lr=0.1, momentum=0.0)
         >>> model(torch.eye(4)).square().sum().backward()
         >>> optimizer.step()
         >>> (entry,) = optimizer.assignment
@@ -74,38 +72,39 @@ class ConditionalGradient(torch.optim.Optimizer):
         True
     """
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float,
-        *,
-        norms: Assignment | None = None,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        step_rule: StepRule = "unconstrained",
-        radius: float = 1.0,
-        weight_decay: float = 0.0,
-        lr_scales: Mapping[str, float] | None = None,
-        adamw: AdamWSettings | None = None,
-        memory: Memory = "buffer",
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        groups, self.assignment = resolve(params, norms)
-        self.memory = memory
-        self.placement = placement_for({a.name: a.parameter for a in self.assignment}, process_group)
-        self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in self.assignment}
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "step_rule": step_rule,
-            "radius": radius,
-            "weight_decay": weight_decay,
-            "steps": 0,
-        }
-        check_settings(defaults, memory)
-        fallback = vars(adamw or AdamWSettings())
-        super().__init__(split(groups, self.assignment, lr, lr_scales or {}, fallback), defaults)
+    preset: ClassVar[EngineSettings] = {}
+    """Where a named optimizer's defaults differ from those of `EngineSettings`."""
+
+    def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
+        refuse_unknown(type(self), settings)
+        refuse_zero_redundancy()
+        settings = {**self.preset, **settings}
+        self.memory: Memory = settings.get("memory", "buffer")
+        groups, self.assignment = self._resolve(params, settings)
+        self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
+        chosen = {key: value for key, value in settings.items() if key in ("recipe", "overrides", "adamw")}
+        self._chosen = cast(EngineSettings, chosen)
+        self._process_group, self._warned_without_gradients = settings.get("process_group"), False
+        if lr is None:
+            if settings.get("step_rule") == "sharp":
+                raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
+            lr = self.assignment.lr
+        self._adopt(self.assignment)
+        own = {key: value for key, value in settings.items() if key in GROUP_DEFAULTS}
+        defaults = {"lr": lr, **GROUP_DEFAULTS, **own, "steps": 0}
+        check_settings(defaults, self.memory)
+        super().__init__(split(groups, self.assignment, lr, settings), defaults)
+
+    def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
+        """Groups of named parameters, and their norms as this optimizer takes them."""
+        return resolve(params, settings)
+
+    def _adopt(self, assignment: Assignment) -> None:
+        for a in assignment:
+            refuse_parameter(a.name, a.parameter)
+        self.assignment = assignment
+        self.placement = placement_for({a.name: a.parameter for a in assignment}, self._process_group)
+        self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
 
     def __str__(self) -> str:
         shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
@@ -115,20 +114,52 @@ class ConditionalGradient(torch.optim.Optimizer):
         return f"{type(self).__name__}({settings})\n{self.assignment}"
 
     def add_param_group(self, param_group: Group) -> None:
-        """What torch calls for every group while the optimizer is made; later, all parameters have their group.
+        """Add parameters, also in the middle of training, such as a layer that was frozen until now.
+
+        Their norms come from the group's key `norm` (one for all of them, None for AdamW), else from the model that the
+        optimizer was made with, by the same recipe and overrides. AdamW's settings are those of the optimizer.
 
         Raises:
-            ValueError: A parameter has no entry in the assignment, or a setting is out of its range.
+            ValueError: A norm is unknown or does not fit, a parameter is here already, or a setting is out of range.
+
+        Example:
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+            >>> _ = model[0].requires_grad_(False)
+            >>> optimizer = ConditionalGradient(model, lr=0.1)
+            >>> _ = model[0].requires_grad_(True)
+            >>> optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+            >>> optimizer.update_norm("0.weight") < optimizer.update_norm("1.weight")
+            True
         """
-        members = param_group["params"]
-        for member in [members] if isinstance(members, Tensor) else members:
-            if (member[1] if isinstance(member, tuple) else member) not in self._norms:
+        members = named([param_group])[0]["params"]
+        if all(parameter in self._norms for _, parameter in members):
+            if "norm" in param_group:
                 raise ValueError(
-                    "add_param_group: a parameter is not in the assignment; make a new optimizer with "
-                    "assign_norms(model) for the whole model"
+                    f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
+                    "first ones by overrides= or assign_norms"
                 )
-        check_settings({**self.defaults, **param_group}, self.memory)
-        super().add_param_group(param_group)
+            self._add({**param_group, "params": members})
+            return
+        entries = assign_later(members, param_group, self._known_later(members), self._owner)
+        own = {key: value for key, value in param_group.items() if key != "norm"}
+        own["params"] = [(a.name, a.parameter) for a in entries]
+        groups = split([own], Assignment(entries), self.defaults["lr"], self._chosen)
+        for group in groups:
+            check_settings({**self.defaults, **group}, self.memory)
+        self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
+        for group in groups:
+            self._add(group)
+
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
+        """What is known of parameters that come later: all that the model holds now."""
+        assignment = () if self._model is None else self._resolve(self._model, self._chosen)[1]
+        return {a.parameter: a for a in assignment}
+
+    def _add(self, group: Group) -> None:
+        """One group whose parameters have their norms."""
+        check_settings({**self.defaults, **group}, self.memory)
+        super().add_param_group(group)
         self._index()
 
     def _index(self) -> None:
@@ -157,14 +188,17 @@ class ConditionalGradient(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_non_finite_gradients()
+        sizes = self._gradient_sizes()
+        self._rounding = Rounding(sizes, {name: parameter for name, (_, parameter) in self._owner.items()})
         for group in self.param_groups:
             if group["step_rule"] == "adamw":
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
             group["steps"] += 1
         buckets = list(self._buckets())
         results = self.placement.run(self._job(*bucket) for bucket in buckets)
-        for (group, _, parameters), (directions,) in zip(buckets, results, strict=True):
+        for (group, _, parameters), (directions, *averages) in zip(buckets, results, strict=True):
+            for average in averages:
+                torch._foreach_copy_([self.state[p]["second_moment"] for p in parameters], average)
             self._move(group, parameters, directions)
         return loss
 
@@ -185,17 +219,36 @@ class ConditionalGradient(torch.optim.Optimizer):
     def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
         """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""
         gradients = [_gradient(p) for p in parameters]
-        if self.memory == "gradient" or group["step_rule"] == "averaged":
+        if group["maximize"]:
+            gradients = list(torch._foreach_neg(gradients))
+        entries = by_entries(parameters[0], norm)
+        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters, entries)
+        states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
+        if doubtful and states:
+            columns = _column(states, "agreement"), gradients, _column(states, _M)
+            count_agreement(*([own[i] for i in doubtful] for own in columns), entries=entries)
+        kept = 0.0  # the share of the average that its start at zero still takes
+        if not states or group["step_rule"] == "averaged":
             seen = gradients
         else:
-            seen = self._average(parameters, gradients, group)
+            seen, kept = self._average(parameters, gradients, group), group["momentum"] ** group["steps"]
             if group["nesterov"]:
-                seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
-        cubic = isinstance(norm, MatrixNorm)
-        if group["step_rule"] != "sharp":
-            return Job((seen,), lambda batch: (norm.dualize(batch),), cubic=cubic)
-        sizes = (..., *(None,) * norm.ndim)
-        return Job((seen,), lambda batch: (norm.dualize(batch) * norm.dual_norm(batch)[sizes],), cubic=cubic)
+                seen, kept = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"])), kept * group["momentum"]
+        if doubtful:
+            agreements = [states[i]["agreement"] for i in doubtful] if states else None
+            doubted = [parameters[i] for i in doubtful], [seen[i] for i in doubtful]
+            self._rounding.judge(*doubted, 1 - kept, agreements, entries=entries)
+        direction = oracle(norm, group)
+        if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
+            return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))
+        for parameter, state in zip(parameters, states, strict=True):
+            if "second_moment" not in state:
+                state["second_moment"] = second_moment_like(parameter, norm)
+        keep = group["normuon"]
+        return Job(
+            (seen, _column(states, "second_moment")),
+            lambda b, second: normalize_neurons(direction(b), second, norm, keep),
+        )
 
     def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
@@ -206,21 +259,32 @@ class ConditionalGradient(torch.optim.Optimizer):
             norm = self._norms[parameters[0]]
             assert norm is not None  # it made the direction
             length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
-        if shrink != 1:
+        directions = self._rounding.held_back(parameters, directions)
+        if group["cautious_decay"]:
+            agreeing = [(d * p).ge(0) for p, d in zip(parameters, directions, strict=True)]
+            torch._foreach_mul_(
+                parameters, [1 - (1 - shrink) * a.to(p) for a, p in zip(agreeing, parameters, strict=True)]
+            )
+        elif shrink != 1:
             torch._foreach_mul_(parameters, shrink)
         torch._foreach_add_(parameters, directions, alpha=-lr * length)
         if self.memory == "gradient":
             torch._foreach_mul_([_gradient(p) for p in parameters], group["momentum"])
 
     def _average(self, parameters: list[Tensor], values: list[Tensor], group: Group) -> list[Tensor]:
-        buffers = []
-        for parameter in parameters:
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            buffers.append(state["momentum_buffer"])
+        buffers = [self._state_of(p)[_M] for p in parameters]
         torch._foreach_lerp_(buffers, values, 1 - group["momentum"])
         return buffers
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if _M not in state:
+            state[_M] = torch.zeros_like(parameter)
+        if "agreement" not in state:
+            norm = self._norms[parameter]
+            assert norm is not None  # it has an oracle
+            state["agreement"] = torch.zeros_like(parameter) if by_entries(parameter, norm) else parameter.new_zeros(())
+        return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
@@ -231,21 +295,28 @@ class ConditionalGradient(torch.optim.Optimizer):
         else:
             super().zero_grad(set_to_none)
 
-    def _refuse_non_finite_gradients(self) -> None:
+    def _gradient_sizes(self) -> dict[str, float]:
+        """The largest entry of every gradient, in any process; not found in a compiled step."""
         if torch.compiler.is_compiling():
-            return
-        named: dict[str, Tensor] = {}
-        for group in self.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                if parameter.grad is not None:
-                    refuse_other_layout(name, parameter, parameter.grad)
-                    named[name] = parameter.grad
-        if bad := self.placement.agree(_non_finite(named), list(named)):
+            return {}
+        held = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
+        for name, gradient in held.items():
+            refuse_gradient(name, self._owner[name][1], gradient)
+        if not held and not self._warned_without_gradients:
+            self._warned_without_gradients = True
+            warnings.warn(
+                "step() found no gradient in any parameter and changed nothing: backward() was not called since "
+                "zero_grad(), or the loss does not depend on these parameters (another copy of the model?)",
+                stacklevel=5,
+            )
+        sizes = self.placement.agree(_largest_entries(held), list(self._owner))
+        if bad := [name for name, size in sizes.items() if not size < float("inf")]:
             raise NonFiniteGradientError(
                 f"the gradient of {', '.join(bad)} holds NaN or infinity at step {self.param_groups[0]['steps']}; "
                 "nothing was changed. Lower the learning rate, or find the operation with "
                 "torch.autograd.set_detect_anomaly(True)"
             )
+        return sizes
 
     def overshoot(self, name: str) -> float | None:
         """The largest norm of one oracle output for the named parameter; None if it has no norm."""
@@ -255,11 +326,15 @@ class ConditionalGradient(torch.optim.Optimizer):
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-        None where there is no bound: a parameter without a norm, or the rule "sharp".
+        None where there is no bound: a parameter without a norm, the step rule "sharp", and, for singular values,
+        `normuon`, and `cautious_decay` with a weight decay: shrinking some entries of a matrix may raise them.
         """
         group, parameter = self._named(name)
         norm = self._norms[parameter]
+        cautious = group["cautious_decay"] and group["weight_decay"] > 0
         if norm is None or group["step_rule"] == "sharp":
+            return None
+        if isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None):
             return None
         return float(group["lr"]) * group["radius"] * (1.0 if group["step_rule"] == "constrained" else norm.overshoot)
 
@@ -291,13 +366,14 @@ class ConditionalGradient(torch.optim.Optimizer):
                     del self.state[parameter]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "assignment": self.assignment, "memory": self.memory}
+        own = {"assignment": self.assignment, "memory": self.memory, "_chosen": self._chosen}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "placement" not in vars(self):  # a copy: without the process group, which cannot be copied
-            self.placement = placement_for({a.name: a.parameter for a in self.assignment})
-        self._norms = {a.parameter: a.norm for a in self.assignment}
+        if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
+            self._model, self._process_group, self._warned_without_gradients = None, None, False
+            self._adopt(self.assignment)
         self._index()
 
 
@@ -306,13 +382,16 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def _non_finite(gradients: dict[str, Tensor]) -> list[str]:
-    """The names whose gradient, as far as this process holds it, has a NaN or an infinity."""
+def _column(states: list[dict[str, Tensor]], key: str) -> list[Tensor]:
+    return [state[key] for state in states]
+
+
+def _largest_entries(gradients: dict[str, Tensor]) -> dict[str, float]:
+    """The largest entry of each gradient, as far as this process holds it; infinity if one is not finite."""
     held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
-    if not held:
-        return []
-    sizes = torch._foreach_norm(list(held.values()))
-    if bool(torch.stack([size.float() for size in sizes]).isfinite().all()):  # one transfer for all parameters
-        return []
-    finite = torch.stack([part.isfinite().all() for part in held.values()])  # squares of finite entries may overflow
-    return [name for name, ok in zip(held, finite.tolist(), strict=True) if not ok]
+    found = dict.fromkeys(gradients, 0.0)
+    if held:
+        sizes = torch._foreach_norm(list(held.values()), float("inf"))
+        numbers = torch.stack([size.double().nan_to_num(float("inf"), float("inf")) for size in sizes])
+        found |= zip(held, numbers.tolist(), strict=True)  # one transfer for all parameters
+    return found

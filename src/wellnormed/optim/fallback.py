@@ -47,8 +47,10 @@ def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, 
         averages.append(state["exp_avg"])
         squares.append(state["exp_avg_sq"])
         steps.append(state["step"])
+    if not parameters:
+        return
     beta1, beta2 = group["betas"]
     adamw(
         parameters, gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
-        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
     )  # fmt: skip

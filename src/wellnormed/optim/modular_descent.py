@@ -1,11 +1,13 @@
 """Descent in the modular norm: one step, shared among the layers by mass and sensitivity."""
 
+from typing import Unpack
+
 from torch import nn
-from torch.distributed import ProcessGroup
 
 from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.norms import AssignedParameter, Assignment
 from wellnormed.optim.conditional_gradient import ConditionalGradient
+from wellnormed.optim.settings import EngineSettings
 
 
 class ModularDescent(ConditionalGradient):
@@ -16,17 +18,15 @@ class ModularDescent(ConditionalGradient):
 
     Args:
         model: The model.
-        lr: Length of a step in the modular norm.
+        lr: Length of a step in the modular norm; 0.1 unless given.
         tree: The model's modules with mass and sensitivity; `modular_tree(model)` without it. Parameters of mass 0
             stay where they are.
-        momentum: Fraction of the buffer that is kept; 0 is MD's learning-rate transfer experiment.
-        nesterov: See `ConditionalGradient`.
-        weight_decay: Fraction of the weight, per unit of its own learning rate, removed before the step.
-        process_group: See `ConditionalGradient`.
+        settings: The keywords of `EngineSettings` but `norms`, `recipe`, `overrides` and `lr_factors`, which the tree
+            decides. Momentum 0 is MD's learning-rate transfer experiment.
 
     Raises:
-        ValueError: A module without a known sensitivity, a trainable parameter outside the tree, or a name of the tree
-            that the model does not have.
+        ValueError: A module without a known sensitivity, a trainable parameter outside the tree, a name of the tree
+            that the model does not have, or a keyword that the tree decides.
 
     Example:
         >>> from torch import nn
@@ -37,16 +37,12 @@ class ModularDescent(ConditionalGradient):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float,
-        *,
-        tree: NormedModule | None = None,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        process_group: ProcessGroup | None = None,
+        self, model: nn.Module, lr: float = 0.1, *, tree: NormedModule | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
+        if given := settings.keys() & {"norms", "recipe", "overrides", "lr_factors"}:
+            raise ValueError(
+                f"ModularDescent: the tree decides {', '.join(sorted(given))}; pass tree=modular_tree(model, norms)"
+            )
         self.tree = modular_tree(model) if tree is None else tree
         norms = {place.name: place.norm for place in self.tree.places()}
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -56,18 +52,11 @@ class ModularDescent(ConditionalGradient):
             raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
         for name, parameter in trainable.items():
             norms[name].check_shape(parameter.shape, name)
-        scales = self.tree.lr_scales()
+        factors = self.tree.lr_factors()
         assigned = tuple(
-            AssignedParameter(name, p, norms[name], f"{scales[name]:.4g} of the modular step")
+            AssignedParameter(name, p, norms[name], f"{factors[name]:.4g} of the modular step")
             for name, p in trainable.items()
         )
         frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
-        super().__init__(
-            Assignment(assigned, frozen),
-            lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            lr_scales=scales,
-            process_group=process_group,
-        )
+        settings["lr_factors"] = factors
+        super().__init__(Assignment(assigned, frozen), lr, **settings)

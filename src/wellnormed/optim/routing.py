@@ -1,36 +1,47 @@
 """From what a user passes, or a saved state holds, to parameter groups: every parameter once, with its norm or none."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from wellnormed.norms import Assignment
+from wellnormed.norms import Assignment, assign_norms
 from wellnormed.norms.assignment import match_patterns
+from wellnormed.norms.recipes import DEFAULT_RECIPE
+from wellnormed.optim.fallback import AdamWSettings
+from wellnormed.optim.settings import EngineSettings, Group
 
-Group = dict[str, Any]
-Params = Assignment | Iterable[Any]
-"""An assignment; or parameters, named parameters, or groups of either, as every `torch.optim` optimizer takes them."""
+Params = nn.Module | Assignment | Iterable[Any]
+"""A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""
 
 
-def resolve(params: Params, norms: Assignment | None) -> tuple[list[Group], Assignment]:
+def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
     """Groups whose `params` are `(name, parameter)` pairs, and the assignment that names them.
 
     Raises:
         ValueError: No assignment, a parameter outside it, one in two groups, or one of it in no group.
     """
+    norms = settings.get("norms")
+    source = norms if norms is not None else params
+    if isinstance(source, nn.Module):
+        norms = assign_norms(source, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
+    elif given := [key for key in ("recipe", "overrides") if key in settings]:
+        raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
+    if isinstance(params, nn.Module):
+        params = params.named_parameters()
     if isinstance(params, Assignment):
         if norms is not None and norms is not params:
             raise ValueError("norms= is given beside an assignment; pass the assignment alone")
-        if len(params) == 0:
-            raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
-        return [{"params": [(a.name, a.parameter) for a in params]}], params
-    if norms is None:
+        norms = params
+        params = [(a.name, a.parameter) for a in params]
+    if not isinstance(norms, Assignment):
         raise ValueError(
-            "parameters alone do not say which norm they live in; pass assign_norms(model), or these parameters with "
-            "norms=assign_norms(model)"
+            "parameters alone do not say which norm they live in; pass the model itself, or these parameters with "
+            "norms=model or norms=assign_norms(model)"
         )
+    if len(norms) == 0:
+        raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
     names = {id(a.parameter): a.name for a in norms}
     seen: set[str] = set()
     resolved = []
@@ -80,32 +91,39 @@ def named(params: Iterable[Any]) -> list[Group]:
     return result
 
 
-def split(
-    groups: list[Group], assignment: Assignment, lr: float, lr_scales: Mapping[str, float], adamw: Group
-) -> list[Group]:
-    """Groups cut so that each has one learning rate and one rule: that of the engine, or AdamW for what has no norm.
+def split(groups: list[Group], assignment: Assignment, lr: float, settings: EngineSettings) -> list[Group]:
+    """Groups cut so that each has one learning rate, one radius and one rule: the engine's, or AdamW's without a norm.
 
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
 
     Raises:
-        ValueError: A pattern of `lr_scales` matches nothing or overlaps another, or a factor is out of range.
+        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, or a factor is out of
+            range.
     """
-    if bad := {pattern: scale for pattern, scale in lr_scales.items() if not 0 <= scale < float("inf")}:
-        raise ValueError(f"lr_scales={bad} must be finite and not negative")
-    owner = match_patterns(lr_scales, [a.name for a in assignment], "lr_scales")
+    lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
+    adamw = vars(settings.get("adamw") or AdamWSettings())
+    if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
+        raise ValueError(f"lr_factors={bad} must be finite and not negative")
+    names = [a.name for a in assignment]
+    factor_of = match_patterns(lr_factors, names, "lr_factors")
+    radius_of = match_patterns(radii, names, "radii")
     normed = {a.name: a.norm is not None for a in assignment}
     result = []
     for group in groups:
-        parts: dict[tuple[bool, float], list[tuple[str, Tensor]]] = defaultdict(list)
+        parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
             has_norm = normed[name] and group.get("step_rule") != "adamw"
-            parts[has_norm, lr_scales.get(owner.get(name, ""), 1.0)].append((name, parameter))
-        for (has_norm, scale), pairs in parts.items():
+            if name in radius_of and not has_norm:
+                raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
+            radius = radii[radius_of[name]] if name in radius_of else group.get("radius")
+            parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
+        for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
-                result.append({**group, "params": pairs, "lr": group.get("lr", lr) * scale})
+                own = {} if radius is None else {"radius": radius}
+                result.append({**group, **own, "params": pairs, "lr": group.get("lr", lr) * factor})
             else:
                 own = {key: value for key, value in group.items() if key in adamw}
-                own["lr"] = adamw["lr"] * scale * (group.get("lr", lr) / lr if lr else 1.0)
+                own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
                 result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
     return result
 

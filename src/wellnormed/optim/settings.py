@@ -1,11 +1,103 @@
-"""What the engine can be told, and which settings contradict each other."""
+"""The keywords that every optimizer takes, their defaults, and which of them contradict each other."""
 
-from typing import Literal, get_args
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, get_args
 
-from wellnormed.optim.routing import Group
+from torch import nn
+from torch.distributed import ProcessGroup
 
+from wellnormed.norms import Assignment, Norm
+from wellnormed.norms.recipes import Recipe
+from wellnormed.optim.fallback import AdamWSettings
+
+Group = dict[str, Any]
 StepRule = Literal["unconstrained", "constrained", "averaged", "sharp"]
 Memory = Literal["buffer", "gradient"]
+
+
+class EngineSettings(TypedDict, total=False):
+    """The keywords that every optimizer takes. An optimizer's own text says which defaults differ from these.
+
+    Args:
+        norms: The norms when the parameters do not say them: what `assign_norms` returned, or the model.
+        recipe: The recipe by which the model's parameters get their norms; see `assign_norms`.
+        overrides: Name pattern -> norm, or None for AdamW; see `assign_norms`.
+        momentum: The fraction of the buffer that is kept, in [0, 1); 0.9. The paper's alpha is `1 - momentum`.
+        nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`; False.
+        step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
+        radius: Radius of the norm ball, in units of each parameter's norm; 1.
+        radii: Name pattern -> radius. Unmatched parameters keep `radius`.
+        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
+            "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
+        cautious_decay: Decay only entries that the step moves towards zero as well (Chen et al., 2025); False. Then the
+            decay bounds no norm.
+        maximize: Climb instead of descend; False.
+        normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published:
+            0.95); None for none. Matrices then have no bound on their step. See `directions`.
+        clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees,
+            with its singular values capped at one unit of the norm; None for the oracle. See `directions`.
+        lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
+        adamw: Settings for parameters without a norm.
+        memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
+            one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
+        process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
+            oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
+    """
+
+    norms: Assignment | nn.Module | None
+    recipe: Recipe
+    overrides: Mapping[str, Norm | None]
+    momentum: float
+    nesterov: bool
+    step_rule: StepRule
+    radius: float
+    radii: Mapping[str, float]
+    weight_decay: float
+    cautious_decay: bool
+    maximize: bool
+    normuon: float | None
+    clip_gain: float | None
+    lr_factors: Mapping[str, float]
+    adamw: AdamWSettings
+    memory: Memory
+    process_group: ProcessGroup | None
+
+
+GROUP_DEFAULTS: Group = {
+    "momentum": 0.9,
+    "nesterov": False,
+    "step_rule": "unconstrained",
+    "radius": 1.0,
+    "weight_decay": 0.0,
+    "cautious_decay": False,
+    "maximize": False,
+    "normuon": None,
+    "clip_gain": None,
+}
+"""The keywords that a parameter group may set for itself, beside `lr`."""
+
+
+def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
+    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`.
+
+    Raises:
+        ValueError: Naming the keyword, and the nearest known one, or what to write.
+    """
+    if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
+        given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
+        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ValueError(f"{optimizer.__name__}: adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
+    own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
+    known = sorted({*EngineSettings.__annotations__, *own})
+    for name, value in settings.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"{optimizer.__name__}: unknown keyword {name}={value!r}; {meant}The keywords are {', '.join(known)}"
+            )
 
 
 def check_settings(settings: Group, memory: Memory) -> None:
@@ -32,6 +124,18 @@ def check_settings(settings: Group, memory: Memory) -> None:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
     if decay and rule == "constrained":
         raise ValueError(f"weight_decay={decay}: SCG has the decay 1 / radius already; change radius instead")
+    if settings["cautious_decay"] and rule == "constrained":
+        raise ValueError("cautious_decay=True: the decay of SCG is part of its step; use step_rule='unconstrained'")
+    neurons, gain = settings["normuon"], settings["clip_gain"]
+    if neurons is not None and not 0 <= neurons < 1:
+        raise ValueError(f"normuon={neurons} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
+    if neurons is not None and (rule in ("constrained", "sharp") or memory == "gradient"):
+        raise ValueError(
+            f"normuon={neurons} changes the norm of a step and keeps averages; it goes with the step rules "
+            "'unconstrained' and 'averaged' and memory='buffer'"
+        )
+    if gain is not None and (rule == "sharp" or not 0 < gain < float("inf")):
+        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule={rule!r} not 'sharp'")
     if settings["nesterov"] and (rule == "averaged" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
     if memory not in get_args(Memory):

@@ -2,29 +2,36 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellnormed.norms import AssignedParameter, Assignment, Euclidean, Norm, Sign
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.routing import named
+from wellnormed.optim.settings import EngineSettings
 
 
 class _Uniform(ConditionalGradient):
+    recommended_lr: ClassVar[float]
+
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
+        self, params: nn.Module | Iterable[Any], lr: float | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
+        if given := settings.keys() & {"norms", "recipe", "overrides"}:
+            raise ValueError(
+                f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(given))} would say "
+                "nothing; leave it out, or use Scion"
+            )
+        if isinstance(params, nn.Module):
+            params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         groups = named(params)
         entries = [AssignedParameter(n, p, self.norm_of(p), "every parameter") for g in groups for n, p in g["params"]]
-        norms = Assignment(tuple(entries))
-        super().__init__(groups, lr, norms=norms, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
+        super().__init__(groups, lr, **settings)
+
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
+        return {p: AssignedParameter(name, p, self.norm_of(p), "every parameter") for name, p in members}
 
     @staticmethod
     @abstractmethod
@@ -36,11 +43,10 @@ class Signum(_Uniform):
     """The sign of the momentum, for every entry of every parameter (Bernstein et al., 2018).
 
     Args:
-        params: Parameters, named parameters or groups of either, as any torch optimizer takes them.
+        params: The model; or parameters, named parameters or groups, as any torch optimizer takes them.
         lr: How far every entry moves.
-        momentum: Fraction of the buffer that is kept; 0 is signSGD.
-        nesterov: See `ConditionalGradient`.
-        weight_decay: Bounds every entry by `1 / weight_decay`.
+        settings: The keywords of `EngineSettings` but those that choose norms. Momentum 0 is signSGD; a weight decay
+            bounds every entry by `1 / weight_decay`.
 
     Example:
         >>> import torch
@@ -51,6 +57,8 @@ class Signum(_Uniform):
         tensor([-0.5000,  0.5000])
     """
 
+    recommended_lr: ClassVar[float] = 1e-3
+
     @staticmethod
     def norm_of(parameter: Tensor) -> Norm:
         return Sign(ndim=parameter.ndim)
@@ -60,11 +68,10 @@ class NormalizedSGD(_Uniform):
     """The momentum divided by its l2 norm, parameter by parameter (LMO section 4; Cutkosky and Mehta, 2020).
 
     Args:
-        params: Parameters, named parameters or groups of either, as any torch optimizer takes them.
+        params: The model; or parameters, named parameters or groups, as any torch optimizer takes them.
         lr: How far, in l2, every parameter moves.
-        momentum: Fraction of the buffer that is kept.
-        nesterov: See `ConditionalGradient`.
-        weight_decay: Bounds the l2 norm of every parameter by `1 / weight_decay`.
+        settings: The keywords of `EngineSettings` but those that choose norms. A weight decay bounds the l2 norm of
+            every parameter by `1 / weight_decay`.
 
     Example:
         >>> import torch
@@ -74,6 +81,8 @@ class NormalizedSGD(_Uniform):
         >>> w.detach()
         tensor([-0.3000,  0.4000])
     """
+
+    recommended_lr: ClassVar[float] = 0.1
 
     @staticmethod
     def norm_of(parameter: Tensor) -> Norm:

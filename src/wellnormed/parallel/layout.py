@@ -44,20 +44,6 @@ def layout(tensor: Tensor) -> Hashable:
     return (tensor.device_mesh, tensor.placements) if is_distributed(tensor) else None
 
 
-def refuse_other_layout(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse a gradient that lies otherwise than its parameter, such as one not yet summed over processes.
-
-    Raises:
-        ValueError: Naming the parameter, both layouts and the remedy.
-    """
-    if layout(parameter) != layout(gradient):
-        own, other = (tuple(t.placements) if is_distributed(t) else "plain" for t in (parameter, gradient))
-        raise ValueError(
-            f"the gradient of {name!r} lies as {other}, its parameter as {own}; redistribute the gradient to the "
-            "parameter's placements before the step"
-        )
-
-
 def cut_of(tensor: Tensor, name: str) -> Cut | None:
     """How the tensor is cut; None if it is whole in every process.
 

@@ -71,11 +71,15 @@ class Placement(ABC):
         """
 
     @abstractmethod
-    def agree(self, found: list[str], among: list[str]) -> list[str]:
-        """Names found in any process, in the order of `among`, which must be the same in all.
+    def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
+        """The largest of every number over all processes.
+
+        Args:
+            numbers: Name -> a number that is not negative; the same names in every process.
+            among: All names there may be, the same in every process.
 
         Raises:
-            ValueError: In every process: `among` differs.
+            ValueError: In every process: a name is in some processes only.
         """
 
 
@@ -86,5 +90,5 @@ class Local(Placement):
         for job in jobs:
             yield job.run()
 
-    def agree(self, found: list[str], among: list[str]) -> list[str]:
-        return found
+    def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
+        return numbers

@@ -18,7 +18,6 @@ directions of all that is dealt, and with Nesterov as much again.
 """
 
 import heapq
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -84,26 +83,21 @@ class Dealt(Placement):
         while works:
             yield works.popleft().results()
 
-    def agree(self, found: list[str], among: list[str]) -> list[str]:
-        digest = zlib.crc32("\n".join(among).encode())
+    def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
         for group, device in self._devices.items():
-            most = torch.tensor([len(found), digest, -digest], device=device)
+            here = [name in numbers for name in among]
+            own = [[numbers.get(name, 0.0), float(held), -float(held)] for name, held in zip(among, here, strict=True)]
+            most = torch.tensor(own, dtype=torch.float64, device=device)
             dist.all_reduce(most, dist.ReduceOp.MAX, group)
-            count, largest, smallest = most.tolist()
-            if largest != -smallest:
-                names: list[list[str]] = [[]] * group.size()
-                dist.all_gather_object(names, among, group)
-                partly = set().union(*names) - set(names[0]).intersection(*names)
+            largest, anywhere, nowhere = most.unbind(1)
+            if partly := [name for name, some in zip(among, (anywhere + nowhere).tolist(), strict=True) if some]:
                 raise ValueError(
                     f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
                     "every process use every parameter, or use DDP with find_unused_parameters=True"
                 )
-            if count:
-                names = [[]] * group.size()
-                dist.all_gather_object(names, found, group)
-                anywhere = set().union(*names)
-                found = [name for name in among if name in anywhere]
-        return found
+            found = dict(zip(among, largest.tolist(), strict=True))
+            numbers = {name: found[name] for name in numbers}
+        return numbers
 
     def _cut(self, tensor: Tensor, name: str) -> Cut | None:
         key = layout(tensor), tensor.ndim  # finding a mesh's group takes longer than looking it up

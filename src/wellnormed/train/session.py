@@ -75,7 +75,7 @@ def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=True,
-        lr_scales=_rate_factors(model, config),
+        lr_factors=_rate_factors(model, config),
     )
     return optimizer, constraints.constrain(optimizer, constraint_rules(model, config))
 

@@ -1,0 +1,277 @@
+"""Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from wellnormed.constraints.base import Constraint, State
+from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
+from wellnormed.norms.base import widened
+from wellnormed.optim import ConditionalGradient
+from wellnormed.parallel import Job, Placement, in_buckets, placement_for
+from wellnormed.parallel.layout import copy_, whole
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """A parameter with its name, the norm it is measured in, and its constraint."""
+
+    name: str
+    parameter: Tensor
+    norm: Norm
+    constraint: Constraint
+
+
+class Constraints:
+    """The constraints attached to one optimizer. Before a step they check that they can hold; after it they hold.
+
+    They run where the optimizer's oracles run (`ConditionalGradient.placement`). With parameters that lie over many
+    processes, making this object, `norms`, `norm_ratios` and `proved_ratios` are collective calls: every process must
+    make them. What the constraints remember is the same in every process. A copied or unpickled optimizer keeps its
+    constraints; a copy of this object alone belongs to no optimizer until it is copied with one.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
+        self._constrained = constrained
+        self._state: dict[str, State] = {}
+        self._versions: dict[str, int] = {}
+        self._belong_to(optimizer)
+        self._check()
+        self._begin(constrained)
+        self._hook()
+
+    def __str__(self) -> str:
+        width = max((len(c.name) for c in self._constrained), default=0)
+        return "\n".join(f"{c.name:{width}}  {c.constraint!r}" for c in self._constrained)
+
+    def remove(self) -> None:
+        """Detach from the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
+        ACTIVE[self._optimizer].remove(self)
+
+    @property
+    def names(self) -> list[str]:
+        """The constrained parameters."""
+        return [c.name for c in self._constrained]
+
+    def norms(self) -> dict[str, float]:
+        """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
+        buckets = in_buckets(self._constrained, _parameter, lambda c: c.norm)
+        return self._measure((members for _, members in buckets), lambda norm, weights: norm.norm(weights))
+
+    def promised(self) -> dict[str, float]:
+        """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
+        bounds = {c.name: c.constraint.promised(self._state[c.name]) for c in self._constrained}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def norm_ratios(self) -> dict[str, float]:
+        """Estimated norm over the promised bound, of every parameter whose constraint promises one."""
+        norms = self.norms()
+        return {name: norms[name] / bound for name, bound in self.promised().items()}
+
+    def proved_ratios(self) -> dict[str, float]:
+        """Proved bound on the norm over the promised one: at most 1, or the promise is broken.
+
+        Parameters whose constraint promises nothing are left out.
+        """
+        promised = self.promised()
+        one_by_one = ([c] for c in self._constrained if c.name in promised)  # float64 copies of a batch would be large
+        bound = self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
+        return {name: bound[name] / promised[name] for name in bound}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What constraints remember from step to step, `PARAMETER.KEY` -> a copy; save it with the optimizer's state.
+
+        Empty if none remembers anything.
+        """
+        return {key: tensor.clone() for key, tensor in self._flat_state().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
+
+        Raises:
+            ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
+        """
+        own = self._flat_state()
+        if own.keys() != state.keys():
+            raise ValueError(
+                f"the state lacks {sorted(own.keys() - state.keys())} and has unknown "
+                f"{sorted(state.keys() - own.keys())}; load it into the constraints that it was saved from"
+            )
+        for name, tensor in own.items():
+            if tensor.shape != state[name].shape:
+                raise ValueError(
+                    f"the state of {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}; "
+                    "load it into a model of the same sizes"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._remember_versions(self._constrained)
+
+    def _flat_state(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
+
+    def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        own = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
+        self._known: dict[Tensor, AssignedParameter] = {a.parameter: a for a in own}
+        self._placement_of_others = None if own else placement_for({c.name: c.parameter for c in self._constrained})
+
+    def _hook(self) -> None:
+        self._hooks = (
+            self._optimizer.register_step_pre_hook(lambda *_: self._before()),
+            self._optimizer.register_step_post_hook(lambda *_: self._after()),
+        )
+        ACTIVE.setdefault(self._optimizer, []).append(self)
+        self._optimizer.__reduce_ex__ = partial(_copied_with_constraints, self._optimizer)
+
+    @property
+    def _placement(self) -> Placement:
+        if isinstance(self._optimizer, ConditionalGradient):
+            return self._optimizer.placement
+        assert self._placement_of_others is not None  # made with the optimizer
+        return self._placement_of_others
+
+    def _check(self) -> None:
+        self._steps = {c.name: self._update_norm(c) for c in self._constrained}
+        for c in self._constrained:
+            c.constraint.check(c.norm, self._steps[c.name], c.name)
+
+    def _update_norm(self, c: Constrained) -> float | None:
+        """Bound on the coming step in the norm of the constraint; None if the optimizer measures in another."""
+        known = self._known.get(c.parameter)
+        if known is None or known.norm != c.norm:
+            return None
+        assert isinstance(self._optimizer, ConditionalGradient)  # others know no norms
+        return self._optimizer.update_norm(known.name)
+
+    def _before(self) -> None:
+        self._check()
+        self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
+        self._begin([c for c in self._constrained if c.parameter._version != self._versions[c.name]])
+
+    @torch.no_grad()
+    def _begin(self, changed: Sequence[Constrained]) -> None:
+        """Bring weights below their caps that are new, or that someone else has changed since the last step."""
+        for c in changed:
+            self._state[c.name] = {}
+        self._write(([c] for c in changed), self._projection)
+        for c in changed:
+            state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
+            self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
+
+    def _after(self) -> None:
+        """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
+        moved = [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
+        buckets = in_buckets(moved, _parameter, lambda c: (c.constraint, c.norm, self._step_for(c)))
+        self._write((members for _, members in buckets), self._application)
+        self._remember_versions(self._constrained)
+
+    def _step_for(self, c: Constrained) -> float | None:
+        return self._steps[c.name] if c.constraint.uses_update_norm else None
+
+    @torch.no_grad()
+    def _write(
+        self, buckets: Iterable[list[Constrained]], action: Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
+    ) -> None:
+        """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
+        buckets = list(buckets)
+        results = self._placement.run(self._job(members, action) for members in buckets)
+        for members, (weights, *states) in zip(buckets, results, strict=True):
+            copy_([c.parameter for c in members], weights)
+            for key, values in zip(self._state[members[0].name], states, strict=True):
+                torch._foreach_copy_([self._state[c.name][key] for c in members], values)
+            self._remember_versions(members)
+
+    def _job(self, members: list[Constrained], action: Callable[..., tuple[Tensor, State]]) -> Job:
+        states = [self._state[c.name] for c in members]
+        keys, first = list(states[0]), members[0]
+
+        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            constrained, state = action(first, widened(weights), dict(zip(keys, values, strict=True)))
+            if weights.dtype.itemsize < 4:
+                constrained = _rounded_within(constrained, weights.dtype, first, state)
+            return constrained, *(state[key] for key in keys)
+
+        inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
+        return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
+
+    def _projection(self, c: Constrained, weights: Tensor, state: State) -> tuple[Tensor, State]:
+        return c.constraint.project(weights, c.norm), state
+
+    def _application(self, c: Constrained, weights: Tensor, state: State) -> tuple[Tensor, State]:
+        return c.constraint.apply(weights, c.norm, self._step_for(c), state)
+
+    def _remember_versions(self, members: Iterable[Constrained]) -> None:
+        self._versions |= {c.name: c.parameter._version for c in members}
+
+    @torch.no_grad()
+    def _measure(
+        self, buckets: Iterable[list[Constrained]], function: Callable[[Norm, Tensor], Tensor]
+    ) -> dict[str, float]:
+        """A number for every weight of buckets of equal norm, shape and layout."""
+        buckets = list(buckets)
+        results = self._placement.run(_measurement(members, function) for members in buckets)
+        return {
+            c.name: number
+            for members, (numbers,) in zip(buckets, results, strict=True)
+            for c, number in zip(members, torch.stack(numbers).tolist(), strict=True)
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_constrained": self._constrained, "_state": self._state}
+
+
+def _rounded_within(weights: Tensor, dtype: torch.dtype, c: Constrained, states: State) -> Tensor:
+    """Weights of a batch in 16 bits, scaled down until their proved norm is again what was promised."""
+    rounded = weights.to(dtype)
+    states = states or c.constraint.initial_state(weights, c.norm)
+    for i in range(len(rounded)):
+        promised = c.constraint.promised({key: value[i] for key, value in states.items()})
+        while promised is not None and (bound := float(c.norm.upper_bound(rounded[i]))) > promised:
+            weights[i] *= promised / bound * (1 - torch.finfo(dtype).eps)
+            rounded[i] = weights[i]
+    return rounded
+
+
+def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple[Any, ...]:
+    """What `copy` and `pickle` ask an optimizer for: its own state, and its constraints, to be attached to the copy."""
+    state = type(optimizer).__reduce_ex__(optimizer, protocol)[2]
+    return _restored, (type(optimizer), state, tuple(ACTIVE.get(optimizer, ())))
+
+
+def _restored(
+    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: tuple[Constraints, ...]
+) -> torch.optim.Optimizer:
+    optimizer = cls.__new__(cls)
+    optimizer.__setstate__(state)
+    for constraints in attached:
+        own = copy.copy(constraints) if "_optimizer" in vars(constraints) else constraints
+        own._versions = {}
+        own._belong_to(optimizer)
+        own._remember_versions(own._constrained)
+        own._hook()
+    return optimizer
+
+
+def _parameter(c: Constrained) -> Tensor:
+    return c.parameter
+
+
+ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
+"""The constraints attached to every optimizer, so that no parameter gets two."""
+
+
+def _measurement(members: list[Constrained], function: Callable[[Norm, Tensor], Tensor]) -> Job:
+    norm = members[0].norm
+    weights = [c.parameter.detach() for c in members]
+    numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
+    cubic = isinstance(norm, MatrixNorm)
+    return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), returned=(1,), cubic=cubic)

@@ -1,0 +1,115 @@
+"""What an optimizer takes in, also later, and what none can serve, refused by name before anything is changed."""
+
+import sys
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.norms import AssignedParameter, Norm
+from wellnormed.parallel.layout import is_distributed, layout
+
+
+def refuse_parameter(name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that cannot be trained.
+
+    Raises:
+        ValueError: It is empty, or a piece of what FSDP1 flattens; naming parameter, value and remedy.
+    """
+    marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
+    if "_fsdp_wrapped_module" in name or any(marks):
+        raise ValueError(
+            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
+            "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        )
+    if parameter.numel() == 0:
+        raise ValueError(
+            f"parameter {name!r} of shape {tuple(parameter.shape)} is empty; give its layer a size of at least 1, or "
+            "freeze it with requires_grad_(False)"
+        )
+
+
+def refuse_zero_redundancy() -> None:
+    """Refuse to be made by `ZeroRedundancyOptimizer`.
+
+    It hands every process some of the parameters, and says so to nobody; only the calling frames tell.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
+            raise ValueError(
+                "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the "
+                "optimizer itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
+            )
+        frame = frame.f_back
+
+
+def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
+    """Refuse a gradient that no step can be made of.
+
+    Raises:
+        ValueError: The parameter has no values (meta), or the gradient is sparse or lies otherwise over processes than
+            the parameter, such as one not yet summed; naming the parameter and the remedy.
+    """
+    if parameter.is_meta:
+        raise ValueError(
+            f"parameter {name!r} is a meta tensor and has no values; make them with model.to_empty(device=...) and an "
+            "initialisation, then make the optimizer"
+        )
+    if gradient.layout is not torch.strided:
+        raise ValueError(
+            f"the gradient of {name!r} is sparse ({gradient.layout}), and a norm needs it whole; make the layer with "
+            "sparse=False, or its gradient dense with to_dense()"
+        )
+    if layout(parameter) != layout(gradient):
+        own, other = (tuple(t.placements) if is_distributed(t) else "plain" for t in (parameter, gradient))
+        raise ValueError(
+            f"the gradient of {name!r} lies as {other}, its parameter as {own}; redistribute the gradient to the "
+            "parameter's placements before the step"
+        )
+
+
+def assign_later(
+    members: list[tuple[str, nn.Parameter]],
+    group: Mapping[str, Any],
+    known: Mapping[nn.Parameter, AssignedParameter],
+    taken: Container[str],
+) -> tuple[AssignedParameter, ...]:
+    """Names and norms of parameters that come in the middle of training.
+
+    Args:
+        members: Names, or numbers, and parameters.
+        group: Their group; its key `norm` decides for all of them.
+        known: What is known of parameters without that key.
+        taken: Names that the optimizer has.
+
+    Raises:
+        ValueError: A norm is unknown, is none or does not fit, or a name is taken.
+    """
+    entries = []
+    for name, parameter in members:
+        entry = known.get(parameter)
+        name = name if entry is None else entry.name
+        while name.isdigit() and (name in taken or any(name == e.name for e in entries)):
+            name = str(int(name) + 1)
+        if "norm" in group:
+            norm, reason = group["norm"], "add_param_group"
+        elif entry is not None:
+            norm, reason = entry.norm, entry.reason
+        else:
+            raise ValueError(
+                f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} lives "
+                "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
+            )
+        if not (norm is None or isinstance(norm, Norm)):
+            raise ValueError(f"add_param_group: norm={norm!r} is no norm; pass one such as Spectral(), or None")
+        if norm is not None:
+            norm.check_shape(parameter.shape, name)
+        if name in taken:
+            raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
+        entries.append(AssignedParameter(name, parameter, norm, reason))
+    return tuple(entries)

@@ -1,0 +1,168 @@
+"""What `constrain` refuses by name, weights of 16 bits, and the two constraints that promise nothing."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed import constraints as c
+from wellnormed.norms import AssignedParameter, Assignment
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (2.0, r"'0' is given 2.0, which is no constraint; pass one, such as SoftCap\(2.0\)"),
+        (wn.HardCap, r"which is no constraint; pass one, such as HardCap\(2.0\)"),
+        ("soft", r"'0' is given 'soft', which is no constraint"),
+        (None, r"'0' is given None, which is no constraint"),
+    ],
+)
+def test_what_is_no_constraint_is_refused_with_what_to_write(value, message):
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=message):
+        wn.constrain(wn.Scion(model, lr=0.1), {"0": value})
+
+
+def test_weights_without_values_are_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = wn.Scion(model, lr=0.1)
+    with pytest.raises(ValueError, match=r"'0.weight' is a meta tensor.*HardCap.*to_empty"):
+        wn.constrain(optimizer, {"0": wn.HardCap(1.0)})
+
+
+def test_empty_weights_are_refused():
+    weight = nn.Parameter(torch.ones(0, 3))
+    model = nn.Linear(3, 2, bias=False)
+    model.weight = weight
+    norms = Assignment((AssignedParameter("weight", weight, wn.Spectral(), "a test"),))
+    with pytest.raises(ValueError, match=r"shape \(0, 3\) is empty"):
+        wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms)
+
+
+def test_norms_must_be_an_assignment():
+    model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"is no assignment; pass norms=wn.assign_norms\(model\)"):
+        wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms={"weight": 1})
+
+
+CAPS = [c.HardCap(1.2), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.OptimalCap(1.2), c.WeightDecay(1.2),
+        c.Clip(0.3, 1.2), c.Stiefel(1.2), c.ClippedWeightDecay(0.9, 0.25)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("constraint", CAPS, ids=repr)
+def test_the_promise_is_proved_for_weights_of_16_bits(constraint, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(3)))
+    for layer in model:
+        nn.init.orthogonal_(layer.weight, 2.0)
+    model.to(dtype)
+    optimizer = wn.Scion(model, lr=0.2, momentum=0.0)
+    constraints = wn.constrain(optimizer, {"*": constraint})
+    for step in range(12):
+        for p in model.parameters():
+            p.grad = -p.detach().clone() if step % 2 else torch.randn(24, 24).to(dtype)
+        if step == 6:
+            with torch.no_grad():
+                model[0].weight.mul_(3)  # someone else
+        else:
+            assert max(constraints.proved_ratios().values()) <= 1
+        optimizer.step()
+    assert max(constraints.proved_ratios().values()) <= 1
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (8, 8)])
+def test_a_norm_sphere_is_muon_hyperball(shape):
+    """R normalize(w - lr R normalize(update)), in the Frobenius norm, which of an orthogonal update is sqrt(rank)."""
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0], bias=False, dtype=torch.float64)
+    weight = layer.weight.detach().clone()
+    radius, rate, unit = weight.norm(), 0.05, math.sqrt(shape[0] / shape[1])
+    norms = wn.assign_norms(layer, overrides={"weight": wn.Spectral(method="svd")})
+    optimizer = wn.Scion(norms, lr=rate * float(radius) / (math.sqrt(min(shape)) * unit), momentum=0.0)
+    constraints = wn.constrain(optimizer, {"weight": c.NormSphere(frobenius=True)})
+    for _ in range(4):
+        g = torch.randn(shape, dtype=torch.float64)
+        layer.weight.grad = g.clone()
+        optimizer.step()
+        u, _, vt = torch.linalg.svd(g, full_matrices=False)
+        update = u @ vt
+        weight = weight - rate * radius * update / update.norm()
+        weight = radius * weight / weight.norm()
+    torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-9)  # float64, two ways
+    assert constraints.promised() == {}
+
+
+def test_a_norm_sphere_in_the_weights_own_norms():
+    model = nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 5))
+    optimizer = wn.Scion(model, lr=0.3)
+    nn.init.ones_(model[1].bias)
+    constraints = wn.constrain(optimizer, {"*": c.NormSphere()})
+    before = constraints.norms()
+    for _ in range(5):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape)
+        optimizer.step()
+    assert constraints.norms() == pytest.approx(before, rel=1e-2)  # a spectral norm is an estimate
+
+
+class Queries(nn.Module):
+    """Logits of three heads, with biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(6, 12), nn.Linear(6, 12)
+
+    def forward(self, x):
+        q, k = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.q, self.k))
+        return q @ k.mT
+
+
+def test_qk_clip_is_its_published_formula():
+    """Kimi K2, algorithm 1: sqrt(tau / S) for the queries and keys of a head whose S is above tau; once a record."""
+    torch.manual_seed(0)
+    model = Queries()
+    with torch.no_grad():
+        model.q.weight[:4] *= 20
+    clip = c.QKClip(max_logit=3.0)
+    optimizer = wn.Scion(model, lr=0.0)
+    wn.constrain(optimizer, {"*": clip})
+    x = torch.randn(2, 5, 6)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    logits = model(x)
+    largest = logits.detach().amax((0, 2, 3))
+    assert (largest > 3.0).any()
+    assert (largest < 3.0).any()
+    for part in logits:  # as from several pieces of a batch
+        clip.record(part)
+    logits.square().sum().backward()
+    optimizer.step()
+    factors = torch.where(largest > 3.0, 3.0 / largest, 1.0).sqrt().repeat_interleave(4)
+    for name, p in model.named_parameters():
+        expected = before[name] * (factors[:, None] if p.ndim == 2 else factors)
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-7)  # float32, one product
+    torch.testing.assert_close(model(x).detach().amax((0, 2, 3)), largest.clamp(max=3.0), rtol=1e-4, atol=1e-5)
+    after = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()  # nothing was recorded since
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), after, strict=True))
+
+
+def test_qk_clip_leaves_the_values_of_a_fused_weight():
+    layer = nn.Linear(6, 18, bias=False)
+    before = layer.weight.detach().clone()
+    clip = c.QKClip(max_logit=1.0, fused=True, power=1.0)
+    optimizer = wn.Scion(layer, lr=0.0)
+    wn.constrain(optimizer, {"weight": clip})
+    clip.record(torch.tensor([4.0, 0.5]).reshape(2, 1, 1))
+    layer.weight.grad = torch.ones(18, 6)
+    optimizer.step()
+    factors = torch.tensor([0.25, 1.0]).repeat_interleave(3)
+    expected = before * torch.cat([factors, factors, torch.ones(6)])[:, None]
+    torch.testing.assert_close(layer.weight.detach(), expected)
+    clip.record(torch.ones(4, 1, 1))
+    with pytest.raises(ValueError, match="4 heads were recorded, but a weight has 6 rows"):
+        optimizer.step()

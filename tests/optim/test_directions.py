@@ -1,0 +1,139 @@
+"""What other papers do to an oracle's output, against their published formulas."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+EXACT = wn.Spectral(method="svd")
+
+
+def drawn(shape, seed, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def polar(g):
+    u, _, vt = torch.linalg.svd(g, full_matrices=False)
+    return u @ vt
+
+
+def optimizer_for(shape, dtype=torch.float64, norm=EXACT, **settings):
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+    return layer, wn.ConditionalGradient(
+        wn.assign_norms(layer, overrides={"weight": norm}), 0.1, **{"momentum": 0.5, **settings}
+    )
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
+def test_normuon_is_its_published_formula(shape):
+    """Li et al. 2025, algorithm 1, as the authors' code writes it, with the norm's own unit as the step's."""
+    layer, optimizer = optimizer_for(shape, normuon=0.9)
+    weight, buffer, second = layer.weight.detach().clone(), torch.zeros(shape, dtype=torch.float64), 0.0
+    side = -1 if shape[0] >= shape[1] else -2
+    for seed in range(4):
+        g = drawn(shape, seed)
+        layer.weight.grad = g.clone()
+        optimizer.step()
+        buffer = 0.5 * buffer + 0.5 * g
+        o = polar(buffer)
+        second = 0.9 * second + 0.1 * o.square().mean(side, keepdim=True)
+        step = o / second.sqrt()
+        weight -= 0.1 * (shape[0] / shape[1]) ** 0.5 * step * (o.norm() / step.norm())
+    torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-9)  # float64, two ways
+    assert optimizer.update_norm("weight") is None
+    with pytest.raises(ValueError, match="bound on the step's norm"):
+        wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.5)})
+    layer.weight.grad = drawn(shape, 9)
+    optimizer.step()
+    assert constraints.proved_ratios()["weight"] <= 1
+
+
+def test_normuon_acts_on_every_slice_and_survives_a_resume():
+    layer, optimizer = optimizer_for((8, 6), norm=wn.PerHead(2, EXACT), normuon=0.9, nesterov=True)
+    other, twin = optimizer_for((8, 6), norm=wn.PerHead(2, EXACT), normuon=0.5)
+    for seed in range(3):
+        layer.weight.grad = drawn((8, 6), seed)
+        optimizer.step()
+    assert optimizer.state[layer.weight]["second_moment"].shape == (2, 1, 6)  # a head is 4 x 6
+    other.load_state_dict(layer.state_dict())
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for model, one in ((layer, optimizer), (other, twin)):
+        model.weight.grad = drawn((8, 6), 3)
+        one.step()
+    assert torch.equal(layer.weight, other.weight)
+
+
+@pytest.mark.parametrize("norm", [EXACT, wn.Sign()])
+def test_cautious_decay_is_its_published_formula(norm):
+    """Chen et al. 2025, algorithm 1: w - lr (u + decay [u w >= 0] w)."""
+    layer, optimizer = optimizer_for((6, 10), norm=norm, weight_decay=0.7, cautious_decay=True)
+    weight, buffer = layer.weight.detach().clone(), torch.zeros((6, 10), dtype=torch.float64)
+    for seed in range(4):
+        g = drawn((6, 10), seed)
+        layer.weight.grad = g.clone()
+        optimizer.step()
+        buffer = 0.5 * buffer + 0.5 * g
+        u = norm.dualize(buffer)
+        weight = weight - 0.1 * (u + 0.7 * (u * weight >= 0) * weight)
+    torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-9)  # float64, two ways
+    assert (optimizer.update_norm("weight") is None) == (norm is EXACT)
+
+
+def test_a_clip_is_the_duality_map_of_a_step():
+    """Spectral Clipping, section 4: singular values of k m, capped at one unit of the norm."""
+    layer, optimizer = optimizer_for((6, 10), clip_gain=0.4, momentum=0.0)
+    weight, g = layer.weight.detach().clone(), drawn((6, 10), 1)
+    layer.weight.grad = g.clone()
+    optimizer.step()
+    u, s, vt = torch.linalg.svd(g, full_matrices=False)
+    unit = (6 / 10) ** 0.5
+    assert (0.4 * s < unit).any()
+    assert (0.4 * s > unit).any()
+    step = u * (0.4 * s).clamp(max=unit) @ vt
+    torch.testing.assert_close(layer.weight.detach(), weight - 0.1 * step, rtol=1e-5, atol=1e-5)  # a matrix function
+    assert float(EXACT.upper_bound(layer.weight.detach() - weight)) <= optimizer.update_norm("weight") * (1 + 1e-5)
+
+
+def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
+    """SC section 1.1: with k at a share of unit / least singular value, the least is that share of one unit."""
+    g = drawn((6, 10), 1)
+    full = (6 / 10) ** 0.5 / float(torch.linalg.svdvals(g).amin())
+    for share in (0.1, 0.5, 0.9, 1.0, 3.0):
+        layer, optimizer = optimizer_for((6, 10), clip_gain=share * full, momentum=0.0)
+        before = layer.weight.detach().clone()
+        layer.weight.grad = g.clone()
+        optimizer.step()
+        distance = (before - layer.weight.detach()) / 0.1 - EXACT.dualize(g)
+        # a matrix function ends within 5e-6 of the bound
+        assert float(EXACT.upper_bound(distance)) == pytest.approx(max(0.0, 1 - share), abs=2e-5)
+
+
+def test_parameters_that_are_no_matrices_keep_their_oracles():
+    model = nn.Linear(6, 4)
+    one = wn.Scion(model, lr=0.1, normuon=0.95, clip_gain=2.0)
+    before = model.bias.detach().clone()
+    model.weight.grad, model.bias.grad = torch.ones(4, 6), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    one.step()
+    torch.testing.assert_close(model.bias.detach(), before - 0.1 * wn.BiasRMS().dualize(model.bias.grad))
+    assert one.update_norm("bias") == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"normuon": 1.0}, "normuon=1.0"),
+        ({"normuon": 0.9, "step_rule": "constrained"}, "normuon=0.9 changes the norm"),
+        ({"normuon": 0.9, "memory": "gradient"}, "normuon=0.9 changes the norm"),
+        ({"clip_gain": 0.0}, "clip_gain=0.0"),
+        ({"clip_gain": 1.0, "step_rule": "sharp"}, "not 'sharp'"),
+        ({"cautious_decay": True, "step_rule": "constrained"}, "cautious_decay=True"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        optimizer_for((4, 4), **settings)

@@ -1,0 +1,193 @@
+"""What people do with torch optimizers in the middle of training, and what is refused by name."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import wellnormed as wn
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def train(model, optimizer, steps, first=0):
+    for seed in range(first, first + steps):
+        optimizer.zero_grad()
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Signum])
+def test_a_layer_that_is_unfrozen_joins_with_its_norm(make):
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = make(model, lr=0.05)
+    constraints = [] if make is wn.Signum else [wn.constrain(optimizer, {"2": wn.HardCap(1.0)})]
+    train(model, optimizer, 2)
+    before = model[0].weight.detach().clone()
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": [(f"0.{n}", p) for n, p in model[0].named_parameters()], "lr": 0.025})
+    whole = make(network(), lr=0.025)
+    if make is not wn.Signum:
+        constraints.append(wn.constrain(optimizer, {"0": wn.HardCap(1.0)}))
+    train(model, optimizer, 3, first=2)
+    assert not torch.equal(model[0].weight, before)
+    assert optimizer.update_norm("0.weight") == whole.update_norm("0.weight")  # the same norm at the same rate
+    assert "0.weight" in str(optimizer)
+    assert all(ratio <= 1 for c in constraints for ratio in c.proved_ratios().values())
+    again = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(again)
+
+
+def test_a_group_may_bring_its_norm_or_ask_for_adamw():
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1, adamw=wn.AdamWSettings(lr=0.01))
+    model[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"which norm parameter '0' of shape \(8, 6\) lives in.*key 'norm'"):
+        optimizer.add_param_group({"params": [model[0].weight]})
+    optimizer.add_param_group({"params": [("first", model[0].weight)], "norm": wn.Sign(scaled=True), "lr": 0.3})
+    optimizer.add_param_group({"params": [model[0].bias], "norm": None})
+    assert optimizer.update_norm("first") == 0.3
+    [last] = [g for g in optimizer.param_groups if any(p is model[0].bias for p in g["params"])]
+    assert (last["step_rule"], last["lr"]) == ("adamw", 0.01)
+    before = [p.detach().clone() for p in model.parameters()]
+    train(model, optimizer, 1)
+    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    with pytest.raises(ValueError, match=r"norm=Sign\(\) in a group is for parameters that come later"):
+        wn.Scion([{"params": model.parameters(), "norm": wn.Sign()}], lr=0.1, norms=wn.assign_norms(model))
+    with pytest.raises(ValueError, match="norm='Sign' is no norm"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": "Sign"})
+    with pytest.raises(ValueError, match=r"norm on 2-dimensional weights"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": wn.Sign()})
+    with pytest.raises(ValueError, match="'first' is in this optimizer already"):
+        optimizer.add_param_group({"params": [("first", nn.Parameter(torch.ones(2, 2)))], "norm": wn.Sign()})
+
+
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Almond, wn.SpectralDescent, wn.Signum])
+def test_maximize_is_descent_of_the_negative(make):
+    one, other = network(), network()
+    recipe = {"recipe": "muon"} if make is wn.Muon else {}  # AdamW's part climbs as well
+    first, second = make(one, lr=0.05, **recipe), make(other, lr=0.05, maximize=True, **recipe)
+    for seed in range(4):
+        for model, optimizer, sign in ((one, first, 1), (other, second, -1)):
+            optimizer.zero_grad()
+            x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+            (sign * model(x).square().mean()).backward()
+            optimizer.step()
+    assert same(one, other)
+
+
+def test_a_step_without_any_gradient_warns_once_and_names_the_cause():
+    model = network()
+    optimizer = wn.Scion(model, lr=0.1)
+    with pytest.warns(UserWarning, match=r"no gradient in any parameter.*backward\(\) was not called"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_meta_and_sparse_and_empty_are_refused_by_name():
+    with torch.device("meta"):
+        model = network()
+    optimizer = wn.Scion(model, lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(ValueError, match=r"'0.weight' is a meta tensor.*to_empty"):
+        optimizer.step()
+    table = nn.Embedding(5, 4, sparse=True)
+    optimizer = wn.Scion(table, lr=0.1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"gradient of 'weight' is sparse.*sparse=False"):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"parameter '0' of shape \(0, 3\) is empty.*requires_grad_\(False\)"):
+        wn.Signum([nn.Parameter(torch.ones(0, 3))], lr=0.1)
+
+
+def test_adamw_settings_are_no_dictionary():
+    for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.AdamWSettings):
+        with pytest.raises(ValueError, match=r"adamw=.*pass adamw=AdamWSettings\("):
+            wn.Scion(network(), lr=0.1, adamw=given)
+    with pytest.raises(ValueError, match=r"AdamWSettings\(lr=0.001, eps=1e-07\)"):
+        wn.Muon(network(), lr=0.1, adamw={"lr": 1e-3, "eps": 1e-7})
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore")  # of FSDP1 itself, which asks for an accelerator
+@pytest.mark.parametrize("use_orig_params", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: wn.Scion(model, lr=0.1),
+        lambda model: wn.Scion(wn.assign_norms(model), lr=0.1),
+        lambda model: wn.Signum(model.parameters(), lr=0.1),
+    ],
+)
+def test_fsdp1_is_refused_by_name(make, use_orig_params):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+    with pytest.raises(ValueError, match=r"parameter '.*' belongs to FullyShardedDataParallel \(FSDP1\).*fully_shard"):
+        make(model)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # in the import of torch's own module
+def test_zero_redundancy_is_refused_by_name():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    with pytest.raises(ValueError, match=r"ZeroRedundancyOptimizer cannot wrap.*process_group="):
+        ZeroRedundancyOptimizer(model.parameters(), wn.Scion, norms=wn.assign_norms(model), lr=0.1)
+    other = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"ZeroRedundancyOptimizer sends its weights.*process_group="):
+        wn.constrain(other, {"0": wn.HardCap(1.0)}, norms=wn.assign_norms(model))
+
+
+def copied(*objects):
+    return copy.deepcopy(objects)
+
+
+def pickled(*objects):
+    return pickle.loads(pickle.dumps(objects))
+
+
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_copy_keeps_its_constraints(duplicate, foreign):
+    model = network()
+    norms = wn.assign_norms(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1) if foreign else wn.Scion(norms, lr=0.2)
+    constraints = wn.constrain(optimizer, {"0": wn.HardCap(0.8), "2": wn.Hammer(0.8)}, norms=norms)
+    train(model, optimizer, 3)
+    twin, twin_optimizer, twin_constraints = duplicate(model, optimizer, constraints)
+    train(model, optimizer, 3, first=3)
+    train(twin, twin_optimizer, 3, first=3)
+    assert same(model, twin)  # bit for bit, so what constraints remember went along
+    assert twin_constraints.proved_ratios() == constraints.proved_ratios()
+    assert twin_constraints.proved_ratios()["0.weight"] <= 1
+    alone_model, alone = duplicate(model, optimizer)  # without naming them
+    train(model, optimizer, 1, first=6)
+    train(alone_model, alone, 1, first=6)
+    assert same(model, alone_model)
+    twin_constraints.remove()
+    train(twin, twin_optimizer, 5, first=6)
+    assert twin_constraints.proved_ratios()["0.weight"] > 1
+    assert constraints.proved_ratios()["0.weight"] <= 1
