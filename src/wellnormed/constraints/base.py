@@ -119,9 +119,8 @@ class SpectralConstraint(Constraint):
 class Promise(Constraint):
     """A constraint without memory that promises a bound on the norm after every step.
 
-    Weights are proved to lie at or below the bound before the first step. Later, float32 weights are where the aim and
-    the accuracy of the matrix functions put them, and 16-bit ones, whose rounding is larger than any aim could allow
-    for, are proved and scaled down after every step.
+    Weights are proved to lie at or below the bound before the first step. Later they are where the aim and the accuracy
+    of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
     """
 
     @property
@@ -136,8 +135,7 @@ class Promise(Constraint):
         return held(self._project(weights, norm), norm, self.bound)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        constrained = self._after_step(weights, norm, update_norm)
-        return (held(constrained, norm, self.bound) if weights.dtype.itemsize == 2 else constrained), {}
+        return self._after_step(weights, norm, update_norm), {}
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         """Bring weights from anywhere; as after a step by default."""
