@@ -10,7 +10,6 @@ from torch import Tensor
 
 from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Assignment, MatrixNorm, Norm
-from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets, placement_for
 from wellnormed.parallel.layout import copy_, whole
@@ -270,7 +269,8 @@ def constrain(
     ruled = {name for other in _ACTIVE.get(optimizer, []) for name in other.names}
     constrained: dict[str, _Constrained] = {}
     for pattern, rule in rules.items():
-        named = [a for a in norms if a.name in match_patterns([pattern], (a.name for a in norms), "rules of constrain")]
+        meant = norms.match([pattern], "rules of constrain")
+        named = [a for a in norms if a.name in meant]
         acting = [(a, a.norm) for a in named if a.norm is not None and rule.acts_on(a.norm)]
         if not acting:
             raise ValueError(

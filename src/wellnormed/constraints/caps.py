@@ -19,7 +19,6 @@ from wellnormed.constraints.base import (
     SpectralCap,
     SpectralConstraint,
     State,
-    in_slices,
     require_positive,
     require_update_norm,
 )
@@ -135,9 +134,8 @@ class Clip(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return self.upper
 
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return self._act(slices, unit, None, {})[0].reshape(weights.shape)
+    def _project(self, slices: Tensor, unit: float) -> Tensor:
+        return self._act(slices, unit, None, {})[0]
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         upper = self.upper * TARGET
@@ -168,9 +166,8 @@ class Stiefel(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return self.scale
 
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return stiefel_project(slices, self.scale * TARGET * unit, method="svd").reshape(weights.shape)
+    def _project(self, slices: Tensor, unit: float) -> Tensor:
+        return stiefel_project(slices, self.scale * TARGET * unit, method="svd")
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 from wellnormed.norms.base import Norm
-from wellnormed.norms.spectral import Scaling
+from wellnormed.norms.spectral import Units
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.routing import Params, resolve
 from wellnormed.optim.settings import EngineSettings, refuse_unknown
@@ -77,8 +77,8 @@ class Muon(ConditionalGradient):
     ) -> None:
         refuse_unknown(type(self), settings)
         groups, assignment = resolve(params, settings)
-        if adjust_lr_fn not in (None, *_SCALINGS):
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_SCALINGS)}")
+        if adjust_lr_fn not in (None, *_UNITS):
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_UNITS)}")
         assigned = tuple(replace(a, norm=_adjusted(a.norm, coefficients, adjust_lr_fn)) for a in assignment)
         settings.pop("recipe", None)
         settings.pop("overrides", None)
@@ -86,11 +86,11 @@ class Muon(ConditionalGradient):
         super().__init__(groups, lr, **settings)
 
 
-_SCALINGS: dict[str, Scaling] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
+_UNITS: dict[str, Units] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
 
 
 def _adjusted(norm: Norm | None, coefficients: str, adjust_lr_fn: str | None) -> Norm | None:
     if norm is None:
         return None
     norm = norm.with_coefficients(coefficients)
-    return norm if adjust_lr_fn is None else norm.with_scaling(_SCALINGS[adjust_lr_fn])
+    return norm if adjust_lr_fn is None else norm.with_units(_UNITS[adjust_lr_fn])

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, assign_norms
-from wellnormed.norms.assignment import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.settings import EngineSettings, Group
@@ -104,9 +103,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     adamw = vars(settings.get("adamw") or AdamWSettings())
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
-    names = [a.name for a in assignment]
-    factor_of = match_patterns(lr_factors, names, "lr_factors")
-    radius_of = match_patterns(radii, names, "radii")
+    factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
     normed = {a.name: a.norm is not None for a in assignment}
     result = []
     for group in groups:
