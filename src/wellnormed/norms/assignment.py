@@ -244,7 +244,7 @@ class _Routing:
         role = self.roles.role(name, parameter.shape)
         if role is not None:
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
-            if role.doubt and (norm != self.recipe.matrix or role.position == ""):
+            if role.doubt and not (role.position in ("last", "both") and norm == self.recipe.matrix):
                 self.doubts[role.doubt].append(name)
             return norm, radius, original + reason
         if self.name != "muon":

@@ -75,7 +75,8 @@ class Roles:
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
         last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
         self._last = None if last is None else self.owners[last]
-        self._sure_of_last = bool(heads) or last is None or not _own_name(last)
+        in_sequence = last is not None and last.rpartition(".")[2].isdigit() and not self._in_list(last)
+        self._sure_of_last = bool(heads) or in_sequence or not last
 
     def _repeated(self, name: str) -> bool:
         """Whether a module lies in a block beside which stands another of the same class and shapes."""
