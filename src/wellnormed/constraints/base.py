@@ -4,6 +4,7 @@ A rule is a value: what it remembers of a weight from step to step is handed in 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -99,6 +100,13 @@ def require_update_norm(rule: Constraint, update_norm: float | None, name: str) 
     return update_norm
 
 
+def on_slices(weights: Tensor, norm: Norm, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+    """The weights with a function of matrices, and of the singular value that is one unit, applied to every slice."""
+    assert isinstance(norm, MatrixNorm)
+    units = norm.slice_units(weights)
+    return norm.from_slices([function(x, u) for x, u in zip(norm.slices(weights), units, strict=True)], weights)
+
+
 class SpectralConstraint(Constraint):
     """A rule that acts on the singular values of every slice of a `MatrixNorm`, in batches of slices of equal size.
 
@@ -107,12 +115,6 @@ class SpectralConstraint(Constraint):
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, MatrixNorm)
-
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        units = norm.slice_units(weights)
-        batches = [self._project(x, unit) for x, unit in zip(norm.slices(weights), units, strict=True)]
-        return norm.from_slices(batches, weights)
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         assert isinstance(norm, MatrixNorm)
@@ -129,10 +131,6 @@ class SpectralConstraint(Constraint):
             batches[i], own = self._act(slices, unit, update_norm, own)
             after |= {f"{key}{i or ''}": value for key, value in own.items()}
         return norm.from_slices(batches, weights), after
-
-    def _project(self, slices: Tensor, unit: float) -> Tensor:
-        """Slices `(*batch, m, n)` brought from anywhere to where training may start; as they are by default."""
-        return slices
 
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
         """What to remember of slices of weights whose norms `(*batch)` have this proved bound; nothing by default."""
@@ -159,8 +157,8 @@ class SpectralCap(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return self.max_norm
 
-    def _project(self, slices: Tensor, unit: float) -> Tensor:
-        return spectral_hardcap(slices, self.max_norm * TARGET * unit)
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        return on_slices(weights, norm, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit), {}

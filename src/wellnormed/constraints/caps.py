@@ -19,6 +19,7 @@ from wellnormed.constraints.base import (
     SpectralCap,
     SpectralConstraint,
     State,
+    on_slices,
     require_positive,
     require_update_norm,
 )
@@ -134,8 +135,8 @@ class Clip(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return self.upper
 
-    def _project(self, slices: Tensor, unit: float) -> Tensor:
-        return self._act(slices, unit, None, {})[0]
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        return on_slices(weights, norm, lambda slices, unit: self._act(slices, unit, None, {})[0])
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         upper = self.upper * TARGET
@@ -166,8 +167,8 @@ class Stiefel(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return self.scale
 
-    def _project(self, slices: Tensor, unit: float) -> Tensor:
-        return stiefel_project(slices, self.scale * TARGET * unit, method="svd")
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        return on_slices(weights, norm, lambda x, unit: stiefel_project(x, self.scale * TARGET * unit, method="svd"))
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)

@@ -53,6 +53,8 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
         return Layout(doubt="may hold queries, keys and values of unknown sizes; Split((queries, keys, values))")
     if (_KV.fullmatch(leaf) or _GATE_UP.fullmatch(leaf)) and d_out % 2 == 0:
         return Layout(2)
+    if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
+        return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
     if _PERHAPS_FUSED.search(leaf):
         heads = _number(_HEADS, around)
         parts = f"Split({3 * heads})" if heads and d_out % (3 * heads) == 0 else "Split((...))"

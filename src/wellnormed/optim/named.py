@@ -25,8 +25,9 @@ class Scion(ConditionalGradient):
     Example:
         >>> import torch
         >>> print(Scion(torch.nn.Linear(2, 2, bias=False), lr=0.1))
-        Scion(lr=0.1, momentum=0.9, nesterov=False, step_rule=unconstrained, radius=1.0)
-        weight  (2, 2)  ...
+        Scion(momentum=0.9, nesterov=False, step_rule=unconstrained, weight_decay=0.0)
+        parameter  shape   norm  ...
+        weight     (2, 2)  Spectral(...)  1       0.1  nn.Linear
     """
 
     def __init__(

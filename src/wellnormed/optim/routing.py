@@ -41,6 +41,11 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
         )
     if len(norms) == 0:
         raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
+    if meta := [a.name for a in norms if a.parameter.is_meta]:
+        raise ValueError(
+            f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
+            "what to_empty() replaces; make it afterwards"
+        )
     names = {id(a.parameter): a.name for a in norms}
     seen: set[str] = set()
     resolved = []
@@ -93,6 +98,7 @@ def named(params: Iterable[Any]) -> list[Group]:
 def split(groups: list[Group], assignment: Assignment, lr: float, settings: EngineSettings) -> list[Group]:
     """Groups cut so that each has one learning rate, one radius and one rule: the engine's, or AdamW's without a norm.
 
+    A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
 
     Raises:
@@ -100,11 +106,12 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             range.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
-    adamw = vars(settings.get("adamw") or AdamWSettings())
+    adamw = adamw_settings(settings.get("adamw"))
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
     normed = {a.name: a.norm is not None for a in assignment}
+    published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     result = []
     for group in groups:
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
@@ -112,7 +119,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             has_norm = normed[name] and group.get("step_rule") != "adamw"
             if name in radius_of and not has_norm:
                 raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
-            radius = radii[radius_of[name]] if name in radius_of else group.get("radius")
+            radius = radii[radius_of[name]] if name in radius_of else group.get("radius", published.get(name))
             parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
@@ -123,6 +130,17 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
                 own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
                 result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
     return result
+
+
+def adamw_settings(adamw: AdamWSettings | None) -> Group:
+    """The settings of AdamW as a group has them.
+
+    Raises:
+        ValueError: They are something else than `AdamWSettings`.
+    """
+    if adamw is not None and not isinstance(adamw, AdamWSettings):
+        raise ValueError(f"adamw={adamw!r} is a {type(adamw).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
+    return vars(adamw or AdamWSettings())
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
