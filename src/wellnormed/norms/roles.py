@@ -117,16 +117,16 @@ class Roles:
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
-        if last:
-            if not self._sure_of_last:
-                found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
-            return replace(found, position="both" if first else "last")
-        if found.kind == "matrix" and len(shape) == 2 and found.parts == 1:
+        if found.kind == "matrix" and len(shape) == 2:
             d_out, d_in = reversed(shape) if found.transposed else shape
             layout = projection(_own_name(self._path(name)), d_out, d_in, self._around(name))
-            fused = "" if layout.parts == 1 else ", fused"
-            found = replace(found, layer=found.layer + fused, parts=layout.parts, doubt=layout.doubt)
-        return replace(found, position="first" if first else "")
+            if layout.parts != 1 or layout.doubt:  # a fused projection is no head
+                last = False
+                layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
+                found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
+        if last and not self._sure_of_last:
+            found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
+        return replace(found, position="both" if first and last else "first" if first else "last" if last else "")
 
     @staticmethod
     def _path(name: str) -> str:
