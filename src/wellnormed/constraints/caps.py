@@ -145,34 +145,34 @@ class Clip(SpectralConstraint):
 
 @dataclass(frozen=True)
 class Stiefel(SpectralConstraint):
-    """All singular values move to `scale` after every step (LT section 3.1); those that are zero stay.
+    """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
 
-    Promises `norm(weight) <= scale`: where the coefficient set overshoots, the rule aims below by as much. With J.
+    Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, the rule aims below by as much. With J.
     You's set, which LT follows, singular values end within 0.5% of the aim.
 
     Args:
-        scale: In units of the weight's norm. Weights are brought there at once, exactly.
+        max_norm: In units of the weight's norm. Weights are brought there at once, exactly.
         coefficients: Set of the registry for `msign`.
         method: Method of `msign`.
     """
 
-    scale: float
+    max_norm: float
     coefficients: str = "you-6"
     method: str = "auto"
 
     def __post_init__(self) -> None:
-        require_positive(self, scale=self.scale)
+        require_positive(self, max_norm=self.max_norm)
         registry.get(self.coefficients)
 
     def promised(self, state: State) -> float | None:
-        return self.scale
+        return self.max_norm
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        return on_slices(weights, norm, lambda x, unit: stiefel_project(x, self.scale * TARGET * unit, method="svd"))
+        return on_slices(weights, norm, lambda x, unit: stiefel_project(x, self.max_norm * TARGET * unit, method="svd"))
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)
-        aim = self.scale * TARGET / overshoot * unit
+        aim = self.max_norm * TARGET / overshoot * unit
         return stiefel_project(slices, aim, self.coefficients, self.method), {}
 
 

@@ -56,7 +56,7 @@ class Roles:
 
     The first layer is the first `nn.Linear` or convolution in the order in which modules were registered (that of
     `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last `nn.Linear` that is named
-    as heads are, or else the last of all; but never one inside a block that the model repeats.
+    as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one.
 
     Args:
         model: Any module.
@@ -79,8 +79,10 @@ class Roles:
         self._sure_of_last = bool(heads) or in_sequence or not last
 
     def _repeated(self, name: str) -> bool:
-        """Whether a module lies in a block beside which stands another of the same class and shapes."""
+        """Whether a module is part of attention, or of a block beside which stands another of the same shapes."""
         parts = name.split(".")
+        if isinstance(self.owners[".".join(parts[:-1])], nn.MultiheadAttention):
+            return True
         for i, part in enumerate(parts[:-1]):
             block, parent = self.owners[".".join(parts[: i + 1])], self.owners[".".join(parts[:i])]
             if part.isdigit() and any(_alike(block, other) for other in parent.children() if other is not block):
