@@ -244,7 +244,10 @@ class _Routing:
         role = self.roles.role(name, parameter.shape)
         if role is not None:
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
-            if role.doubt and not (role.position in ("last", "both") and norm == self.recipe.matrix):
+            decided = len(self.places[parameter]) > 1 or (
+                role.position in ("last", "both") and norm == self.recipe.matrix
+            )
+            if role.doubt and not decided:
                 self.doubts[role.doubt].append(name)
             return norm, radius, original + reason
         if self.name != "muon":
