@@ -247,7 +247,7 @@ class _Routing:
             decided = len(self.places[parameter]) > 1 or (
                 role.position in ("last", "both") and norm == self.recipe.matrix
             )
-            if role.doubt and not decided:
+            if role.doubt and not as_hidden and len(self.places[parameter]) == 1:
                 self.doubts[role.doubt].append(name)
             return norm, radius, original + reason
         if self.name != "muon":
