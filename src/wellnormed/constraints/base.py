@@ -4,7 +4,6 @@ A rule is a value: what it remembers of a weight from step to step is handed in 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -100,13 +99,6 @@ def require_update_norm(rule: Constraint, update_norm: float | None, name: str) 
     return update_norm
 
 
-def on_slices(weights: Tensor, norm: Norm, function: Callable[[Tensor, float], Tensor]) -> Tensor:
-    """The weights with a function of matrices, and of the singular value that is one unit, applied to every slice."""
-    assert isinstance(norm, MatrixNorm)
-    units = norm.slice_units(weights)
-    return norm.from_slices([function(x, u) for x, u in zip(norm.slices(weights), units, strict=True)], weights)
-
-
 class SpectralConstraint(Constraint):
     """A rule that acts on the singular values of every slice of a `MatrixNorm`, in batches of slices of equal size.
 
@@ -158,7 +150,8 @@ class SpectralCap(SpectralConstraint):
         return self.max_norm
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        return on_slices(weights, norm, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
+        assert isinstance(norm, MatrixNorm)
+        return norm.on_slices(weights, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit), {}

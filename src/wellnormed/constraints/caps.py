@@ -19,13 +19,12 @@ from wellnormed.constraints.base import (
     SpectralCap,
     SpectralConstraint,
     State,
-    on_slices,
     require_positive,
     require_update_norm,
 )
 from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import stiefel_project
-from wellnormed.norms import ColNorm, Norm
+from wellnormed.norms import ColNorm, MatrixNorm, Norm
 from wellnormed.norms.base import rms
 
 
@@ -136,7 +135,8 @@ class Clip(SpectralConstraint):
         return self.upper
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        return on_slices(weights, norm, lambda slices, unit: self._act(slices, unit, None, {})[0])
+        assert isinstance(norm, MatrixNorm)
+        return norm.on_slices(weights, lambda slices, unit: self._act(slices, unit, None, {})[0])
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         upper = self.upper * TARGET
@@ -168,7 +168,8 @@ class Stiefel(SpectralConstraint):
         return self.max_norm
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        return on_slices(weights, norm, lambda x, unit: stiefel_project(x, self.max_norm * TARGET * unit, method="svd"))
+        assert isinstance(norm, MatrixNorm)
+        return norm.on_slices(weights, lambda x, unit: stiefel_project(x, self.max_norm * TARGET * unit, method="svd"))
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         overshoot = 1.0 if self.method == "svd" else max(1.0, registry.get(self.coefficients).overshoot)

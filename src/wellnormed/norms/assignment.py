@@ -244,9 +244,7 @@ class _Routing:
         role = self.roles.role(name, parameter.shape)
         if role is not None:
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
-            decided = len(self.places[parameter]) > 1 or (
-                role.position in ("last", "both") and norm == self.recipe.matrix
-            )
+            as_hidden = role.position in ("last", "both") and norm == self.recipe.matrix
             if role.doubt and not as_hidden and len(self.places[parameter]) == 1:
                 self.doubts[role.doubt].append(name)
             return norm, radius, original + reason

@@ -7,6 +7,7 @@ optimizers: an update is `-lr * norm.dualize(momentum)`, whoever computes it.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -89,7 +90,8 @@ class MatrixNorm(Norm):
     """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
 
     Spectral constraints act on the slices, in batches of equal size: `slices` shows them, `slice_units` converts one
-    unit of this norm to the largest singular value of a slice, and `from_slices` puts them together again.
+    unit of this norm to the largest singular value of a slice, and `from_slices` puts them together again; `on_slices`
+    does all three.
     """
 
     @abstractmethod
@@ -103,6 +105,12 @@ class MatrixNorm(Norm):
     @abstractmethod
     def slice_units(self, weight: Tensor) -> list[float]:
         """For every size of slices, the largest singular value of a slice whose norm is 1."""
+
+    def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
+        units = self.slice_units(weight)
+        acted = [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
+        return self.from_slices(acted, weight)
 
     @abstractmethod
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:
