@@ -102,11 +102,14 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
 
     Raises:
-        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, or a factor is out of
-            range.
+        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, a factor is out of range,
+            a radius is given to what AdamW moves, or `adamw` is something else than `AdamWSettings`.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
-    adamw = adamw_settings(settings.get("adamw"))
+    given = settings.get("adamw")
+    if given is not None and not isinstance(given, AdamWSettings):
+        raise ValueError(f"adamw={given!r} is a {type(given).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
+    adamw = vars(given or AdamWSettings())
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
@@ -130,17 +133,6 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
                 own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
                 result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
     return result
-
-
-def adamw_settings(adamw: AdamWSettings | None) -> Group:
-    """The settings of AdamW as a group has them.
-
-    Raises:
-        ValueError: They are something else than `AdamWSettings`.
-    """
-    if adamw is not None and not isinstance(adamw, AdamWSettings):
-        raise ValueError(f"adamw={adamw!r} is a {type(adamw).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
-    return vars(adamw or AdamWSettings())
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
