@@ -96,7 +96,7 @@ def named(params: Iterable[Any]) -> list[Group]:
 
 
 def split(groups: list[Group], assignment: Assignment, lr: float, settings: EngineSettings) -> list[Group]:
-    """Groups cut so that each has one learning rate, one radius and one rule: the engine's, or AdamW's without a norm.
+    """Groups cut so that each has one learning rate, one radius and one step: the engine's, or AdamW's without a norm.
 
     A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
