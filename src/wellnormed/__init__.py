@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         SpectralConv,
         Split,
         assign_norms,
+        initialize_,
     )
     from wellnormed.optim import (
         AdamWSettings,
@@ -116,6 +117,7 @@ __all__ = [
     "constraints",
     "data",
     "experiments",
+    "initialize_",
     "lower_bound",
     "matrix",
     "models",
@@ -144,6 +146,7 @@ _EXPORTS = {
         "SpectralConv",
         "Split",
         "assign_norms",
+        "initialize_",
     ),
     "modular": ("modular_tree",),
     "optim": (

@@ -150,7 +150,7 @@ def test_masses_and_tare_by_pattern(generator):
 
 def test_printed_tree_is_in_the_order_of_data_flow(mlp):
     text = str(modular_tree(mlp)).splitlines()
-    assert text[0].split() == ["module", "mass", "sensitivity", "share", "lr", "scale", "norm"]
+    assert text[0].split() == ["module", "mass", "sensitivity", "share", "lr", "factor", "norm"]
     order = [next(i for i, line in enumerate(text) if name in line) for name in ("0.weight", "0.bias", "relu", "2.w")]
     assert order == sorted(order)
     assert "33.33%" in text[-1]

@@ -47,7 +47,7 @@ def test_printing_shows_every_parameter_the_frozen_ones_and_the_totals():
     assert [re.split(r"\s{2,}", row) for row in rows] == [
         ["0.weight", "(5, 4)", "AdamW", "nn.Embedding"],
         ["1.weight", "(8, 4)", spectral, "nn.Linear"],
-        ["3.weight", "(5, 8)", "AdamW", "last nn.Linear by order of registration"],
+        ["3.weight", "(5, 8)", "AdamW", "last nn.Linear"],
         ["3.bias", "(5,)", "AdamW", "vector"],
         ["1.bias", "frozen", "requires_grad is False"],
     ]
@@ -76,23 +76,59 @@ def test_layers_decide_for_their_own_parameters_but_muon_takes_only_matrices():
     assert muon["embedding.weight"] is None
 
 
-@pytest.mark.parametrize("recipe", ["modular", "language", "image"])
-def test_a_tied_parameter_whose_places_disagree_is_refused_with_a_remedy(recipe):
-    with pytest.raises(ValueError, match=r"'0.weight' is tied.*as 4.weight; use recipe='tied'"):
-        wn.assign_norms(tied_model(), recipe)
-    assignment = wn.assign_norms(tied_model(), recipe, overrides={"0.weight": wn.Sign()})
-    assert [a.name for a in assignment].count("0.weight") == 1
+@pytest.mark.parametrize(
+    ("recipe", "norm", "radius"),
+    [
+        ("modular", wn.ColNorm(0, 16), 1),
+        ("language", wn.ColNorm(0), 1),
+        ("image", wn.ColNorm(0), 1),
+        ("sign-only", wn.Sign(normalized=True), 1),
+        ("scion-gpt", wn.Sign(normalized=True), 3000),
+        ("muon", None, 1),
+    ],
+)
+def test_a_tied_table_is_an_embedding_where_nothing_else_is_published(recipe, norm, radius):
+    assignment = wn.assign_norms(tied_model(), recipe)
+    [tied] = [a for a in assignment if a.name == "0.weight"]
+    assert (tied.norm, tied.radius, tied.aliases) == (norm, radius, ("4.weight",))
+    assert tied.reason.startswith("tied: nn.Embedding and ")
     assert "4.weight" not in str(assignment)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "norm"), [("tied", wn.Sign(scaled=True)), ("sign-only", wn.Sign(scaled=True)), ("muon", None)]
-)
-def test_a_tied_parameter_appears_once_and_says_so(recipe, norm):
-    [tied] = [a for a in wn.assign_norms(tied_model(), recipe) if a.name == "0.weight"]
-    assert tied.norm == norm
-    assert tied.reason.startswith("tied: nn.Embedding and ")
-    assert tied.reason.endswith("nn.Linear" if recipe == "sign-only" else "last nn.Linear by order of registration")
+def test_a_tied_parameter_whose_places_no_recipe_reconciles_is_refused_with_a_remedy():
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"'0.weight' is tied.*as 1.weight; pass overrides=\{'0.weight': ...\}"):
+        wn.assign_norms(model, "language")
+    assert wn.assign_norms(model, "language", {"0.weight": wn.ColNorm(0)})
+
+
+def test_an_override_on_any_name_of_a_tied_tensor_counts_for_all():
+    model = tied_model()
+    for name in ("0.weight", "4.weight", "4"):
+        [tied] = [a for a in wn.assign_norms(model, overrides={name: wn.Sign()}) if a.name == "0.weight"]
+        assert tied.norm == wn.Sign()
+        optimizer = wn.Scion(model, lr=0.5, lr_factors={name: 0.5}, radii={name: 3.0})
+        assert optimizer.update_norm("0.weight") == 0.5 * 0.5 * 3.0
+        assert wn.constrain(optimizer, {name: wn.ColumnCap(1.0)}).names == ["0.weight"]
+    with pytest.raises(ValueError, match="matches both '0' and '4'"):
+        wn.assign_norms(model, overrides={"0": wn.Sign(), "4": wn.Sign()})
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_the_prefixes_of_wrappers_may_be_left_out_of_patterns(prefix):
+    model = language_model()
+    for part in reversed(prefix.split(".")[:-1]):
+        wrapper = nn.Module()
+        wrapper.add_module(part, model)
+        model = wrapper
+    for name in ("1", "1.*", prefix + "1", "_orig_mod.1.weight"):
+        assigned = {a.name: a.norm for a in wn.assign_norms(model, overrides={name: None})}
+        assert assigned[prefix + "1.weight"] is None
+        assert assigned[prefix + "0.weight"] == wn.ColNorm(0, 16)
+    plain = wn.assign_norms(model, "language")
+    assert [a.norm for a in plain] == [a.norm for a in wn.assign_norms(language_model(), "language")]
+    assert wn.assign_norms(language_model(), overrides={prefix + "1.weight": None})
 
 
 def test_matrices_tied_to_each_other_agree():
@@ -130,7 +166,7 @@ def test_a_parameter_without_a_rule_is_refused_or_left_to_adamw(recipe):
     model.table = nn.Parameter(torch.zeros(2, 3, 4))
     if recipe == "muon":
         [table] = wn.assign_norms(model, recipe)
-        assert (table.norm, table.reason) == (None, "no rule for it in Module")
+        assert (table.norm, table.reason) == (None, "no norm for it in Module")
     else:
         with pytest.raises(ValueError, match=r"'table'.*has no norm"):
             wn.assign_norms(model, recipe)

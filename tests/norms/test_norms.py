@@ -63,11 +63,11 @@ TABLE: dict[str, tuple[Norm, tuple[int, ...], Truth]] = {
     "spectral row": (EXACT, (1, 7), rms_to_rms),
     "spectral column": (EXACT, (7, 1), rms_to_rms),
     "spectral number": (EXACT, (1, 1), rms_to_rms),
-    "pixels, wide": (wn.Spectral(method="svd", scaling="pixels"), (5, 12), two_to_two),
-    "pixels, tall": (wn.Spectral(method="svd", scaling="pixels"), (12, 5), rms_to_rms),
-    "one-hot": (wn.Spectral(method="svd", scaling="one-hot"), (4, 7), lambda w: two_to_two(w) / 2),
+    "pixels, wide": (wn.Spectral(method="svd", units="pixels"), (5, 12), two_to_two),
+    "pixels, tall": (wn.Spectral(method="svd", units="pixels"), (12, 5), rms_to_rms),
+    "one-hot": (wn.Spectral(method="svd", units="one-hot"), (4, 7), lambda w: two_to_two(w) / 2),
     "one-hot, embedding": (
-        wn.Spectral(method="svd", scaling="one-hot", input_axis=0),
+        wn.Spectral(method="svd", units="one-hot", input_axis=0),
         (7, 4),
         lambda w: two_to_two(w) / 2,
     ),
@@ -94,9 +94,9 @@ TABLE: dict[str, tuple[Norm, tuple[int, ...], Truth]] = {
     "rows": (RowNorm(), (6, 4), lambda w: (4**0.5 * w.square().sum(1).sqrt()).amax()),
     "one row": (RowNorm(), (1, 4), lambda w: 4**0.5 * w.square().sum().sqrt()),
     "sign": (wn.Sign(), (3, 4), largest),
-    "scaled sign": (wn.Sign(scaled=True), (3, 4), lambda w: 4 * largest(w)),
-    "scaled sign of a kernel": (wn.Sign(scaled=True, ndim=4), (2, 3, 2, 2), lambda w: 12 * largest(w)),
-    "scaled sign, transposed": (wn.Sign(scaled=True, ndim=3, output_axis=1), (3, 2, 4), lambda w: 12 * largest(w)),
+    "scaled sign": (wn.Sign(normalized=True), (3, 4), lambda w: 4 * largest(w)),
+    "scaled sign of a kernel": (wn.Sign(normalized=True, ndim=4), (2, 3, 2, 2), lambda w: 12 * largest(w)),
+    "scaled sign, transposed": (wn.Sign(normalized=True, ndim=3, output_axis=1), (3, 2, 4), lambda w: 12 * largest(w)),
     "sign of a vector": (wn.Sign(ndim=1), (5,), largest),
     "gain": (Gain(), (5,), largest),
     "one gain": (Gain(ndim=0), (), largest),
@@ -123,7 +123,7 @@ TABLE: dict[str, tuple[Norm, tuple[int, ...], Truth]] = {
         kernel("patches", 2, transposed=True),
     ),
     "patches of pixels": (
-        SpectralConv(mode="patches", inner=wn.Spectral(method="svd", scaling="pixels")),
+        SpectralConv(mode="patches", inner=wn.Spectral(method="svd", units="pixels")),
         (2, 3, 2, 2),
         lambda w: 4 * two_to_two(w.flatten(1)),
     ),
@@ -296,10 +296,10 @@ def test_operator_norms_bound_what_they_say():
     largest_rms = (one_hot @ w.mT).square().mean(-1).sqrt().amax()
     torch.testing.assert_close(wn.ColNorm().norm(w), largest_rms)
     torch.testing.assert_close(wn.Sign().norm(w), (one_hot @ w.mT).abs().amax())
-    assert float((corners @ w.mT).abs().amax()) <= float(wn.Sign(scaled=True).norm(w))
+    assert float((corners @ w.mT).abs().amax()) <= float(wn.Sign(normalized=True).norm(w))
     best = 2 * w / w.norm(dim=1, keepdim=True)  # of RMS 1
     torch.testing.assert_close(RowNorm().norm(w), (best * w).sum(1).amax())
-    assert float(RowNorm().norm(w)) <= float(wn.Sign(scaled=True).norm(w))
+    assert float(RowNorm().norm(w)) <= float(wn.Sign(normalized=True).norm(w))
     torch.testing.assert_close(Gain().norm(w[0]), wn.Spectral().norm(w[0].diag()))
 
 
@@ -310,11 +310,11 @@ def test_operator_norms_bound_what_they_say():
         (lambda: wn.ColNorm(max_inflation=0.5), "max_inflation"),
         (lambda: wn.Spectral(method="qr"), "method='qr'"),
         (lambda: wn.Spectral("nothing"), "nothing"),
-        (lambda: wn.Spectral(scaling="image"), "scaling='image'"),
+        (lambda: wn.Spectral(units="image"), "units='image'"),
         (lambda: wn.Spectral(input_axis=2), "input_axis=2"),
         (lambda: SpectralConv(inner=wn.Spectral(input_axis=0)), "transposed=True"),
-        (lambda: wn.Sign(scaled=True, ndim=1), "no inputs to count"),
-        (lambda: wn.Sign(scaled=True, output_axis=2), "output_axis"),
+        (lambda: wn.Sign(normalized=True, ndim=1), "no inputs to count"),
+        (lambda: wn.Sign(normalized=True, output_axis=2), "output_axis"),
         (lambda: Split(0), "must be positive"),
         (lambda: Split(()), "must be positive"),
         (lambda: Split((3, 0)), "must be positive"),

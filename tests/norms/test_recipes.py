@@ -9,8 +9,8 @@ import wellnormed as wn
 from wellnormed.norms import BiasRMS, Gain, Norm, SpectralConv, Split
 
 SPECTRAL = wn.Spectral()
-LOGITS = wn.Sign(scaled=True)
-IMAGE = wn.Spectral(scaling="pixels")
+LOGITS = wn.Sign(normalized=True)
+IMAGE = wn.Spectral(units="pixels")
 PATCHES = SpectralConv(mode="patches")
 
 
@@ -61,7 +61,6 @@ def small_cnn() -> nn.Module:
     [
         ("modular", wn.ColNorm(0, 16), SPECTRAL, SPECTRAL, Gain(), BiasRMS()),
         ("language", wn.ColNorm(0), SPECTRAL, LOGITS, Gain(), BiasRMS()),
-        ("tied", wn.Sign(), SPECTRAL, LOGITS, Gain(), BiasRMS()),
         ("sign-only", wn.Sign(), LOGITS, LOGITS, Gain(), wn.Sign(ndim=1)),
         ("muon", None, SPECTRAL, None, None, None),
     ],
@@ -69,7 +68,8 @@ def small_cnn() -> nn.Module:
 def test_a_block_of_gpt_2(recipe, embedding, hidden, head, gain, bias):
     got = norms(GPT2(tied=False), recipe)
     assert got["wte.weight"] == got["wpe.weight"] == embedding
-    assert got["h.0.c_attn.weight"] == got["h.0.mlp.2.weight"] == hidden
+    assert got["h.0.mlp.2.weight"] == hidden
+    assert got["h.0.c_attn.weight"] == (Split(3) if hidden == SPECTRAL else hidden)
     assert got["lm_head.weight"] == head
     assert got["h.0.ln_1.weight"] == got["ln_f.weight"] == gain
     assert got["h.0.ln_1.bias"] == got["h.0.c_attn.bias"] == bias
@@ -77,8 +77,8 @@ def test_a_block_of_gpt_2(recipe, embedding, hidden, head, gain, bias):
 
 def test_weight_sharing_as_recommended():
     """Sign -> Spectral -> Sign (LMO recommendation 3.1 iii)."""
-    got = norms(GPT2(tied=True), "tied")
-    assert (got["wte.weight"], got["h.0.c_attn.weight"]) == (LOGITS, SPECTRAL)
+    got = norms(GPT2(tied=True), "scion-gpt")
+    assert (got["wte.weight"], got["h.0.c_proj.weight"]) == (LOGITS, SPECTRAL)
     assert "lm_head.weight" not in got
 
 
@@ -108,9 +108,9 @@ def test_weight_sharing_as_recommended():
         (
             "sign-only",
             (
-                wn.Sign(scaled=True, ndim=4),
-                wn.Sign(scaled=True, ndim=4),
-                wn.Sign(scaled=True, ndim=4, output_axis=1),
+                wn.Sign(normalized=True, ndim=4),
+                wn.Sign(normalized=True, ndim=4),
+                wn.Sign(normalized=True, ndim=4, output_axis=1),
                 LOGITS,
                 LOGITS,
             ),
@@ -162,13 +162,20 @@ def test_attention_with_a_fused_and_with_separate_projections():
     assert norms(nn.MultiheadAttention(4, 2), "sign-only")["in_proj_weight"] == LOGITS
 
 
-def test_an_encoder_layer_without_a_head_warns_by_its_table_that_its_last_linear_is_taken_for_one():
-    model = nn.TransformerEncoderLayer(4, 2, 8)
-    got = norms(model, "modular")
+def test_a_last_linear_that_may_be_hidden_is_warned_about_by_name_and_repeated_ones_never_are_heads():
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    got = norms(layer, "modular")
     assert (got["self_attn.in_proj_weight"], got["linear2.weight"]) == (Split(3), SPECTRAL)
     assert (got["norm1.weight"], got["norm2.bias"]) == (Gain(), BiasRMS())
-    last = next(a for a in wn.assign_norms(model, "language") if a.name == "linear2.weight")
-    assert (last.norm, last.reason) == (LOGITS, "last nn.Linear by order of registration")
+    with pytest.warns(UserWarning, match=r"linear2.weight is taken for .*overrides=\{'linear2.weight': ...\}"):
+        last = next(a for a in wn.assign_norms(layer, "language") if a.name == "linear2.weight")
+    assert (last.norm, last.reason) == (LOGITS, "last nn.Linear")
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    assert norms(encoder, "language")["layers.1.linear2.weight"] == SPECTRAL
+    encoder.head = nn.Linear(4, 4)
+    encoder.later = nn.Linear(4, 4)
+    assert norms(encoder, "language")["head.weight"] == LOGITS
+    assert norms(encoder, "language")["later.weight"] == SPECTRAL
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_gpt_2_of_transformers_stores_its_matrices_inputs_first():
             self.weight, self.bias = nn.Parameter(torch.zeros(4, 12)), nn.Parameter(torch.zeros(12))
 
     assert norms(Conv1D(), "language") == {"weight": wn.Spectral(input_axis=0), "bias": BiasRMS()}
-    assert norms(Conv1D(), "sign-only")["weight"] == wn.Sign(scaled=True, output_axis=1)
+    assert norms(Conv1D(), "sign-only")["weight"] == wn.Sign(normalized=True, output_axis=1)
 
 
 def test_bags_of_symbols_are_embeddings():

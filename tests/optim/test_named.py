@@ -149,7 +149,7 @@ def test_adjustments_reach_the_parts_of_fused_weights():
     model = nn.MultiheadAttention(8, 2)
     muon = wn.Muon(wn.assign_norms(model, recipe="muon"), adjust_lr_fn="match_rms_adamw")
     norm = next(a.norm for a in muon.assignment if a.name == "in_proj_weight")
-    assert norm.inner.scaling == "match-rms-adamw"
+    assert norm.inner.units == "match-rms-adamw"
 
 
 def test_modular_descent_refuses_norms_that_do_not_fit():

@@ -7,7 +7,6 @@ import torch
 from wellnormed.constraints.attached import ACTIVE, Constrained, Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.norms import AssignedParameter, Assignment, Norm
-from wellnormed.norms.assignment import match_patterns
 from wellnormed.optim import ConditionalGradient
 from wellnormed.optim.admission import refuse_parameter
 
@@ -97,7 +96,7 @@ def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tu
         raise ValueError(
             f"constrain: {pattern!r} is given {constraint!r}, which is no constraint; pass one, such as {name}({value})"
         )
-    names = match_patterns([pattern], (a.name for a in norms), "constraints of constrain")
+    names = norms.match([pattern], "constraints of constrain")
     named = [a for a in norms if a.name in names]
     acting = [(a, a.norm) for a in named if a.norm is not None and constraint.acts_on(a.norm)]
     if not acting:

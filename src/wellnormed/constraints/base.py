@@ -101,15 +101,33 @@ def require_update_norm(constraint: Constraint, update_norm: float | None, name:
 
 
 class SpectralConstraint(Constraint):
-    """A constraint that acts on the singular values of every slice of a `MatrixNorm`."""
+    """Acts on the singular values of every slice of a `MatrixNorm`, in batches of slices of equal size.
+
+    What it remembers of the first batch has its own name, of the others a name with their number.
+    """
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, MatrixNorm)
 
+    def initial_state(self, weights: Tensor, norm: Norm) -> State:
+        assert isinstance(norm, MatrixNorm)
+        bound = norm.upper_bound(weights)
+        states = [self._initial_state(x, bound) for x in norm.slices(weights)]
+        return {f"{key}{i or ''}": value for i, own in enumerate(states) for key, value in own.items()}
+
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        slices, unit = in_slices(weights, norm)
-        acted, state = self._act(slices, unit, update_norm, state)
-        return acted.reshape(weights.shape), state
+        assert isinstance(norm, MatrixNorm)
+        batches, after = norm.slices(weights), {}
+        for i, (slices, unit) in enumerate(zip(batches, norm.slice_units(weights), strict=True)):
+            names = [key for key in state if key.removeprefix(key.rstrip("0123456789")) == str(i or "")]
+            own = {key.rstrip("0123456789"): state[key] for key in names}
+            batches[i], own = self._act(slices, unit, update_norm, own)
+            after |= {f"{key}{i or ''}": value for key, value in own.items()}
+        return norm.from_slices(batches, weights), after
+
+    def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
+        """What to remember of slices of weights whose norms `(*batch)` have this proved bound; nothing by default."""
+        return {}
 
     @abstractmethod
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
@@ -156,8 +174,23 @@ def held(weights: Tensor, norm: Norm, bound: float) -> Tensor:
     return weights
 
 
+class SpectralPromise(Promise):
+    """A promise that is kept by the singular values of every slice of a `MatrixNorm`."""
+
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, MatrixNorm)
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        assert isinstance(norm, MatrixNorm)
+        return norm.on_slices(weights, lambda slices, unit: self._bring(slices, unit, (update_norm or 0.0) * unit))
+
+    @abstractmethod
+    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
+        """Bring slices of which one unit of the norm is the singular value `unit`, after a step of that norm."""
+
+
 @dataclass(frozen=True)
-class SpectralCap(Promise):
+class SpectralCap(SpectralPromise):
     """Promises for every slice of a `MatrixNorm`, hence for the weight: after every step, `norm(weight) <= max_norm`.
 
     Args:
@@ -173,23 +206,13 @@ class SpectralCap(Promise):
     def bound(self) -> float:
         return self.max_norm
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
-
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return spectral_hardcap(slices, self.max_norm * TARGET * unit).reshape(weights.shape)
+        assert isinstance(norm, MatrixNorm)
+        return norm.on_slices(weights, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
 
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return self._cap(slices, self.max_norm * TARGET * unit, (update_norm or 0.0) * unit).reshape(weights.shape)
+    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
+        return self._cap(slices, self.max_norm * TARGET * unit, update_norm)
 
     @abstractmethod
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         """Bring the slices to the cap; both numbers are largest singular values."""
-
-
-def in_slices(weights: Tensor, norm: Norm) -> tuple[Tensor, float]:
-    """The matrices whose largest singular value makes the norm, and that value in a slice of norm 1."""
-    assert isinstance(norm, MatrixNorm)
-    return norm.matrices(weights), norm.unit(weights)

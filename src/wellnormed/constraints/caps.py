@@ -17,7 +17,7 @@ from wellnormed.constraints.base import (
     TARGET,
     Promise,
     SpectralCap,
-    in_slices,
+    SpectralPromise,
     require_positive,
     require_update_norm,
 )
@@ -110,7 +110,7 @@ def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
 
 
 @dataclass(frozen=True)
-class Clip(Promise):
+class Clip(SpectralPromise):
     """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
 
     Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
@@ -133,51 +133,44 @@ class Clip(Promise):
     def bound(self) -> float:
         return self.upper
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        slices, unit = in_slices(weights, norm)
+    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
         upper = self.upper * TARGET
-        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit).reshape(weights.shape)
+        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit)
 
 
 @dataclass(frozen=True)
-class Stiefel(Promise):
-    """All singular values move to `scale` after every step (LT section 3.1); those that are zero stay.
+class Stiefel(SpectralPromise):
+    """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
 
-    Promises `norm(weight) <= scale`: where the coefficient set overshoots, the constraint aims below by as much. With
-    J. You's set, which LT follows, singular values end within 0.5% of the aim.
+    Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, it aims below by as much. With J. You's
+    set, which LT follows, singular values end within 0.5% of the aim.
 
     Args:
-        scale: In units of the weight's norm. Weights are brought there at once, exactly.
+        max_norm: In units of the weight's norm. Weights are brought there at once, exactly.
         coefficients: Set of the registry for `msign`.
         method: Method of `msign`.
     """
 
-    scale: float
+    max_norm: float
     coefficients: str = "you-6"
     method: str = "auto"
 
     def __post_init__(self) -> None:
-        require_positive(self, scale=self.scale)
+        require_positive(self, max_norm=self.max_norm)
         registry.get(self.coefficients)
 
     @property
     def bound(self) -> float:
-        return self.scale
-
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
+        return self.max_norm
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        return matrix.stiefel_project(slices, self.scale * TARGET * unit, method="svd").reshape(weights.shape)
+        assert isinstance(norm, MatrixNorm)
+        aim = self.max_norm * TARGET
+        return norm.on_slices(weights, lambda x, unit: matrix.stiefel_project(x, aim * unit, method="svd"))
 
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        slices, unit = in_slices(weights, norm)
-        aim = self.scale * TARGET / matrix.overshoot(self.coefficients, self.method) * unit
-        return matrix.stiefel_project(slices, aim, self.coefficients, self.method).reshape(weights.shape)
+    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
+        aim = self.max_norm * TARGET / matrix.overshoot(self.coefficients, self.method) * unit
+        return matrix.stiefel_project(slices, aim, self.coefficients, self.method)
 
 
 @dataclass(frozen=True)

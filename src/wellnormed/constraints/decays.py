@@ -76,11 +76,11 @@ class ClippedWeightDecay(SpectralConstraint):
         return clipped_weight_decay_equilibrium(self.upper, self.decay, update_norm)
 
     def promised(self, state: State) -> float | None:
-        bound = float(state["bound"])
+        bound = max(float(one) for one in state.values())
         return bound if math.isfinite(bound) else None
 
-    def initial_state(self, weights: Tensor, norm: Norm) -> State:
-        return {"bound": norm.upper_bound(weights)}
+    def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
+        return {"bound": bound}
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         grown = state["bound"] + (math.inf if update_norm is None else update_norm * (1 + SLACK))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wellnormed.constraints.base import TARGET, SpectralConstraint, State, in_slices, require_positive
+from wellnormed.constraints.base import TARGET, SpectralConstraint, State, require_positive
 from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer, spectral_weight_decay
-from wellnormed.norms import Norm
 
 
 class LeadingConstraint(SpectralConstraint):
@@ -20,8 +19,8 @@ class LeadingConstraint(SpectralConstraint):
     def promised(self, state: State) -> float | None:
         return None
 
-    def initial_state(self, weights: Tensor, norm: Norm) -> State:
-        return {"vector": leading_singular_triplet(in_slices(weights, norm)[0]).v}
+    def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
+        return {"vector": leading_singular_triplet(slices).v}
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         triplet = leading_singular_triplet(slices, state["vector"])

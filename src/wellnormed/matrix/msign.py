@@ -51,8 +51,8 @@ def msign(
 
     Returns:
         Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 5e-6 in float32
-        (1e-5 with "newton-schulz", 5e-3 with "gram"), 2% in 16 bits. Zero gives zero. The gradient (reverse mode, forward mode once,
-        `torch.func.vmap`) is that of the exact polar factor, whatever the method.
+        (1e-5 with "newton-schulz", 5e-3 with "gram"), 2% in 16 bits. Zero gives zero. The gradient (reverse mode,
+        forward mode once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), an unknown method

@@ -72,7 +72,7 @@ def modular_tree(
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
         >>> print(modular_tree(model, masses={"2": 3.0}))
-        module       mass  sensitivity  share    lr scale  norm
+        module       mass  sensitivity  share    lr factor  norm
         Sequential   4     1            100.00%
         ├─ 0.weight  1     1            25.00%   0.25      Spectral(...)
         ├─ tanh            1

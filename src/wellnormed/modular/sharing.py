@@ -1,7 +1,7 @@
 """What follows once every weight has a mass and a sensitivity downstream of it.
 
 Definitions 6 and 7 of Modular Duality (MD) nest; unrolled to the leaves of a tree, every nested ratio of masses
-cancels but the outermost. With `scale = (mass / total mass) / (sensitivity of all that follows)` for each weight,
+cancels but the outermost. With `factor = (mass / total mass) / (sensitivity of all that follows)` for each weight,
 
 - norm(w) = max over weights of norm_i(w_i) / scale_i;
 - dual_norm(g) = sum over weights of scale_i dual_norm_i(g_i);
@@ -39,7 +39,7 @@ class WeightSpace(ABC):
     """The weights of a tree as one normed space: dictionaries from parameter name to tensor.
 
     A weight that acts in several places (shared, tied) is one vector on the diagonal of their product space. The norm
-    of a product restricted to its diagonal is the largest of the terms, so its scale is the smallest over its places
+    of a product restricted to its diagonal is the largest of the terms, so its factor is the smallest over its places
     (0 if one of them has mass 0: a fixed place would move with the others).
     """
 
@@ -75,7 +75,7 @@ class WeightSpace(ABC):
             >>> tree.lr_factors()
             {'body': 1.5, 'head': 0.25}
         """
-        return {name: scale for name, (_, scale) in self._scaled_norms().items()}
+        return {name: factor for name, (_, factor) in self._moving_norms().items()}
 
     def norm(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Modular norm (MD definitions 6 and 7), shape `()`. It ignores weights of mass 0.
@@ -87,13 +87,13 @@ class WeightSpace(ABC):
             ValueError: Names or shapes do not fit the tree.
         """
         moving = self._moving(weights)
-        terms = [norm.norm(weights[name]) / scale for name, (norm, scale) in moving.items()]
+        terms = [norm.norm(weights[name]) / factor for name, (norm, factor) in moving.items()]
         return reduce(torch.maximum, terms) if terms else torch.zeros(())
 
     def dual_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """The largest `<gradients, w>` over modular norm at most 1, shape `()`; fixed weights (mass 0) stay 0."""
         moving = self._moving(gradients)
-        terms = [norm.dual_norm(gradients[name]) * scale for name, (norm, scale) in moving.items()]
+        terms = [norm.dual_norm(gradients[name]) * factor for name, (norm, factor) in moving.items()]
         return reduce(torch.add, terms) if terms else torch.zeros(())
 
     def dualize(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class WeightSpace(ABC):
 
         Args:
             model: Where the names of the tree are looked up.
-            lr: Learning rate of the whole tree; a group's own is `lr` times its scale.
+            lr: Learning rate of the whole tree; a group's own is `lr` times its factor.
 
         Returns:
             Dictionaries with `params`, a list of (name, parameter), and `lr`.
@@ -149,15 +149,15 @@ class WeightSpace(ABC):
         """
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr={lr} must be finite and not negative")
-        scales = self.lr_factors()
+        factors = self.lr_factors()
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        _check_names(scales, trainable, "the model's trainable parameters")
+        _check_names(factors, trainable, "the model's trainable parameters")
         groups: dict[float, list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for name, parameter in trainable.items():
-            groups[scales[name]].append((name, parameter))
-        return [{"params": named, "lr": lr * scale} for scale, named in groups.items()]
+            groups[factors[name]].append((name, parameter))
+        return [{"params": named, "lr": lr * factor} for factor, named in groups.items()]
 
-    def _scaled_norms(self) -> dict[str, tuple[Norm, float]]:
+    def _moving_norms(self) -> dict[str, tuple[Norm, float]]:
         found: dict[str, tuple[Norm, float]] = {}
         for place in self.places():
             norm, smallest = found.get(place.name, (place.norm, math.inf))
@@ -166,10 +166,10 @@ class WeightSpace(ABC):
                     f"{place.name!r} stands in the tree with two norms, {norm!r} and {place.norm!r}; a shared weight "
                     "needs one: give both places the same norm, or untie them"
                 )
-            found[place.name] = norm, min(smallest, self._scale(place))
+            found[place.name] = norm, min(smallest, self._factor(place))
         return found
 
-    def _scale(self, place: Place) -> float:
+    def _factor(self, place: Place) -> float:
         if place.mass == 0:
             return 0.0
         if not 0 < place.downstream < math.inf:
@@ -181,11 +181,11 @@ class WeightSpace(ABC):
         return place.mass / self.mass / place.downstream
 
     def _moving(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Norm, float]]:
-        scaled = self._scaled_norms()
-        _check_names(scaled, tensors, "the given tensors")
-        for name, (norm, _) in scaled.items():
+        found = self._moving_norms()
+        _check_names(found, tensors, "the given tensors")
+        for name, (norm, _) in found.items():
             norm.check_shape(tensors[name].shape, name)
-        return {name: (norm, scale) for name, (norm, scale) in scaled.items() if scale > 0}
+        return {name: (norm, factor) for name, (norm, factor) in found.items() if factor > 0}
 
 
 def _check_names(tree: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wellnormed.modular.printing import draw
 from wellnormed.modular.sharing import Place, WeightSpace
 from wellnormed.norms import Norm
-from wellnormed.norms.assignment import match_patterns
+from wellnormed.norms.patterns import match_patterns
 
 
 class NormedModule(WeightSpace):
@@ -66,7 +66,7 @@ class NormedModule(WeightSpace):
         Raises:
             ValueError: A pattern matches nothing or overlaps another, or a mass is not a finite number >= 0.
         """
-        owner = match_patterns(masses, self.names(), "with_masses")
+        owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses")
         return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
 
     def tare(self, mass: float, pattern: str = "*") -> "NormedModule":
@@ -88,7 +88,7 @@ class NormedModule(WeightSpace):
             >>> tree.mass, tree.lr_factors()["blocks.0"] == 16 / 34
             (34.0, True)
         """
-        owner = match_patterns([pattern], self.names(), "tare")
+        owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare")
         total = sum(place.mass for place in self.places() if place.name in owner)
         if total == 0 and mass != 0:
             raise ValueError(

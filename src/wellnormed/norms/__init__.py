@@ -11,6 +11,7 @@ from wellnormed.norms.conv_operator import ConvOperator as ConvOperator
 from wellnormed.norms.convolution import SpectralConv as SpectralConv
 from wellnormed.norms.entries import Gain as Gain
 from wellnormed.norms.entries import Sign as Sign
+from wellnormed.norms.initialization import initialize_ as initialize_
 from wellnormed.norms.slices import Experts as Experts
 from wellnormed.norms.slices import PerHead as PerHead
 from wellnormed.norms.slices import Split as Split

@@ -4,27 +4,39 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 (name -> norm); then the recipe (`recipes`), by the parameter's role (`roles`). What remains without a norm is an error.
 """
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from wellnormed.norms.base import MatrixNorm, Norm
-from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, Recipe
+from wellnormed.norms.patterns import match_patterns
+from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.norms.roles import Roles
 
 
 @dataclass(frozen=True)
 class AssignedParameter:
-    """One parameter, the norm it lives in (None: no norm, AdamW moves it), and the reason."""
+    """One parameter, the norm it lives in (None: no norm, AdamW moves it), and the reason.
+
+    Args:
+        name: Its name; of a tied parameter, the first.
+        parameter: The parameter.
+        norm: The norm, or None.
+        reason: Why this norm, in words.
+        radius: The radius of its norm ball that the recipe publishes; 1 where it publishes none.
+        aliases: The other names of a tied parameter.
+    """
 
     name: str
     parameter: nn.Parameter = field(repr=False)
     norm: Norm | None
     reason: str
+    radius: float = 1.0
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,162 +57,215 @@ class Assignment:
     def __len__(self) -> int:
         return len(self.assigned)
 
+    def match(self, patterns: Iterable[str], what: str) -> dict[str, str]:
+        """Which single pattern each parameter matches by any of its names: `{name: pattern}`.
+
+        Raises:
+            ValueError: A pattern matches no parameter, or two patterns match the same one; `what` says whose they are.
+        """
+        return match_patterns(patterns, {a.name: (a.name, *a.aliases) for a in self}, what)
+
     def __str__(self) -> str:
-        rows = [(a.name, str(tuple(a.parameter.shape)), _shown(a.norm), a.reason) for a in self.assigned]
-        rows += [(name, "", "frozen", "requires_grad is False") for name in self.frozen]
-        if len(rows) < 2:
-            return "\n".join("  ".join(row) for row in rows) or "no parameters"
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3])) for row in rows]
-        return "\n".join(lines + self._totals())
+        return self.table()
+
+    def table(self, columns: Mapping[str, Mapping[str, str]] | None = None) -> str:
+        """The printed table, with further columns between norm and reason: `{title: {parameter: text}}`."""
+        columns = columns or {}
+        rows = [
+            (
+                a.name,
+                str(tuple(a.parameter.shape)),
+                shown(a.norm),
+                *(c.get(a.name, "") for c in columns.values()),
+                a.reason,
+            )
+            for a in self.assigned
+        ]
+        rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
+        if not rows:
+            return "no parameters"
+        if columns:
+            rows = [("parameter", "shape", "norm", *columns, "why"), *rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join(lines + (self._totals() if len(lines) > 1 + bool(columns) else []))
 
     def _totals(self) -> list[str]:
-        tensors = Counter(_shown(a.norm) for a in self.assigned)
+        tensors = Counter(shown(a.norm) for a in self.assigned)
         entries: Counter[str] = Counter()
         for a in self.assigned:
-            entries[_shown(a.norm)] += a.parameter.numel()
+            entries[shown(a.norm)] += a.parameter.numel()
         width = len(f"{max(entries.values(), default=0):,}")
         return [f"{entries[shown]:>{width},} entries in {tensors[shown]} x {shown}" for shown in tensors]
 
 
-def _shown(norm: Norm | None) -> str:
+def shown(norm: Norm | None) -> str:
+    """A norm as tables show it."""
     return "AdamW" if norm is None else repr(norm)
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether an `fnmatch` pattern means a parameter: by its own name, or by that of a module above it."""
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
-
-
-def match_patterns(patterns: Iterable[str], names: Iterable[str], what: str) -> dict[str, str]:
-    """Which single pattern each name matches: `{name: pattern}`, names without a match left out.
-
-    Raises:
-        ValueError: A pattern matches no name, or two patterns match the same one.
-    """
-    names = list(names)
-    owner: dict[str, str] = {}
-    for pattern in patterns:
-        hits = [name for name in names if matches(pattern, name)]
-        if not hits:
-            raise ValueError(
-                f"{what}: the pattern {pattern!r} matches no trainable parameter; the names are {', '.join(names)}"
-            )
-        for name in hits:
-            if name in owner:
-                raise ValueError(
-                    f"{what}: parameter {name!r} matches both {owner[name]!r} and {pattern!r}; "
-                    "make the patterns disjoint"
-                )
-            owner[name] = pattern
-    return owner
-
-
 def assign_norms(
-    model: nn.Module, recipe: Recipe = DEFAULT_RECIPE, overrides: Mapping[str, Norm | None] | None = None
+    model: nn.Module, recipe: RecipeName = DEFAULT_RECIPE, overrides: Mapping[str, Norm | None] | None = None
 ) -> Assignment:
     """Give every parameter of a model its norm.
 
     | recipe | embeddings | matrices | last `nn.Linear` | kernels | biases |
     |---|---|---|---|---|---|
     | `"modular"` (MD; LT) | `ColNorm`, see below | `Spectral` | `Spectral` | by positions | `BiasRMS` |
-    | `"language"` (LMO, 1-hot input) | `ColNorm` | `Spectral` | `Sign(scaled=True)` | by patches | `BiasRMS` |
-    | `"image"` (LMO) | `ColNorm` | `Spectral`, see below | `Sign(scaled=True)` | by patches | `BiasRMS` |
-    | `"tied"` (LMO, weight sharing) | `Sign` | `Spectral` | `Sign(scaled=True)` | by patches | `BiasRMS` |
-    | `"sign-only"` (LMO) | `Sign` | `Sign(scaled=True)` | the same | the same | `Sign` |
+    | `"language"` (LMO, 1-hot input) | `ColNorm` | `Spectral` | `Sign(normalized=True)` | by patches | `BiasRMS` |
+    | `"image"` (LMO) | `ColNorm` | `Spectral`, see below | `Sign(normalized=True)` | by patches | `BiasRMS` |
+    | `"sign-only"` (LMO) | `Sign` | `Sign(normalized=True)` | the same | the same | `Sign` |
     | `"muon"` | AdamW | `Spectral` | AdamW | by patches | AdamW |
 
     `"modular"` inflates rare symbols at most 16 times (LT appendix F). `"image"` takes the first layer's inputs for
-    pixels. Kernels get `SpectralConv`; fused weights (`nn.MultiheadAttention`, `nn.LSTM`, `nn.GRU`) a `Split` of the
-    matrices' `Spectral`; gains of norm layers `Gain`, or AdamW under `"muon"`. An embedding that is also the last layer
-    gets the last layer's norm under `"tied"` and `"sign-only"`, AdamW under `"muon"`, and is refused by the others.
+    pixels. `"scion-gpt"`, `"scion-shakespeare"` (as `"language"`), `"scion-mlp"` and `"scion-cnn"` (as `"image"`) add
+    the radii and learning rates of LMO's experiments. Kernels get `SpectralConv`; fused weights a `Split` of the
+    matrices' `Spectral`; experts' weights `Experts`; gains of norm layers `Gain`, or AdamW under `"muon"`.
 
-    `Roles` says what the first and last layer are; the printed reason says which were taken. A layer with a
-    `parameter_norms()` method decides for its own parameters, except that `"muon"` takes only its norms of matrices.
-    The original of a parametrized weight gets the norm of that weight; what the parametrization makes of it has another
-    norm.
+    An embedding that is also the last layer gets the embedding's norm: `ColNorm` on the rows bounds every logit of an
+    input of RMS 1 as well, and a run of nanoGPT shows that it trains (`benchmarks/tied_tables.py`). Under
+    `"sign-only"` and `"scion-gpt"` it gets the last layer's, as published, under `"muon"` AdamW.
+
+    `Roles` says what the first and last layer are; the printed reason says which were taken, and what is not certain
+    is warned about. A layer with a `parameter_norms()` method decides for its own parameters, except that `"muon"`
+    takes only its norms of matrices. The original of a parametrized weight gets the norm of that weight; what the
+    parametrization makes of it has another norm.
 
     Args:
-        model: Any module. Tied parameters are listed once, under their first name.
-        recipe: Which rule serves the parameters that nothing else decides.
-        overrides: Name pattern (`fnmatch`; a module's name stands for all below it) -> norm, or None for AdamW.
+        model: Any module, also one on the meta device. Tied parameters are listed once, under their first name.
+        recipe: Which norms serve the parameters that nothing else decides.
+        overrides: Name pattern (`fnmatch`; a module's name stands for all below it; any name of a tied parameter
+            stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW.
 
     Raises:
-        ValueError: A pattern matches nothing or overlaps another, a parameter has no rule or is not initialized, a
-            norm does not fit or has no oracle, or the places of a tied parameter ask for different norms.
+        ValueError: A pattern matches nothing or overlaps another, parameters have no norm, one is empty or not
+            initialized, a norm does not fit or has no oracle, or the places of a tied parameter ask for different
+            norms.
 
     Example:
         >>> from torch import nn
         >>> print(assign_norms(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)), "language"))
         0.weight  (5, 4)  ColNorm(input_axis=0)  nn.Embedding
-        1.weight  (5, 4)  Sign(scaled=True)      last nn.Linear by order of registration
+        1.weight  (5, 4)  Sign(normalized=True)  last nn.Linear
         20 entries in 1 x ColNorm(input_axis=0)
-        20 entries in 1 x Sign(scaled=True)
+        20 entries in 1 x Sign(normalized=True)
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"assign_norms: model is a {type(model).__name__}; pass the model itself, whose layers say what their "
+            "parameters do"
+        )
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
-    overrides = overrides or {}
-    parameters = dict(model.named_parameters())
-    places: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places[id(parameter)].append(name)
-    names = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    overriding = match_patterns(overrides, names, "overrides of assign_norms")
-    roles = Roles(model)
-    assigned = []
-    for name in names:
-        parameter = parameters[name]
+    return _Routing(model, recipe, overrides or {}).assignment()
+
+
+class _Routing:
+    """One call of `assign_norms`: what it collects before it warns or refuses, so that both name all parameters."""
+
+    def __init__(self, model: nn.Module, recipe: RecipeName, overrides: Mapping[str, Norm | None]) -> None:
+        for pattern, norm in overrides.items():
+            check_norm(norm, f"overrides[{pattern!r}]")
+        self.name, self.recipe, self.overrides = recipe, RECIPES[recipe], overrides
+        self.roles = Roles(model)
+        self.places: dict[nn.Parameter, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.places[parameter].append(name)
+        trainable = {names[0]: names for p, names in self.places.items() if p.requires_grad}
+        self.overriding = match_patterns(overrides, trainable, "overrides of assign_norms")
+        self.missing: list[str] = []
+        self.doubts: dict[str, list[str]] = defaultdict(list)
+
+    def assignment(self) -> Assignment:
+        assigned = [self._assign(p, names) for p, names in self.places.items() if p.requires_grad]
+        if self.missing:
+            raise ValueError(
+                "\n".join(self.missing) + "\nPass overrides={name: norm} with a norm, or None for AdamW, for "
+                f"{'each' if self.missing[1:] else 'it'}; or give the layer a `parameter_norms()` method"
+            )
+        for doubt, names in self.doubts.items():
+            what, _, override = doubt.partition("; ")
+            chosen = ", ".join(f"{name!r}: ..." for name in names)
+            message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
+            warnings.warn(message + " by print(assign_norms(model)) to confirm it", stacklevel=4)
+        return Assignment(
+            tuple(assigned), tuple(n[0] for p, n in self.places.items() if not p.requires_grad), self.recipe.lr
+        )
+
+    def _assign(self, parameter: nn.Parameter, names: list[str]) -> AssignedParameter:
+        name = names[0]
         if is_lazy(parameter):
             raise ValueError(f"parameter {name!r} is not initialized; run the model once, then assign norms")
-        if name in overriding:
-            norm, reason = overrides[overriding[name]], f"override {overriding[name]!r}"
+        if parameter.numel() == 0:
+            raise ValueError(
+                f"parameter {name!r} of shape {tuple(parameter.shape)} is empty, so it has no norm; remove its layer, "
+                "or freeze it by requires_grad_(False)"
+            )
+        radius = 1.0
+        if name in self.overriding:
+            norm, reason = self.overrides[self.overriding[name]], f"override {self.overriding[name]!r}"
         else:
-            norm, reason = _at_all_places(roles, places[id(parameter)], parameter, recipe)
+            norm, radius, reason = self._at_all_places(names, parameter)
         if norm is not None:
             norm.check_shape(parameter.shape, name)
             if not norm.has_oracle:
                 raise ValueError(
                     f"parameter {name!r}: {norm!r} measures but has no oracle to step by; use SpectralConv"
                 )
-        assigned.append(AssignedParameter(name, parameter, norm, reason))
-    frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
-    return Assignment(tuple(assigned), frozen)
+        return AssignedParameter(name, parameter, norm, reason, radius, tuple(names[1:]))
 
-
-def _at_all_places(roles: Roles, names: list[str], parameter: nn.Parameter, recipe: Recipe) -> tuple[Norm | None, str]:
-    """The norm that all places of a parameter ask for."""
-    choices = {name: _at_one_place(roles, name, parameter, recipe) for name in names}
-    norm, reason = choices[names[0]]
-    asked = {asked for asked, _ in choices.values()}
-    if len(names) > 1:
-        reason = "tied: " + " and ".join(dict.fromkeys(reason for _, reason in choices.values()))
-    if len(asked) > 1 and recipe == "muon":
-        norm = None  # an embedding is not a hidden matrix
-    elif asked == {RECIPES["tied"].embedding, RECIPES["tied"].last} and recipe in ("tied", "sign-only"):
-        norm = RECIPES["tied"].last  # the larger of the two bounds both
-    elif len(asked) > 1:
-        wanted = ", ".join(f"{norm!r} as {name}" for name, (norm, _) in choices.items())
+    def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
+        """The norm that all places of a parameter ask for."""
+        choices = [self._at_one_place(name, parameter) for name in names]
+        if len(names) == 1:
+            return choices[0]
+        reason = "tied: " + " and ".join(dict.fromkeys(reason for *_, reason in choices))
+        asked = {(norm, radius) for norm, radius, _ in choices}
+        if len(asked) == 1:
+            return *choices[0][:2], reason
+        if self.name == "muon":
+            return None, 1.0, reason  # an embedding is not a hidden matrix
+        served = (self.recipe.embedding, self.recipe.radii.embedding), (self.recipe.last, self.recipe.radii.last)
+        if asked <= set(served):
+            return *served[self.recipe.tied == "last"], reason
+        wanted = ", ".join(f"{norm!r} as {name}" for name, (norm, *_) in zip(names, choices, strict=True))
         raise ValueError(
-            f"parameter {names[0]!r} is tied, and recipe {recipe!r} asks for different norms: {wanted}; use "
-            f"recipe='tied' (Sign for both), or pass overrides={{{names[0]!r}: ...}}"
+            f"parameter {names[0]!r} is tied, and recipe {self.name!r} asks for different norms: {wanted}; "
+            f"pass overrides={{{names[0]!r}: ...}} with the one that is to serve all"
         )
-    return norm, reason
+
+    def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
+        module, leaf = self.roles.layer_of(name)
+        original = "" if name.endswith(leaf) else "the original of a parametrized "
+        own = getattr(module, "parameter_norms", None)
+        if own is not None and leaf in (norms := own()):
+            norm = norms[leaf] if self.name != "muon" or isinstance(norms[leaf], MatrixNorm) else None
+            return norm, self.recipe.radii.hidden, f"{original}chosen by {type(module).__name__}"
+        role = self.roles.role(name, parameter.shape)
+        if role is not None:
+            norm, radius, reason = self.recipe.norm(role, parameter.ndim)
+            as_hidden = role.position in ("last", "both") and norm == self.recipe.matrix
+            if role.doubt and not as_hidden and len(self.places[parameter]) == 1:
+                self.doubts[role.doubt].append(name)
+            return norm, radius, original + reason
+        if self.name != "muon":
+            self.missing.append(
+                f"parameter {name!r} of shape {tuple(parameter.shape)} in {type(module).__name__} has no norm under "
+                f"recipe {self.name!r}"
+            )
+        return None, 1.0, f"no norm for it in {type(module).__name__}"
 
 
-def _at_one_place(roles: Roles, name: str, parameter: nn.Parameter, recipe: Recipe) -> tuple[Norm | None, str]:
-    module, leaf = roles.layer_of(name)
-    original = "" if name.endswith(leaf) else "the original of a parametrized "
-    own = getattr(module, "parameter_norms", None)
-    if own is not None and leaf in (norms := own()):
-        norm = norms[leaf] if recipe != "muon" or isinstance(norms[leaf], MatrixNorm) else None
-        return norm, f"{original}chosen by {type(module).__name__}"
-    role = roles.role(name, parameter.ndim)
-    if role is not None:
-        norm, reason = RECIPES[recipe].norm(role, parameter.ndim)
-        return norm, original + reason
-    if recipe == "muon":
-        return None, f"no rule for it in {type(module).__name__}"
+def check_norm(norm: object, where: str) -> None:
+    """Refuse what is given as a norm and is none.
+
+    Raises:
+        ValueError: Naming where, value and remedy.
+    """
+    if norm is None or isinstance(norm, Norm):
+        return
+    if isinstance(norm, type) and issubclass(norm, Norm):
+        raise ValueError(f"{where}={norm.__name__} is the class; pass a norm, such as {norm.__name__}()")
     raise ValueError(
-        f"parameter {name!r} of shape {tuple(parameter.shape)} in {type(module).__name__} has no norm under "
-        f"recipe {recipe!r}; pass overrides={{{name!r}: ...}} or give the layer a `parameter_norms()` method"
+        f"{where}={norm!r} is no norm; pass one of wellnormed.norms, such as Spectral(), or None for AdamW"
     )

@@ -7,6 +7,7 @@ optimizers: an update is `-lr * norm.dualize(momentum)`, whoever computes it.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -68,7 +69,7 @@ class Norm(ABC):
         """This norm with another coefficient set wherever its oracle runs one; itself where it runs none."""
         return self
 
-    def with_scaling(self, scaling: str) -> Self:
+    def with_units(self, units: str) -> Self:
         """This norm with another unit wherever it is measured by a largest singular value; itself where it is not."""
         return self
 
@@ -88,22 +89,28 @@ class Norm(ABC):
 class MatrixNorm(Norm):
     """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
 
-    Spectral constraints act on the slices: `matrices` shows them, `unit` converts one unit of this norm to the
-    largest singular value of a slice.
+    Spectral constraints act on the slices, in batches of equal size: `slices` shows them, `slice_units` converts one
+    unit of this norm to the largest singular value of a slice, and `from_slices` puts them together again; `on_slices`
+    does all three.
     """
 
     @abstractmethod
-    def matrices(self, weight: Tensor) -> Tensor:
-        """The slices, `(*batch, m', n')` or `(*batch, slices, m', n')`; `reshape` to the weight's shape undoes it.
-
-        Raises:
-            ValueError: The slices differ in size, or do not lie one after the other in the weight, so that no
-                `reshape` undoes it.
-        """
+    def slices(self, weight: Tensor) -> list[Tensor]:
+        """The slices, `(*batch, m', n')` or `(*batch, slices, m', n')` for every size among them."""
 
     @abstractmethod
-    def unit(self, weight: Tensor) -> float:
-        """The largest singular value of a slice whose norm is 1."""
+    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
+        """Undo `slices`, for a weight of this one's shape."""
+
+    @abstractmethod
+    def slice_units(self, weight: Tensor) -> list[float]:
+        """For every size of slices, the largest singular value of a slice whose norm is 1."""
+
+    def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
+        units = self.slice_units(weight)
+        acted = [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
+        return self.from_slices(acted, weight)
 
     @abstractmethod
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:

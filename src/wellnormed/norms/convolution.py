@@ -26,7 +26,7 @@ class SpectralConv(Lifted):
       `sqrt(d_in / d_out)` times the l2 operator norm, for any stride and zero padding.
     - `"patches"`: `K sqrt(d_in / d_out) sigma_max` of the kernel as one matrix `(d_out, d_in K)`, one product instead
       of K (LMO's released code, whose start is that of the other mode and lies in this ball only up to `sqrt(K)`). It
-      is never below the first. Rules for singular values act on this mode alone: its matrix lies in place.
+      is never below the first.
 
     With groups, the largest over the groups. A strided transposed convolution adds fewer than K positions to a pixel,
     so its norm is overstated.
@@ -92,23 +92,10 @@ class SpectralConv(Lifted):
             x = x.transpose(-3, -2)
         return x.reshape(weight.shape)
 
-    def unit(self, weight: Tensor) -> float:
-        d_out, d_in, positions = self._channels(weight)
-        return self.inner.unit_of(d_out, d_in) / positions
-
     def factor(self, weight: Tensor) -> float:
         d_out, d_in, positions = self._channels(weight)
         inner_d_in = d_in * positions if self.mode == "patches" else d_in
-        return self.inner.unit_of(d_out, inner_d_in) / self.unit(weight)
-
-    def matrices(self, weight: Tensor) -> Tensor:
-        _, _, positions = self._channels(weight)
-        if (self.mode == "positions" and positions > 1) or self.transposed:
-            raise ValueError(
-                f"the slices of {self!r} do not lie one after the other in the kernel, as a rule on singular values "
-                "needs them; use mode='patches' (not for transposed convolutions), or leave this weight out of the rule"
-            )
-        return self.cut(weight)[0]
+        return self.inner.unit_of(d_out, inner_d_in) * positions / self.inner.unit_of(d_out, d_in)
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)

@@ -30,36 +30,36 @@ class Sign(_LargestEntry):
     """1 -> infinity operator norm: the largest entry in absolute value. Its oracle is the sign (Signum).
 
     The norm of heads that map to logits, and of tables of additive attention biases, where it bounds what one entry
-    can add to a logit. `scaled` multiplies it by the number of inputs `d_in` (LMO table 3, last layer; the released
+    can add to a logit. `normalized` multiplies it by the number of inputs `d_in` (LMO table 3, last layer; the released
     code's default), which bounds both RMS -> infinity and infinity -> infinity; the oracle is `sign / d_in`.
 
     Args:
-        scaled: Multiply by the number of inputs that one output adds up.
+        normalized: Multiply by the number of inputs that one output adds up.
         ndim: Dimensions of the weight: 2 for a matrix, 3 to 5 for a convolution's kernel, 1 for a vector.
         output_axis: Axis that indexes outputs; `d_in` is the product of the others. 0 where outputs come first, 1
             for transposed convolutions, where with groups it counts the inputs of all groups.
 
     Raises:
-        ValueError: `scaled` for a weight without inputs.
+        ValueError: `normalized` for a weight without inputs.
 
     Example:
-        >>> Sign(scaled=True).dualize(torch.tensor([[3.0, -1.0]]))
+        >>> Sign(normalized=True).dualize(torch.tensor([[3.0, -1.0]]))
         tensor([[ 0.5000, -0.5000]])
     """
 
-    scaled: bool = False
+    normalized: bool = False
     ndim: int = 2  # pyrefly: ignore[bad-override]
     output_axis: int = 0
 
     def __post_init__(self) -> None:
-        if self.scaled and not 0 <= self.output_axis < self.ndim >= 2:
+        if self.normalized and not 0 <= self.output_axis < self.ndim >= 2:
             raise ValueError(
-                f"Sign: scaled=True with ndim={self.ndim} and output_axis={self.output_axis} has no inputs to count; "
-                "leave scaled out for vectors, and choose output_axis 0 or 1"
+                f"Sign: normalized=True with ndim={self.ndim} and output_axis={self.output_axis} has no inputs "
+                "to count; leave normalized out for vectors, and choose output_axis 0 or 1"
             )
 
     def _inputs(self, weight: Tensor) -> int:
-        if not self.scaled:
+        if not self.normalized:
             return 1
         shape = weight.shape[weight.ndim - self.ndim :]
         return math.prod(shape) // max(1, shape[self.output_axis])

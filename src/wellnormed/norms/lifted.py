@@ -58,6 +58,18 @@ class Lifted(MatrixNorm):
         flat = [bound.flatten(weight.ndim - self.ndim) for bound in bounds]  # slices of slices
         return torch.cat(flat, -1) * (self.factor(weight) * (1 + 2.0**-50))  # the factor, and two products
 
+    def slices(self, weight: Tensor) -> list[Tensor]:
+        return [slices for x in self.cut(weight) for slices in self.inner.slices(x)]
+
+    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
+        left = iter(slices)
+        batches = [self.inner.from_slices([next(left) for _ in self.inner.slices(x)], x) for x in self.cut(weight)]
+        return self.join(batches, weight)
+
+    def slice_units(self, weight: Tensor) -> list[float]:
+        factor = self.factor(weight)
+        return [unit / factor for x in self.cut(weight) for unit in self.inner.slice_units(x)]
+
     @property
     def overshoot(self) -> float:
         return self.inner.overshoot
@@ -65,8 +77,8 @@ class Lifted(MatrixNorm):
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, inner=self.inner.with_coefficients(coefficients))  # pyrefly: ignore
 
-    def with_scaling(self, scaling: str) -> Self:
-        return replace(self, inner=self.inner.with_scaling(scaling))  # pyrefly: ignore
+    def with_units(self, units: str) -> Self:
+        return replace(self, inner=self.inner.with_units(units))  # pyrefly: ignore
 
 
 def require_matrix_norm(lifted: Lifted) -> None:

@@ -1,72 +1,96 @@
-"""Which role gets which norm: one line for every recipe.
+"""Which role gets which norm and radius: one line for every recipe.
 
-Sources: Norm-Constrained LMOs (LMO), recommendation 3.1, tables 3 and 4, and the end of section 3;
-Modular Duality (MD), table 1; Training Transformers with Enforced Lipschitz Bounds (LT), appendix F; Muon
-(Jordan, 2024).
+Sources: Norm-Constrained LMOs (LMO), recommendation 3.1, tables 3 and 4, and the end of section 3; its released code
+for the recipes with radii; Modular Duality (MD), table 1; Training Transformers with Enforced Lipschitz Bounds (LT),
+appendix F; Muon (Jordan, 2024).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.columns import ColNorm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.roles import Role
-from wellnormed.norms.slices import Split
+from wellnormed.norms.slices import Experts, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 from wellnormed.norms.vectors import BiasRMS
 
-Recipe = Literal["modular", "language", "image", "tied", "sign-only", "muon"]
-DEFAULT_RECIPE: Recipe = "modular"
-_LOGITS = Sign(scaled=True)
+RecipeName = Literal[
+    "modular", "language", "image", "sign-only", "muon", "scion-gpt", "scion-shakespeare", "scion-mlp", "scion-cnn"
+]
+DEFAULT_RECIPE: RecipeName = "modular"
+_LOGITS = Sign(normalized=True)
+
+
+class Radii(NamedTuple):
+    """Radii of the norm balls by role, in units of the norms."""
+
+    embedding: float = 1.0
+    hidden: float = 1.0
+    last: float = 1.0
+
+
+_ONES = Radii()
 
 
 @dataclass(frozen=True)
-class Rules:
+class Recipe:
     """The norms of one recipe; None leaves a parameter to AdamW.
 
     Args:
+        source: Where it is published, or what recommends it.
         embedding: Of tables whose rows are the images of symbols.
         matrix: Of the others' matrices.
         last: Of the last `nn.Linear`.
         kernels: How `SpectralConv` takes kernels.
         pixels: Whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii).
         vectors: The norm of biases; gains get `Gain` unless this is None.
+        tied: Whether a table that is both embedding and last layer gets the embedding's norm or the last layer's.
+        radii: The published radii; vectors have that of hidden layers.
+        lr: The learning rate that is published, or that our runs recommend (`docs/optimizers.md`).
     """
 
+    source: str
     embedding: Norm | None
     matrix: Spectral | Sign = RMS_TO_RMS
     last: Norm | None = _LOGITS
     kernels: Literal["positions", "patches"] = "patches"
     pixels: bool = False
     vectors: Literal["rms", "largest entry"] | None = "rms"
+    tied: Literal["embedding", "last"] = "embedding"
+    radii: Radii = _ONES
+    lr: float = 0.02
 
-    def norm(self, role: Role, ndim: int) -> tuple[Norm | None, str]:
-        """A role's norm, and the reason as the printed table gives it."""
-        if role.kind == "matrix" and role.position in ("last", "both") and self.last != self.matrix:
-            return self.last, f"last {role.layer} by order of registration"
+    def norm(self, role: Role, ndim: int) -> tuple[Norm | None, float, str]:
+        """A role's norm and radius, and the reason as the printed table gives it."""
+        if role.position in ("last", "both") and self.last != self.matrix:
+            return self.last, self.radii.last, f"last {role.layer}"
         first = self.pixels and role.position in ("first", "both")
-        return self._norm(role, ndim, first), f"first layer, {role.layer}" if first else role.layer
+        norm = self._norm(role, ndim, first)
+        radius = self.radii.embedding if role.kind in ("embedding", "one-hot columns") else self.radii.hidden
+        return norm, radius, f"first layer, {role.layer}" if first else role.layer
 
     def _norm(self, role: Role, ndim: int, first: bool) -> Norm | None:
-        matrix = replace(self.matrix, scaling="pixels") if first and isinstance(self.matrix, Spectral) else self.matrix
+        matrix = replace(self.matrix, units="pixels") if first and isinstance(self.matrix, Spectral) else self.matrix
         match role.kind:
             case "embedding":
                 return self.embedding
             case "one-hot columns":
                 return ColNorm() if isinstance(self.embedding, ColNorm) else self.embedding
-            case "matrix" if role.transposed:
-                if isinstance(matrix, Spectral):
-                    return replace(matrix, input_axis=0)
-                return Sign(scaled=True, output_axis=1)
             case "matrix":
-                return matrix
-            case "fused":
-                return Split(role.parts, matrix) if isinstance(matrix, MatrixNorm) else matrix
+                return _of_matrix(matrix, role)
+            case "experts":
+                norm = _of_matrix(matrix, role)
+                if not isinstance(norm, MatrixNorm):
+                    raise ValueError(f"{norm!r} has no lift to experts; choose another norm for them in the overrides")
+                return Experts(norm)
+            case "attention bias":
+                return Sign() if self.vectors else None
             case "convolution":
                 if isinstance(matrix, Sign):
-                    return Sign(scaled=True, ndim=ndim, output_axis=int(role.transposed))
+                    return Sign(normalized=True, ndim=ndim, output_axis=int(role.transposed))
                 return SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix)
             case "gain":
                 return Gain(ndim) if self.vectors else None
@@ -74,11 +98,31 @@ class Rules:
                 return {"rms": BiasRMS(ndim), "largest entry": Sign(ndim=ndim), None: None}[self.vectors]
 
 
-RECIPES: dict[Recipe, Rules] = {
-    "modular": Rules(ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions"),
-    "language": Rules(ColNorm(0)),
-    "image": Rules(ColNorm(0), pixels=True),
-    "tied": Rules(Sign()),
-    "sign-only": Rules(Sign(), matrix=Sign(scaled=True), vectors="largest entry"),
-    "muon": Rules(None, last=None, vectors=None),
-}
+def _of_matrix(matrix: Spectral | Sign, role: Role) -> Norm:
+    """The norm of a matrix as it is stored, and of each of its parts where several are fused into one."""
+    if isinstance(matrix, Sign):
+        return replace(matrix, output_axis=1) if role.transposed else matrix
+    inner = replace(matrix, input_axis=0) if role.transposed else matrix
+    if role.parts == 1:
+        return inner
+    return Split(role.parts, inner, dim=1 if role.transposed else 0)
+
+
+RECIPES: dict[RecipeName, Recipe] = {
+    "modular": Recipe("MD table 1; LT appendix F", ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions"),
+    "language": Recipe("LMO recommendation 3.1 (ii)", ColNorm(0)),
+    "image": Recipe("LMO recommendation 3.1 (i)", ColNorm(0), pixels=True),
+    "sign-only": Recipe(
+        "LMO, end of section 3", Sign(), matrix=Sign(normalized=True), vectors="largest entry", tied="last"
+    ),
+    "muon": Recipe("Jordan (2024)", None, last=None, vectors=None),
+    "scion-gpt": Recipe(
+        "LMO recommendation 3.1 (iii), released code, nanoGPT with tied weights",
+        ColNorm(0), tied="last", radii=Radii(50.0, 50.0, 3000.0), lr=2.0**-12,
+    ),
+    "scion-shakespeare": Recipe(
+        "LMO released code, transfer of the learning rate on Shakespeare", Sign(), radii=Radii(1.0, 3.0, 10.0)
+    ),
+    "scion-mlp": Recipe("LMO released code, MLP", ColNorm(0), pixels=True, radii=Radii(last=2.0**10), lr=2.0**-6),
+    "scion-cnn": Recipe("LMO released code, airbench", ColNorm(0), pixels=True, radii=Radii(8.0, 8.0, 128.0), lr=0.05),
+}  # fmt: skip

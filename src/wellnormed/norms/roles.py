@@ -1,10 +1,12 @@
-"""What a parameter does in its layer: read off the layer's type, never guessed from a shape alone.
+"""What a parameter does in its layer: read off the layer's type, and off its name where a type does not say it.
 
-A recipe (`recipes`) then gives every role a norm. What has no role here has no norm, which
-is an error of `assign_norms`.
+A recipe (`recipes`) then gives every role a norm. What has no role here has no norm, which is an error of
+`assign_norms`; what has one that is not certain is warned about by name.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -12,11 +14,18 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
-Kind = Literal["embedding", "one-hot columns", "matrix", "fused", "convolution", "gain", "vector"]
+from wellnormed.norms.fused import experts, projection
+
+Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution", "gain", "vector", "attention bias"]
 
 _GAINED = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _GATES = {"LSTM": 4, "GRU": 3}
 _GAIN_NAMES = ("weight", "gain", "gamma", "scale")
+_LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_\d)?$")
+_TOKENS = re.compile(r"(token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding)s?$")
+_HEADS = re.compile(
+    r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
+)
 
 
 @dataclass(frozen=True)
@@ -26,26 +35,28 @@ class Role:
     Args:
         kind: What it does.
         layer: The layer, as the table of an assignment names it.
-        parts: Of a fused weight, how many equal parts lie along its first dimension.
+        parts: How many equal matrices are fused along its outputs, or the size of each.
         groups: Of a convolution.
         transposed: Whether a convolution is, or a matrix is stored with its inputs first.
-        position: Whether its layer is the model's first or last, by order of registration.
+        position: Whether its layer is the model's first or last.
+        doubt: What is not certain about it, and the override that decides it; empty if all is.
     """
 
     kind: Kind
     layer: str
-    parts: int = 1
+    parts: int | tuple[int, ...] = 1
     groups: int = 1
     transposed: bool = False
     position: Literal["first", "last", "both", ""] = ""
+    doubt: str = ""
 
 
 class Roles:
     """The roles of a model's parameters.
 
-    The last layer is the last `nn.Linear`, the first one the first `nn.Linear` or convolution, in the order in which
-    modules were registered (that of `named_modules`), frozen ones included, low-rank adapters not. A model that
-    registers its head before its body needs overrides; the printed assignment says what was taken.
+    The first layer is the first `nn.Linear` or convolution in the order in which modules were registered (that of
+    `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last `nn.Linear` that is named
+    as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one.
 
     Args:
         model: Any module.
@@ -59,7 +70,28 @@ class Roles:
             if isinstance(module, nn.Linear | _ConvNd) and not _adapter(name)
         ]
         self._first = layers[0][1] if layers else None
-        self._last = next((module for _, module in reversed(layers) if isinstance(module, nn.Linear)), None)
+        linears = [name for name, module in layers if isinstance(module, nn.Linear)]
+        outside = [name for name in linears if not self._repeated(name)]
+        heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
+        last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
+        self._last = None if last is None else self.owners[last]
+        in_sequence = last is not None and last.rpartition(".")[2].isdigit() and not self._in_list(last)
+        self._sure_of_last = bool(heads) or in_sequence or not last
+
+    def _repeated(self, name: str) -> bool:
+        """Whether a module is part of attention, or of a block beside which stands another of the same shapes."""
+        parts = name.split(".")
+        if isinstance(self.owners[".".join(parts[:-1])], nn.MultiheadAttention):
+            return True
+        for i, part in enumerate(parts[:-1]):
+            block, parent = self.owners[".".join(parts[: i + 1])], self.owners[".".join(parts[:i])]
+            if part.isdigit() and any(_alike(block, other) for other in parent.children() if other is not block):
+                return True
+        return False
+
+    def _in_list(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(isinstance(self.owners[".".join(parts[:i])], nn.ModuleList) for i in range(len(parts)))
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
         """The layer that a parameter belongs to, and its name there; a parametrized one belongs to the layer it serves.
@@ -80,20 +112,64 @@ class Roles:
             return self.owners[layer_name.removesuffix(".")], served
         return module, leaf
 
-    def role(self, name: str, ndim: int) -> Role | None:
-        """The role of a parameter of `ndim` dimensions; None if nothing here knows it."""
+    def role(self, name: str, shape: Sequence[int]) -> Role | None:
+        """The role of a parameter; None if nothing here knows it."""
         module, leaf = self.layer_of(name)
-        found = _adapter_role(name, ndim) or _by_layer(module, leaf) or _by_shape(module, leaf, ndim)
+        found = _adapter_role(name, len(shape)) or _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
-        return Role(
-            found.kind,
-            found.layer,
-            groups=found.groups,
-            transposed=found.transposed,
-            position="both" if first and last else "first" if first else "last" if last else "",
-        )
+        if found.kind == "matrix" and len(shape) == 2:
+            d_out, d_in = reversed(shape) if found.transposed else shape
+            layout = projection(_own_name(self._path(name)), d_out, d_in, self._around(name))
+            if layout.parts != 1 or layout.doubt:  # a fused projection is no head
+                last = False
+                layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
+                found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
+        if last and not self._sure_of_last:
+            found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
+        return replace(found, position="both" if first and last else "first" if first else "last" if last else "")
+
+    @staticmethod
+    def _path(name: str) -> str:
+        return name.rpartition(".")[0].partition(".parametrizations")[0]
+
+    def _around(self, name: str) -> list[nn.Module]:
+        """The modules that hold a parameter, the nearest first."""
+        parts = self._path(name).split(".")
+        return [self.owners[".".join(parts[:i])] for i in range(len(parts), 0, -1)] + [self.owners[""]]
+
+    def _by_name(self, name: str, module: nn.Module, leaf: str, shape: Sequence[int]) -> Role | None:
+        """Parameters of layers that torch does not have."""
+        kind, ndim = type(module).__name__, len(shape)
+        if ndim == 0:
+            return Role("gain", "one number")
+        if _LAYER_SCALE.search(leaf) or (ndim == 1 and leaf in _GAIN_NAMES and "norm" in kind.lower()):
+            return Role("gain", f"gain of {kind}, by its name")
+        if ndim == 1 and isinstance(module, nn.PReLU):
+            return Role("gain", "nn.PReLU")
+        if ndim == 1 or _TOKENS.search(leaf) or leaf.endswith("_bias") or leaf == "bias":
+            return Role("vector", "vector" if ndim == 1 else f"{leaf}, by its name")
+        if "relative_position_bias" in leaf and ndim == 2:
+            return Role("attention bias", f"{leaf}, by its name")
+        if ndim == 2 and leaf == "weight" and re.search("router|gate|linear", kind.lower()):
+            return Role("matrix", f"{kind}, by its name")
+        layout = experts(leaf, shape, self._around(name)) if ndim == 3 else None
+        if layout is not None:
+            return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
+        return None
+
+
+def _own_name(path: str) -> str:
+    """The last part of a module's path that is a word, since the members of a sequence have numbers; empty if none."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
+def _alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules are of one class, and their parameters of equal names and shapes."""
+    if type(one) is not type(other):
+        return False
+    return [(n, p.shape) for n, p in one.named_parameters()] == [(n, p.shape) for n, p in other.named_parameters()]
 
 
 def _adapter(name: str) -> bool:
@@ -120,44 +196,23 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
         return Role("convolution", layer, groups=module.groups, transposed=module.transposed)
     if isinstance(module, nn.MultiheadAttention):
         return _in_attention(leaf)
-    if _full_name(module) == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
+    if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
         return Role("matrix", "Conv1D of transformers", transposed=True)
     if isinstance(module, nn.RNNBase):
         layer = f"nn.{module.mode.partition('_')[0]}"
         if leaf.startswith("bias"):
             return Role("vector", layer)
-        return Role("matrix", layer) if leaf.startswith("weight_hr") else _fused(layer, _GATES.get(module.mode, 1))
+        return Role("matrix", layer, parts=1 if leaf.startswith("weight_hr") else _GATES.get(module.mode, 1))
     if isinstance(module, _GAINED) and leaf in ("weight", "bias"):
-        return Role(
-            "gain" if leaf == "weight" else "vector", f"{'gain' if leaf == 'weight' else 'bias'} of a norm layer"
-        )
+        kind = "gain" if leaf == "weight" else "bias"
+        return Role("gain" if leaf == "weight" else "vector", f"{kind} of a norm layer")
     return None
-
-
-def _full_name(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__name__}"
 
 
 def _in_attention(leaf: str) -> Role | None:
     layer = "nn.MultiheadAttention"
     if leaf == "in_proj_weight":
-        return _fused(f"{layer}: queries, keys, values", 3)
+        return Role("matrix", f"{layer}: queries, keys, values", parts=3)
     if leaf in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return Role("matrix", layer)
     return Role("vector", layer) if leaf in ("in_proj_bias", "bias_k", "bias_v") else None
-
-
-def _fused(layer: str, parts: int) -> Role:
-    return Role("fused", layer, parts=parts) if parts > 1 else Role("matrix", layer)
-
-
-def _by_shape(module: nn.Module, leaf: str, ndim: int) -> Role | None:
-    """Vectors and numbers; a norm layer of another library is known by its class's name."""
-    kind = type(module).__name__
-    if ndim == 0:
-        return Role("gain", "one number")
-    if ndim == 1 and leaf in _GAIN_NAMES and "norm" in kind.lower():
-        return Role("gain", f"gain of {kind}, by its name")
-    if ndim == 1 and isinstance(module, nn.PReLU):
-        return Role("gain", "nn.PReLU")
-    return Role("vector", "vector") if ndim == 1 else None

@@ -50,27 +50,6 @@ class _Parts(Lifted):
         queues = {x.shape[dim + 1]: iter(x.unbind(weight.ndim - self.ndim)) for x in batches}
         return torch.cat([next(queues[size]) for size in self._sizes(weight.shape[dim])], dim)
 
-    def _stacked(self, weight: Tensor) -> Tensor:
-        """The parts as a view, one after the other."""
-        if isinstance(self.parts, tuple) and len(set(self.parts)) > 1:
-            raise ValueError(
-                f"{self!r} has parts of different sizes, which are no batch of matrices for a rule on singular values; "
-                "use PerHead, whose heads are all alike, or leave this weight out of the rule"
-            )
-        if self.dim != 0:
-            raise ValueError(
-                f"{self!r} cuts along dim={self.dim}, so its parts do not lie one after the other for a rule on "
-                "singular values; cut along dim=0, or leave this weight out of the rule"
-            )
-        count = self.parts if isinstance(self.parts, int) else len(self.parts)
-        return weight.unflatten(self._dim(weight), (count, -1))
-
-    def matrices(self, weight: Tensor) -> Tensor:
-        return self.inner.matrices(self._stacked(weight))
-
-    def unit(self, weight: Tensor) -> float:
-        return self.inner.unit(self._stacked(weight))
-
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)
         length = shape[self.dim]
@@ -87,9 +66,6 @@ class _Parts(Lifted):
 @dataclass(frozen=True, repr=False)
 class Split(_Parts):
     """The largest inner norm over parts of a fused weight, cut along one dimension: queries, keys and values, say.
-
-    Rules for singular values see the parts if these are equal and cut along dimension 0; other parts are no batch of
-    matrices in place, and such rules refuse them.
 
     Args:
         parts: How many of equal size, or the size of each.
@@ -164,12 +140,6 @@ class Experts(Lifted):
 
     def join(self, batches: list[Tensor], weight: Tensor) -> Tensor:
         return batches[0]
-
-    def matrices(self, weight: Tensor) -> Tensor:
-        return self.inner.matrices(weight)
-
-    def unit(self, weight: Tensor) -> float:
-        return self.inner.unit(weight)
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)

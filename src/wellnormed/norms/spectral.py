@@ -17,7 +17,7 @@ from wellnormed.matrix.msign import METHODS
 from wellnormed.norms.base import MatrixNorm, normal_like
 
 _METHODS = tuple(method for method in METHODS if method != "sketch")
-Scaling = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
+Units = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,16 +27,16 @@ class Spectral(MatrixNorm):
     Args:
         coefficients: Set of the registry with which `dualize` approximates the matrix sign. Its overshoot is declared.
         method: Method of `msign`.
-        scaling: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "pixels", for a first
+        units: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "pixels", for a first
             layer that may see more pixels than it has outputs: `max(1, sqrt(d_out / d_in))`, without which a learning
             rate found at a small width does not transfer (LMO table 3, insight 3.2 iii); it is also Muon's original
-            scaling. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
+            choice. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
             "match-rms-adamw": `0.2 sqrt(max(d_out, d_in))`, so that entries of an update are as large as AdamW's (Liu
             et al., 2025).
         input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`, GPT-2's `Conv1D`).
 
     Raises:
-        ValueError: An unknown coefficient set, method, scaling or axis.
+        ValueError: An unknown coefficient set, method, unit or axis.
 
     Example:
         >>> import torch
@@ -48,12 +48,12 @@ class Spectral(MatrixNorm):
 
     coefficients: str = "you-5-nanogpt"
     method: str = "auto"
-    scaling: Scaling = "rms"
+    units: Units = "rms"
     input_axis: int = 1
 
     def __post_init__(self) -> None:
-        if self.scaling not in get_args(Scaling):
-            raise ValueError(f"Spectral: scaling={self.scaling!r} must be one of {', '.join(get_args(Scaling))}")
+        if self.units not in get_args(Units):
+            raise ValueError(f"Spectral: units={self.units!r} must be one of {', '.join(get_args(Units))}")
         registry.get(self.coefficients)
         if self.method not in _METHODS:
             raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(_METHODS)}, as in msign")
@@ -62,9 +62,9 @@ class Spectral(MatrixNorm):
 
     def __repr__(self) -> str:
         """Always with what decides the step's true norm."""
-        scaling = "" if self.scaling == "rms" else f", scaling={self.scaling!r}"
+        units = "" if self.units == "rms" else f", units={self.units!r}"
         axis = "" if self.input_axis == 1 else f", input_axis={self.input_axis}"
-        return f"Spectral(coefficients={self.coefficients!r}, method={self.method!r}{scaling}{axis})"
+        return f"Spectral(coefficients={self.coefficients!r}, method={self.method!r}{units}{axis})"
 
     def norm(self, weight: Tensor) -> Tensor:
         return spectral_norm(weight) / self.unit(weight)
@@ -88,16 +88,23 @@ class Spectral(MatrixNorm):
         bound = torch.as_tensor(spectral_norm_upper_bound(weight.detach()), dtype=torch.float64)
         return bound / self.unit(weight) * (1 + 2.0**-51)  # two more roundings
 
-    def matrices(self, weight: Tensor) -> Tensor:
-        return weight
+    def slices(self, weight: Tensor) -> list[Tensor]:
+        return [weight]
+
+    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
+        return slices[0]
+
+    def slice_units(self, weight: Tensor) -> list[float]:
+        return [self.unit(weight)]
 
     def unit(self, weight: Tensor) -> float:
+        """The largest singular value of a matrix of this shape and norm 1."""
         d_out, d_in = weight.shape[-2:] if self.input_axis == 1 else weight.shape[:-3:-1]
         return self.unit_of(d_out, d_in)
 
     def unit_of(self, d_out: int, d_in: int) -> float:
         """The largest singular value of a matrix of norm 1 with `d_out` outputs and `d_in` inputs."""
-        match self.scaling:
+        match self.units:
             case "rms":
                 return math.sqrt(d_out / d_in)
             case "pixels":
@@ -114,8 +121,8 @@ class Spectral(MatrixNorm):
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, coefficients=coefficients)
 
-    def with_scaling(self, scaling: str) -> Self:
-        return replace(self, scaling=scaling)  # pyrefly: ignore
+    def with_units(self, units: str) -> Self:
+        return replace(self, units=units)  # pyrefly: ignore
 
 
 RMS_TO_RMS = Spectral()

@@ -107,11 +107,19 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
 
     def __str__(self) -> str:
-        shown = {key: self.defaults[key] for key in ("lr", "momentum", "nesterov", "step_rule", "radius")}
-        if self.defaults["weight_decay"]:
-            shown["weight_decay"] = self.defaults["weight_decay"]
-        settings = ", ".join(f"{key}={value}" for key, value in shown.items())
-        return f"{type(self).__name__}({settings})\n{self.assignment}"
+        """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
+        common = ("momentum", "nesterov", "step_rule", "weight_decay")
+        settings = ", ".join(f"{key}={self.defaults[key]}" for key in common)
+        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
+        for name, (group, parameter) in self._owner.items():
+            own = {} if self._norms[parameter] is None else {key: group[key] for key in common}
+            columns["lr"][name] = f"{float(group['lr']):.4g}"
+            columns["radius"][name] = f"{group['radius']:g}" if own else ""
+            differing = [f"{key}={value}" for key, value in own.items() if value != self.defaults[key]]
+            columns["differs"][name] = ", ".join(differing)
+        if not any(columns["differs"].values()):
+            del columns["differs"]
+        return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.

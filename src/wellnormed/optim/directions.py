@@ -9,6 +9,7 @@ average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As
 the shorter side counts. The step is then no longer bounded by the oracle's: `update_norm` is None.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -26,17 +27,16 @@ def oracle(norm: Norm, group: Group) -> Callable[[Tensor], Tensor]:
     """From a batch of gradients to a batch of directions, by the settings of a group."""
     gain, sizes = group["clip_gain"], (..., *(None,) * norm.ndim)
     if gain is not None and isinstance(norm, MatrixNorm):
-        return lambda batch: spectral_hardcap(gain * norm.matrices(batch), norm.unit(batch)).reshape(batch.shape)
+        return lambda batch: norm.on_slices(gain * batch, spectral_hardcap)
     if group["step_rule"] == "sharp":
         return lambda batch: norm.dualize(batch) * norm.dual_norm(batch)[sizes]
     return norm.dualize
 
 
 def second_moment_like(parameter: Tensor, norm: MatrixNorm) -> Tensor:
-    """Zeros of the shape of NorMuon's average for one parameter: one number for every neuron of every slice."""
-    shape = list(norm.matrices(torch.empty(parameter.shape, device="meta")).shape)
-    shape[_averaged(shape)] = 1
-    return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+    """Zeros for NorMuon's averages of one parameter: one number for every neuron of every slice, in a row."""
+    slices = norm.slices(torch.empty(parameter.shape, device="meta"))
+    return parameter.new_zeros(sum(math.prod(_neurons(x.shape)) for x in slices))
 
 
 def normalize_neurons(directions: Tensor, second: Tensor, norm: MatrixNorm, keep: float) -> tuple[Tensor, Tensor]:
@@ -48,14 +48,24 @@ def normalize_neurons(directions: Tensor, second: Tensor, norm: MatrixNorm, keep
         norm: The norm, whose slices are the matrices.
         keep: Fraction of the averages that is kept, `beta2`.
     """
-    slices = norm.matrices(directions)
-    second = second.lerp(slices.square().mean(_averaged(slices.shape), keepdim=True), 1 - keep)
-    divided = slices * second.clamp(min=_FLOOR).rsqrt()
-    sizes = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
-    before, after = sizes
-    return (divided * (before / after.clamp(min=_FLOOR))).reshape(directions.shape), second
+    batches, averages = norm.slices(directions), []
+    parts = second.split([math.prod(_neurons(x.shape)[1:]) for x in batches], -1)
+    for i, (slices, part) in enumerate(zip(batches, parts, strict=True)):
+        squares = slices.square().mean(_averaged(slices.shape), keepdim=True)
+        average = part.reshape(squares.shape).lerp(squares, 1 - keep)
+        divided = slices * average.clamp(min=_FLOOR).rsqrt()
+        before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
+        batches[i] = divided * (before / after.clamp(min=_FLOOR))
+        averages.append(average.flatten(1))
+    return norm.from_slices(batches, directions), torch.cat(averages, -1)
 
 
-def _averaged(shape: torch.Size | list[int]) -> int:
+def _averaged(shape: torch.Size) -> int:
     """The longer side, over which the squares of a neuron are averaged."""
     return -1 if shape[-2] >= shape[-1] else -2
+
+
+def _neurons(shape: torch.Size) -> list[int]:
+    sizes = list(shape)
+    sizes[_averaged(shape)] = 1
+    return sizes

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 from wellnormed.norms import Assignment, Norm
-from wellnormed.norms.spectral import Scaling
+from wellnormed.norms.spectral import Units
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.routing import Params
 from wellnormed.optim.settings import EngineSettings, Group
@@ -25,8 +25,9 @@ class Scion(ConditionalGradient):
     Example:
         >>> import torch
         >>> print(Scion(torch.nn.Linear(2, 2, bias=False), lr=0.1))
-        Scion(lr=0.1, momentum=0.9, nesterov=False, step_rule=unconstrained, radius=1.0)
-        weight  (2, 2)  ...
+        Scion(momentum=0.9, nesterov=False, step_rule=unconstrained, weight_decay=0.0)
+        parameter  shape   norm  ...
+        weight     (2, 2)  Spectral(...)  1       0.1  nn.Linear
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class Muon(ConditionalGradient):
         coefficients: str = "jordan-5",
         **settings: Unpack[EngineSettings],
     ) -> None:
-        if adjust_lr_fn not in (None, *_SCALINGS):
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_SCALINGS)}")
-        self._scaling, self._coefficients = _SCALINGS.get(adjust_lr_fn or ""), coefficients
+        if adjust_lr_fn not in (None, *_UNITS):
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_UNITS)}")
+        self._units, self._coefficients = _UNITS.get(adjust_lr_fn or ""), coefficients
         super().__init__(params, lr, **settings)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
@@ -88,7 +89,7 @@ class Muon(ConditionalGradient):
         if norm is None:
             return None
         norm = norm.with_coefficients(self._coefficients)
-        return norm if self._scaling is None else norm.with_scaling(self._scaling)
+        return norm if self._units is None else norm.with_units(self._units)
 
 
-_SCALINGS: dict[str, Scaling] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
+_UNITS: dict[str, Units] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, assign_norms
-from wellnormed.norms.assignment import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.settings import EngineSettings, Group
@@ -42,6 +41,11 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
         )
     if len(norms) == 0:
         raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
+    if meta := [a.name for a in norms if a.parameter.is_meta]:
+        raise ValueError(
+            f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
+            "what to_empty() replaces; make it afterwards"
+        )
     names = {id(a.parameter): a.name for a in norms}
     seen: set[str] = set()
     resolved = []
@@ -92,22 +96,25 @@ def named(params: Iterable[Any]) -> list[Group]:
 
 
 def split(groups: list[Group], assignment: Assignment, lr: float, settings: EngineSettings) -> list[Group]:
-    """Groups cut so that each has one learning rate, one radius and one rule: the engine's, or AdamW's without a norm.
+    """Groups cut so that each has one learning rate, one radius and one step: the engine's, or AdamW's without a norm.
 
+    A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
 
     Raises:
-        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, or a factor is out of
-            range.
+        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, a factor is out of range,
+            a radius is given to what AdamW moves, or `adamw` is something else than `AdamWSettings`.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
-    adamw = vars(settings.get("adamw") or AdamWSettings())
+    given = settings.get("adamw")
+    if given is not None and not isinstance(given, AdamWSettings):
+        raise ValueError(f"adamw={given!r} is a {type(given).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
+    adamw = vars(given or AdamWSettings())
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
-    names = [a.name for a in assignment]
-    factor_of = match_patterns(lr_factors, names, "lr_factors")
-    radius_of = match_patterns(radii, names, "radii")
+    factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
     normed = {a.name: a.norm is not None for a in assignment}
+    published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     result = []
     for group in groups:
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
@@ -115,7 +122,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             has_norm = normed[name] and group.get("step_rule") != "adamw"
             if name in radius_of and not has_norm:
                 raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
-            radius = radii[radius_of[name]] if name in radius_of else group.get("radius")
+            radius = radii[radius_of[name]] if name in radius_of else group.get("radius", published.get(name))
             parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:

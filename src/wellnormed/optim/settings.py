@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from wellnormed.norms import Assignment, Norm
-from wellnormed.norms.recipes import Recipe
+from wellnormed.norms.recipes import RecipeName
 from wellnormed.optim.fallback import AdamWSettings
 
 Group = dict[str, Any]
@@ -47,7 +47,7 @@ class EngineSettings(TypedDict, total=False):
     """
 
     norms: Assignment | nn.Module | None
-    recipe: Recipe
+    recipe: RecipeName
     overrides: Mapping[str, Norm | None]
     momentum: float
     nesterov: bool

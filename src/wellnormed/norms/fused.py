@@ -1,0 +1,89 @@
+"""Several matrices in one weight: fused projections and experts, by their names, their sizes and the numbers of heads.
+
+The numbers are read from the attributes of the modules around a weight, or of their `config`, the nearest first. What
+cannot be told for certain is said in words, with the override that decides it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+_QKV = re.compile(r"c_attn|(to_|in_proj_|attn_|w_?)?qkv(_proj)?|q_?k_?v_proj")
+_KV = re.compile(r"(to_|w_?)?kv(_proj)?")
+_GATE_UP = re.compile(r"gate_up(_proj)?|w12|w13")
+_DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
+_UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
+_PERHAPS_FUSED = re.compile(r"query_key_value|(^|_)w?q?kv(_|$)")
+
+_HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads", "kv_heads")
+_HEAD_SIZE = ("head_dim", "head_size", "attention_head_size", "d_head")
+_EXPERTS = ("num_experts", "num_local_experts", "n_experts", "n_routed_experts")
+_WIDTH = ("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim", "dim")
+
+
+class Layout(NamedTuple):
+    """How several matrices lie in one.
+
+    Args:
+        parts: Their number along the outputs, or the size of each.
+        transposed: Whether inputs come first.
+        doubt: What is not certain, and which override decides it; empty if all is.
+    """
+
+    parts: int | tuple[int, ...] = 1
+    transposed: bool = False
+    doubt: str = ""
+
+
+def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
+    """The parts of a projection named `leaf` inside the modules `around` it, the nearest first."""
+    leaf = leaf.lower()
+    if _QKV.fullmatch(leaf):
+        heads, kv_heads = _number(_HEADS, around), _number(_KV_HEADS, around)
+        size = _number(_HEAD_SIZE, around) or (d_in // heads if heads else 0)
+        if heads and kv_heads and kv_heads != heads and size * (heads + 2 * kv_heads) == d_out:
+            return Layout((heads * size, kv_heads * size, kv_heads * size))
+        if d_out in (3 * d_in, 3 * (heads or 0) * size) and kv_heads in (None, heads):
+            return Layout(3)
+        if d_out == 2 * d_in:
+            return Layout(2)  # GPT-2's cross-attention: keys and values
+        return Layout(doubt="may hold queries, keys and values of unknown sizes; Split((queries, keys, values))")
+    if (_KV.fullmatch(leaf) or _GATE_UP.fullmatch(leaf)) and d_out % 2 == 0:
+        return Layout(2)
+    if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
+        return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
+    if _PERHAPS_FUSED.search(leaf):
+        heads = _number(_HEADS, around)
+        parts = f"Split({3 * heads})" if heads and d_out % (3 * heads) == 0 else "Split((...))"
+        return Layout(
+            doubt=f"may hold the queries, keys and values of every head, one after the other; {parts} takes them alone"
+        )
+    return Layout()
+
+
+def experts(leaf: str, shape: Sequence[int], around: Sequence[nn.Module]) -> Layout | None:
+    """The layout of the experts' matrices in a weight `(experts, m, n)`; None if it is none."""
+    kind = type(around[0]).__name__.lower()
+    if _number(_EXPERTS, around) != shape[0] and "expert" not in f"{leaf.lower()} {kind}":
+        return None
+    leaf, width = leaf.lower(), _number(_WIDTH, around)
+    fused = bool(_GATE_UP.fullmatch(leaf)) and kind != "gptossexperts"  # whose gates and values alternate
+    down, up = _DOWN.fullmatch(leaf), _UP.fullmatch(leaf) or _GATE_UP.fullmatch(leaf)
+    if width not in shape[1:] or shape[1] == shape[2] or not (down or up):
+        outputs_first = "Experts() if the outputs come first, Experts(Spectral(input_axis=0)) if the inputs do"
+        return Layout(2 if fused else 1, doubt=f"may have its outputs or its inputs first; {outputs_first}")
+    return Layout(2 if fused else 1, transposed=(shape[1] == width) == bool(up))
+
+
+def _number(names: Sequence[str], around: Sequence[nn.Module]) -> int | None:
+    """The first of these attributes that a module around, or its `config`, has as a number."""
+    for module in around:
+        for holder in (module, getattr(module, "config", None)):
+            for name in names:
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+    return None

@@ -1,0 +1,63 @@
+"""Start every weight of a model where its norm says."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from wellnormed.norms.assignment import Assignment, assign_norms
+from wellnormed.norms.base import Norm
+from wellnormed.norms.entries import Sign
+from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
+from wellnormed.norms.vectors import BiasRMS
+
+
+@torch.no_grad()
+def initialize_(
+    model: nn.Module | Assignment,
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Mapping[str, Norm | None] | None = None,
+    *,
+    radii: Mapping[str, float] | None = None,
+    generator: torch.Generator | None = None,
+) -> Assignment:
+    """Fill every trainable parameter that has a norm with a random point on the sphere of its radius, in place.
+
+    Matrices become semi-orthogonal (each part of a fused one, each position of a kernel, each expert), embedding
+    vectors Gaussian of RMS 1, heads under `Sign` random signs, gains 1. Biases and other vectors become 0, the centre
+    of their ball, as in LMO's released code. Frozen parameters, and those that the recipe leaves to AdamW, stay.
+
+    Args:
+        model: The model, or what `assign_norms` returned for it.
+        recipe: See `assign_norms`; its published radii count, as in LMO's released code.
+        overrides: See `assign_norms`.
+        radii: Name pattern -> radius, as the optimizers take it.
+        generator: Where the random numbers come from, in the model's order; torch's own without it.
+
+    Returns:
+        The norms, to make an optimizer of.
+
+    Raises:
+        ValueError: See `assign_norms`; or a parameter is on the meta device.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8))
+        >>> norms = initialize_(model, generator=torch.Generator().manual_seed(0))
+        >>> [round(float(a.norm.norm(a.parameter.detach())), 3) for a in norms]
+        [1.0, 1.0, 0.0]
+    """
+    assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
+    radii = radii or {}
+    radius_of = assignment.match(radii, "radii of initialize_")
+    for a in assignment:
+        if a.parameter.is_meta:
+            raise ValueError(f"parameter {a.name!r} is on the meta device; call model.to_empty(device=...) first")
+    for a in assignment:
+        if a.norm is None:
+            continue
+        if isinstance(a.norm, BiasRMS) or (isinstance(a.norm, Sign) and a.norm.ndim == 1):
+            a.parameter.zero_()
+        else:
+            a.norm.initialize_(a.parameter, generator)
+            a.parameter.mul_(radii[radius_of[a.name]] if a.name in radius_of else a.radius)
+    return assignment

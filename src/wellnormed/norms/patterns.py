@@ -1,0 +1,75 @@
+"""Which parameters a pattern of names means."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+_WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+def unwrapped(name: str) -> str:
+    """A name without the prefixes that `torch.compile`, DDP, FSDP and checkpoint wrappers add.
+
+    Example:
+        >>> unwrapped("module._orig_mod.blocks.0.weight")
+        'blocks.0.weight'
+    """
+    return _WRAPPERS.sub("", name)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether an `fnmatch` pattern means a parameter: by its own name, or by that of a module above it.
+
+    The prefixes of wrappers may be there or not, in both.
+
+    Example:
+        >>> matches("_orig_mod.blocks", "blocks.0.weight"), matches("blocks.?.weight", "module.blocks.0.weight")
+        (True, True)
+    """
+    return any(
+        fnmatchcase(given, form) or fnmatchcase(given, f"{form}.*")
+        for given in {name, unwrapped(name)}
+        for form in {pattern, unwrapped(pattern)}
+    )
+
+
+def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
+    """Which single pattern each parameter matches by any of its names.
+
+    Args:
+        patterns: `fnmatch` patterns.
+        names: Name of a parameter -> all its names.
+        what: Whose patterns they are, for the message.
+
+    Returns:
+        `{name: pattern}`, parameters without a match left out.
+
+    Raises:
+        ValueError: Patterns match no name, or two patterns match the same parameter.
+    """
+    owner: dict[str, str] = {}
+    unmatched = []
+    for pattern in patterns:
+        hits = [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
+        if not hits:
+            unmatched.append(pattern)
+        for name in hits:
+            if name in owner:
+                raise ValueError(
+                    f"{what}: parameter {name!r} matches both {owner[name]!r} and {pattern!r}; "
+                    "make the patterns disjoint"
+                )
+            owner[name] = pattern
+    if unmatched:
+        raise ValueError("\n".join(_no_match(pattern, names, what) for pattern in unmatched))
+    return owner
+
+
+def _no_match(pattern: str, names: Mapping[str, Sequence[str]], what: str) -> str:
+    every = [unwrapped(place) for places in names.values() for place in places]
+    modules = {".".join(parts[:i]) for parts in (name.split(".") for name in every) for i in range(1, len(parts))}
+    near = difflib.get_close_matches(unwrapped(pattern), sorted({*every, *modules}), 3, cutoff=0.5)
+    known = f"the nearest names are {', '.join(near)}" if near else f"the names are {', '.join(every[:20])}"
+    more = ", ..." if not near and every[20:] else ""
+    return f"{what}: the pattern {pattern!r} matches no trainable parameter; {known}{more}"

@@ -1,0 +1,55 @@
+"""`initialize_` starts every weight on the sphere of its radius, and says which it leaves."""
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(5, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Conv1d(8, 4, 3), nn.MultiheadAttention(8, 2)
+    )
+    model.head = nn.Linear(8, 5)
+    return model
+
+
+@pytest.mark.parametrize("recipe", ["modular", "language", "sign-only", "scion-gpt"])
+def test_every_norm_starts_at_its_radius_and_vectors_at_zero(recipe, generator):
+    norms = wn.initialize_(network(), recipe, generator=generator)
+    for a in norms:
+        expected = a.radius if a.parameter.ndim > 1 or a.name == "2.weight" else 0
+        # float32 rounding of an orthogonal matrix, and columns that start 1e-6 inside
+        assert float(a.norm.norm(a.parameter.detach())) == pytest.approx(expected, rel=1e-4), a.name
+
+
+def test_a_generator_makes_it_reproducible():
+    one, other = network(), network()
+    wn.initialize_(one, generator=torch.Generator().manual_seed(3))
+    torch.rand(7)
+    wn.initialize_(other, generator=torch.Generator().manual_seed(3))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_frozen_parameters_and_adamw_s_stay():
+    model = network()
+    model[1].requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    norms = wn.initialize_(model, "muon", radii={"3": 2.0})
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p.detach(), before[name])}
+    assert moved == {a.name for a in norms if a.norm is not None}
+    assert "1.weight" not in moved
+    [kernel] = [a for a in norms if a.name == "3.weight"]
+    assert float(kernel.norm.norm(kernel.parameter.detach())) == pytest.approx(2.0, rel=1e-4)  # float32 rounding
+
+
+def test_meta_parameters_are_refused_with_the_remedy():
+    with torch.device("meta"):
+        model = network()
+    assert "(8, 8)" in str(wn.assign_norms(model))
+    with pytest.raises(ValueError, match=r"'0.weight' is on the meta device; call model.to_empty"):
+        wn.initialize_(model)
+    with pytest.raises(ValueError, match=r"0.weight, 1.weight, 1.bias, ... are on the meta device"):
+        wn.Scion(model, lr=0.1)

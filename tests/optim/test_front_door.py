@@ -1,0 +1,162 @@
+"""One line makes an optimizer: recipes and radii by name, a table of what will be used, errors with remedies."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.norms.recipes import RECIPES
+
+
+class TinyGPT(nn.Module):
+    """A language model whose embedding is its head, as nanoGPT has it; its attention is an average over the past."""
+
+    def __init__(self, symbols: int = 17, width: int = 32, length: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.wpe = nn.Embedding(symbols, width), nn.Embedding(length, width)
+        self.ln, self.c_attn = nn.LayerNorm(width, bias=False), nn.Linear(width, 3 * width, bias=False)
+        self.c_proj = nn.Linear(width, width, bias=False)
+        self.ln_f, self.lm_head = nn.LayerNorm(width, bias=False), nn.Linear(width, symbols, bias=False)
+        self.wte.weight = self.lm_head.weight
+        for parameter in (self.wte.weight, self.wpe.weight):
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        q, k, v = self.c_attn(self.ln(x)).chunk(3, -1)
+        x = x + self.c_proj(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return self.lm_head(self.ln_f(x))
+
+
+def final_loss(make, steps: int = 150) -> float:
+    """On sequences in which every symbol but the first two is the one before it plus 1."""
+    model, generator = TinyGPT(), torch.Generator().manual_seed(0)
+    optimizer = make(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
+    losses = []
+    for _ in range(steps):
+        tokens = torch.randint(17, (32, 16), generator=generator)
+        for i in range(2, 16):
+            tokens[:, i] = (tokens[:, i - 1] + 1) % 17
+        loss = nn.functional.cross_entropy(model(tokens)[:, 1:-1].flatten(0, 1), tokens[:, 2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    return sum(losses[-10:]) / 10
+
+
+def test_a_tied_model_is_routed_as_an_embedding():
+    optimizer = wn.Scion(TinyGPT(), lr=0.02)
+    norms = {a.name: a.norm for a in optimizer.assignment}
+    assert norms["wte.weight"] == norms["wpe.weight"] == wn.ColNorm(0, max_inflation=16)
+    assert norms["c_attn.weight"] == wn.Split(3)
+    assert optimizer.update_norm("wte.weight") == optimizer.update_norm("wpe.weight") == 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon], ids=lambda make: make.__name__)
+def test_a_tied_model_trains_by_default_and_not_with_the_norms_of_a_head(make):
+    head = {"wte": wn.Sign(normalized=True), "wpe": wn.Sign()}
+    good, bad = final_loss(lambda m: make(m, lr=0.02)), final_loss(lambda m: make(m, lr=0.02, overrides=head))
+    # the rule of the sequences is simple: log 17 = 2.83 is chance, and far below 1 is learned
+    assert good < 1.0
+    assert good < 0.5 * bad
+
+
+@pytest.mark.parametrize(("recipe", "lr"), [(name, recipe.lr) for name, recipe in RECIPES.items()])
+def test_the_learning_rate_of_a_recipe_is_the_default(recipe, lr):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    rates = {g["lr"] for g in wn.Scion(model, recipe=recipe).param_groups if g["step_rule"] != "adamw"}
+    assert rates == {lr}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "radii"),
+    [
+        ("scion-gpt", (50.0, 50.0, 3000.0)),
+        ("scion-shakespeare", (1.0, 3.0, 10.0)),
+        ("scion-mlp", (1.0, 1.0, 1024.0)),
+        ("scion-cnn", (8.0, 8.0, 128.0)),
+    ],
+)
+def test_published_radii_come_with_their_recipe_and_yield_to_what_is_given(recipe, radii):
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    def found(**settings):
+        optimizer = wn.Scion(model, recipe=recipe, **settings)
+        owner = {name: g["radius"] for g in optimizer.param_groups for name in g["param_names"]}
+        assert optimizer.update_norm("0.weight") == owner["0.weight"] * RECIPES[recipe].lr
+        return owner["0.weight"], owner["1.weight"], owner["3.weight"]
+
+    assert found() == radii
+    assert found(radii={"3.weight": 7.0}) == (*radii[:2], 7.0)
+    assert found(radius=2.0) == (2.0, 2.0, 2.0)
+    assert found(radius=2.0, radii={"0": 5.0}) == (5.0, 2.0, 2.0)
+
+
+def test_without_a_published_recipe_every_radius_is_1():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 5))
+    for recipe in ("modular", "language", "image", "sign-only"):
+        assert {g["radius"] for g in wn.Scion(model, recipe=recipe).param_groups} == {1.0}
+
+
+def test_printing_shows_what_will_be_used():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8), nn.Linear(8, 5, bias=False))
+    model[1].bias.requires_grad_(False)
+    groups = [
+        {"params": [model[1].weight], "momentum": 0.5, "lr": 0.25},
+        {"params": [model[0].weight, model[2].weight]},
+    ]
+    optimizer = wn.Scion(groups, lr=0.5, norms=model, overrides={"0": None}, radii={"2": 3000}, lr_factors={"1": 0.5})
+    lines = [re.split(r"\s{2,}", line) for line in str(optimizer).splitlines()]
+    spectral = repr(wn.Spectral())
+    assert lines[0] == ["Scion(momentum=0.9, nesterov=False, step_rule=unconstrained, weight_decay=0.0)"]
+    assert lines[1] == ["parameter", "shape", "norm", "radius", "lr", "differs", "why"]
+    assert lines[2] == ["0.weight", "(5, 4)", "AdamW", "0.0003", "override '0'"]
+    assert lines[3] == ["1.weight", "(8, 4)", spectral, "1", "0.125", "momentum=0.5", "nn.Linear"]
+    assert lines[4] == ["2.weight", "(5, 8)", spectral, "3000", "0.5", "nn.Linear"]
+    assert lines[5][:2] == ["1.bias", "frozen"]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0625  # as a scheduler moves it
+    assert str(optimizer).count("0.0625") == 3
+
+
+def empty_layer() -> nn.Module:
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.zeros(0, 4))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: wn.Scion(m, adamw={"lr": 1e-3}), r"adamw=\{'lr': 0.001\} is a dict; pass AdamWSettings\("),
+        (
+            lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),
+            r"overrides\['0'\]=Spectral is the class; .* Spectral\(\)",
+        ),
+        (lambda m: wn.Scion(m, overrides={"0": "Spectral"}), r"overrides\['0'\]='Spectral' is no norm; pass one"),
+        (lambda m: wn.assign_norms(m.parameters()), "model is a generator; pass the model itself"),
+        (lambda m: wn.Scion(m, radii={"hed": 3.0}), r"radii: the pattern 'hed'.*nearest names are head"),
+        (lambda m: wn.Scion(m, radii={"head": -3.0}), "radius=-3.0 must be positive"),
+        (lambda m: wn.Muon(m, recipe="muon", radii={"0.bias": 3.0}), "AdamW moves '0.bias'"),
+        (lambda m: wn.Scion(m, overrides={"hed": None, "0.wieght": None}), r"(?s)'hed'.*head.*'0.wieght'.*0.weight"),
+        (lambda m: wn.Scion(empty_layer()), r"'weight' of shape \(0, 4\) is empty.*requires_grad_\(False\)"),
+    ],
+)
+def test_mistakes_are_named_with_their_remedy(make, message):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.head = nn.Linear(4, 2)
+    with pytest.raises(ValueError, match=message):
+        make(model)
+
+
+def test_all_parameters_without_a_norm_are_named_at_once():
+    model = nn.Sequential(nn.Bilinear(2, 3, 4), nn.Linear(4, 4), nn.Bilinear(4, 4, 4, bias=False))
+    with pytest.raises(ValueError, match=r"(?s)'0.weight' .*'2.weight' .*overrides=.*for each"):
+        wn.Scion(model)
