@@ -8,8 +8,6 @@ the machine's drift hits both.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-import wellnormed as wn
+from wellnormed.experiments._header import header, write_result
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.session import RULES, build_optimizer
@@ -77,13 +75,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = {
-        "command": "python benchmarks/step_time.py",
-        "torch": torch.__version__,
-        "wellnormed": wn.__version__,
-        "machine": platform.machine(),
-        "threads": options.threads,
-    }
+    results = header("python benchmarks/step_time.py --output results/step_time.json", seed=0)
     print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'ours':>9} {'ratio':>6}")
     for name in options.presets:
         rounds = options.paper_rounds if name == "paper" else options.rounds
@@ -97,8 +89,7 @@ def main() -> None:
             f"{row['ours_seconds'] * 1e3:7.1f}ms {row['ratio']:6.2f}"
         )
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(options.output, results)
 
 
 if __name__ == "__main__":

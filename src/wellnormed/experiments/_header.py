@@ -1,0 +1,78 @@
+"""What every file under `results/` says of the run that made it, and the look that its figures share."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wellnormed._files import write_atomically
+from wellnormed.train.environment import describe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIELDS = ("command", "commit", "seed", "machine")
+"""The keys with which every result begins."""
+
+
+def header(command: str, seed: int | list[int], device: str = "cpu") -> dict[str, Any]:
+    """Command, commit, seed, machine (the kind of processor and its number of cores) and versions of a run.
+
+    Args:
+        command: What repeats the run from the root of the project.
+        seed: Of everything that is drawn at random; a list where a file holds runs of several seeds.
+        device: Where the run computes.
+
+    Returns:
+        The keys of `FIELDS`, and `environment` with versions, system, threads and starting time. Nothing in it
+        identifies a person or one machine.
+    """
+    environment = describe(torch.device(device), 0)
+    del environment["from_step"]
+    return from_environment(command, seed, environment)
+
+
+def from_environment(command: str, seed: int | list[int], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from an environment that was recorded when the run began.
+
+    Example:
+        >>> from_environment("make it", 0, {"commit": "abc", "processor": "any, 2 cores", "threads": 1})
+        {'command': 'make it', 'commit': 'abc', 'seed': 0, 'machine': 'any, 2 cores', 'environment': {'threads': 1}}
+    """
+    rest = {key: value for key, value in environment.items() if key not in ("commit", "processor", "from_step")}
+    if "machine" in rest:
+        rest["architecture"] = rest.pop("machine")
+    return {
+        "command": command,
+        "commit": environment["commit"],
+        "seed": seed,
+        "machine": environment["processor"],
+        "environment": rest,
+    }
+
+
+def write_result(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
+
+    Raises:
+        ValueError: The content lacks a key of `FIELDS`, or holds NaN or infinity.
+    """
+    missing = [key for key in FIELDS if key not in content]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; begin its content with `header(command, seed)`")
+    text = json.dumps({key: value for key, value in content.items() if key != "rows"}, indent=1, allow_nan=False)
+    if "rows" in content:
+        rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in content["rows"])
+        text = f'{text.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text + "\n")
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG with the resolution that all figures share, and release it."""
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
