@@ -157,7 +157,7 @@ def synthetic(optima: dict[int, float]) -> list[dict]:
 
 
 def test_drift_in_factors_of_two():
-    summary = experiment.summarize({}, synthetic({64: -2.25, 128: -4.0, 256: -3.5}), "cpu")
+    summary = experiment.summarize({}, synthetic({64: -2.25, 128: -4.0, 256: -3.5}))
     (drift,) = [row for row in summary["drift"] if row["metric"] == "validation_loss"]
     assert drift["factors_of_2"] == 2
     assert drift["fitted_factors_of_2"] == 1.75
