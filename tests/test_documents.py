@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -118,3 +119,16 @@ def test_no_file_names_what_a_reader_cannot_have():
                 assert not private.search(path.read_text(encoding="utf-8")), path
     for page in PAGES:
         assert not private.search(page.read_text(encoding="utf-8")), page
+
+
+def test_the_page_of_results_is_what_its_files_give():
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == module.page(), "run `python docs/make_results.py`"
+    named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
+    everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
+    assert named == everywhere  # no result without a place on the page
