@@ -132,3 +132,12 @@ def test_the_page_of_results_is_what_its_files_give():
     named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
     everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
     assert named == everywhere  # no result without a place on the page
+
+
+def test_contributing_is_short_and_has_the_vocabulary():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    for word in ("norm", "recipe", "constraint", "Step rule", "certificate", "Rule", "Lower bound", "Overshoot"):
+        assert f"**{word}**" in text
+    rooms = {path.parent.name for path in (ROOT / "src" / "wellnormed").glob("*/__init__.py")}
+    assert all(f"`{room}`" in text for room in rooms)
