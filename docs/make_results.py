@@ -1,6 +1,6 @@
-"""Write docs/results.md from the files under results/: `python docs/make_results.py`.
+"""Write docs/results.md and the table of README.md from the files under results/: `python docs/make_results.py`.
 
-No figure on that page is typed by hand; a test compares the page with what this script writes.
+No figure there is typed by hand; a test compares both with what this script writes.
 """
 
 import json
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results.md"
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+_BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 HEAD = """# Measured results
 
 Every figure that this project reports, as it stands in the committed files under `results/`. This page is written by
@@ -306,6 +307,50 @@ def clipping() -> Iterator[str]:
     )
 
 
+def facts() -> str:
+    """The table of README.md, between its two comments."""
+    default, peer = load("frontier/default.json")["results"], load("nanogpt.json")
+    step, drift = load("step_time.json"), load("lr-transfer/summary-cpu.json")["drift"]
+    moved = {row["optimizer"]: row["factors_of_2"] for row in drift if row["metric"] == "validation_loss"}
+    caps = [
+        row["ratio"]
+        for row in load("matrix/speed.json")["rows"]
+        if row["function"] == "spectral_hardcap" and row["peer"].startswith("SC nested, 1.5")
+    ]
+    rows = [
+        (
+            "[transformer, preset `cpu`](results/frontier/default.json): validation loss",
+            f"**{default['validation_loss']:.3f}** at a proved constant of {10 ** default['log10_lipschitz']:.1f} "
+            f"(search finds {default['lower_bound']:.1f})",
+        ),
+        (
+            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json): the same",
+            f"{peer['validation_loss']:.3f}, no certificate",
+        ),
+        (
+            "[training step](results/step_time.json) over one of AdamW",
+            f"{step['cpu']['ratio']:.2f} at {step['cpu']['tokens_per_step']:,} tokens, "
+            f"{step['paper']['ratio']:.2f} at {step['paper']['tokens_per_step']:,}",
+        ),
+        (
+            "[hard cap](results/matrix/speed.json) over the published form",
+            f"{min(caps):.2f} to {max(caps):.2f} of its time, {len(caps)} shapes",
+        ),
+        (
+            "[best learning rate](results/lr-transfer/summary-cpu.json), width 64 to 1024, moves by",
+            f"a factor {2 ** moved['scion']} with Scion, {2 ** moved['adam']} with Adam",
+        ),
+    ]
+    return "\n".join(table(("measured on 2 CPU cores", ""), rows)).rstrip()
+
+
+def readme(text: str) -> str:
+    """README.md with its table as the files give it."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{facts()}\n{_END}{after}"
+
+
 def page() -> str:
     """The whole page."""
     parts = (frontier(), transfer(), steps(), matrix(), clipping())
@@ -315,3 +360,4 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Run the Python blocks of README.md and docs/*.md, and compare what they print with the page.
 
-The blocks of a page run in order and share their names. A block of kind `text` directly below a Python block is what that
-block prints. `python docs/run_examples.py` writes what they print now into the pages; the tests only compare.
+The blocks of a page run in order and share their names. A block of kind `text` directly below a Python block is what
+that block prints. `python docs/run_examples.py` writes what they print now into the pages; the tests only compare.
 """
 
 import contextlib

@@ -112,7 +112,8 @@ def resolve_from_root(parts: list[str]) -> object:
 
 def test_no_file_names_what_a_reader_cannot_have():
     """Private documents, folders of a workplace, and numbers of a private list of tasks."""
-    private = re.compile(r"\b(DESIGN|CORRECTIONS|REFERENCE|STYLE|CERTIFICATES|BRIEF)\.md|/work/|\.\./shared|\bissue #?\d")
+    documents = r"\b(DESIGN|CORRECTIONS|REFERENCE|STYLE|CERTIFICATES|BRIEF|DATA)\.md"
+    private = re.compile(documents + r"|/work/|\.\./shared|\bissue #?\d")
     for folder in ("src", "tests", "docs", "examples", "benchmarks", "results"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".json", ".rst") and "_build" not in path.parts and path != Path(__file__):
@@ -129,6 +130,9 @@ def test_the_page_of_results_is_what_its_files_give():
     spec.loader.exec_module(module)
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == module.page(), "run `python docs/make_results.py`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert module.facts() in readme
+    assert readme == module.readme(readme)
     named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
     everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
     assert named == everywhere  # no result without a place on the page
