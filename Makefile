@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types test-integrations bench bench-gpu bench-step docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel lint types test-integrations bench bench-gpu bench-step docs clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(STAMP)  ## Make .venv with everything, at the versions of constraints.txt
 
@@ -37,6 +37,19 @@ test-gpu: $(STAMP)  ## Tests that need a CUDA device
 test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Lightning, which it installs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
 	$(PYTEST) tests/examples
+
+# Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.
+WHEEL := build/wheel
+test-wheel:  ## A wheel in an empty environment: the three lines of README.md, and the command's help
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(WHEEL)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(WHEEL) .
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL)/*.whl -c constraints.txt
+	$(WHEEL)/venv/bin/python -I -c "import wellnormed as wn; assert 'site-packages' in wn.__file__; print(wn.__file__)"
+	$(WHEEL)/venv/bin/python -I docs/run_examples.py --check README.md
+	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
+	@echo "the wheel serves the README's lines and the command"
 
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check

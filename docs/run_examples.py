@@ -4,6 +4,7 @@ The blocks of a page run in order and share their names. A block of kind `text` 
 that block prints. `python docs/run_examples.py` writes what they print now into the pages; the tests only compare.
 """
 
+import argparse
 import contextlib
 import io
 import math
@@ -90,6 +91,29 @@ def rewritten(page: Path) -> str:
     return text
 
 
-if __name__ == "__main__":
+def differences(page: Path) -> list[str]:
+    """One message for each block that does not print what its page says."""
+    return [
+        f"{page.name} says:\n{block.expected}\nits example prints:\n{block.printed}\n"
+        "(`python docs/run_examples.py` writes the new output)"
+        for block in run(page)
+        if block.expected is not None and not same(block.expected, block.printed)
+    ]
+
+
+def main() -> None:
+    """Write new outputs into all pages, or only compare those that `--check` names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", nargs="+", type=Path, metavar="PAGE")
+    options = parser.parse_args()
+    if options.check:
+        found = [message for page in options.check for message in differences(page.resolve())]
+        if found:
+            raise SystemExit("\n".join(found))
+        return
     for path in PAGES:
         path.write_text(rewritten(path), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
