@@ -145,3 +145,14 @@ def test_contributing_is_short_and_has_the_vocabulary():
         assert f"**{word}**" in text
     rooms = {path.parent.name for path in (ROOT / "src" / "wellnormed").glob("*/__init__.py")}
     assert all(f"`{room}`" in text for room in rooms)
+
+
+def test_every_page_and_every_example_is_in_the_site():
+    """A page that no table of contents names is not found by a reader."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.splitlines()}
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.stem == "index" or page.stem in listed, page.name
+    included = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"../examples/{example.name}" in included
