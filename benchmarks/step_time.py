@@ -42,11 +42,11 @@ def measure(config: TrainConfig, rounds: int) -> dict:
     plain = GPT(config.model, torch.Generator().manual_seed(0))
     ours = GPT(config.model, torch.Generator().manual_seed(0))
     adamw = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens)
-    optimizer, rules = build_optimizer(ours, config)
+    optimizer, constraints = build_optimizer(ours, config)
     constrained = step_of(ours, optimizer, tokens)
     times: dict[str, list[float]] = {"adamw": [], "ours": [], "norms": []}
     for _ in range(rounds):
-        for name, function in (("adamw", adamw), ("ours", constrained), ("norms", rules.norm_ratios)):
+        for name, function in (("adamw", adamw), ("ours", constrained), ("norms", constraints.norm_ratios)):
             start = time.perf_counter()
             function()
             times[name].append(time.perf_counter() - start)

@@ -27,7 +27,7 @@ def run_blocks(numbers, folder):
             exec(blocks[number], names)
     finally:
         os.chdir(before)
-    return names["rules"].proved_ratios()
+    return names["constraints"].proved_ratios()
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (1, 2)], ids=["copied", "cut"])
