@@ -1,7 +1,7 @@
 """What every file under `results/` says of the run that made it, and the look that its figures share."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +70,20 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, text + "\n")
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG with the resolution that all figures share, and release it."""
+def legend_below(figure: "Figure") -> None:
+    """One legend under all panels, each label once, in the order in which lines were drawn."""
+    drawn = [line for axis in figure.axes for line in axis.get_lines()]
+    lines = {str(line.get_label()): line for line in drawn if not str(line.get_label()).startswith("_")}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
+
+
+def save_figure(draw: Callable[[], "Figure"], path: Path) -> None:
+    """Draw without a screen, and write a PNG with the resolution that all figures share."""
+    import matplotlib
+
+    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    figure = draw()
     figure.savefig(path, dpi=140)
     plt.close(figure)

@@ -101,16 +101,13 @@ def draw(folder: Path) -> None:
     Raises:
         ValueError: There is none.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
     points = [read_json(path, _REMEDY) for path in sorted(folder.glob("*.json"))]
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
     points.sort(key=lambda p: p["results"]["log10_lipschitz"])
     (folder / "frontier.md").write_text("\n".join(table(points)) + "\n", encoding="utf-8")
     peer = read_json(PEER, "run benchmarks/nanogpt.py again") if PEER.exists() else None
-    save_figure(figure_of(points, peer), folder / "frontier.png")
+    save_figure(lambda: figure_of(points, peer), folder / "frontier.png")
 
 
 def table(points: list[dict[str, Any]]) -> list[str]:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from wellnormed._files import write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.experiments._header import header as header_of
-from wellnormed.experiments._header import save_figure, write_result
+from wellnormed.experiments._header import legend_below, save_figure, write_result
 from wellnormed.norms import assign_norms
 from wellnormed.optim import ConditionalGradient, ModularDescent, NonFiniteGradientError, Scion
 
@@ -426,9 +426,7 @@ def draw(rows: list[Row], settings: dict[str, Any], metric: Metric = "validation
         axis.set_xlabel("learning rate")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (nats per character)")
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    labels = [label for label in (f"width {width}" for width in widths) if label in lines]
-    figure.legend([lines[label] for label in labels], labels, loc="outside lower center", ncols=5, fontsize=9)
+    legend_below(figure)
     config = settings["config"]
     figure.suptitle(
         f"Best learning rate (star) against width: {config['steps']} steps of {config['batch']} characters, "
@@ -445,13 +443,10 @@ def main() -> None:
         torch.set_num_threads(options.threads)
         run(options, PRESETS[options.preset], lambda line: print(line, flush=True))
         return
-    import matplotlib
-
-    matplotlib.use("agg")
     settings, rows = read_cells(options.output / f"cells-{options.preset}.jsonl")
     if not rows:
         raise ValueError(f"{options.output} holds no runs; {_REMEDY}")
-    save_figure(draw(rows, settings), options.output / f"validation-{options.preset}.png")
+    save_figure(lambda: draw(rows, settings), options.output / f"validation-{options.preset}.png")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import tyro
 from torch import Tensor
 
 from wellnormed._files import read_json
-from wellnormed.experiments._header import header, save_figure, write_result
+from wellnormed.experiments._header import header, legend_below, save_figure, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
 
 if TYPE_CHECKING:
@@ -282,8 +282,7 @@ def draw(result: dict[str, Any]) -> "Figure":
         sizes = result["config"]["sizes"]
         axes[0, 0].set_xticks(sizes, [str(size) for size in sizes], minor=False)
         axes[0, 0].minorticks_off()
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
+    legend_below(figure)
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -355,11 +354,9 @@ def main() -> None:
         for grid in options.only:
             write_result(options.folder / f"{grid}-{options.preset}.json", measure(grid, options, preset))
         return
-    import matplotlib
-
-    matplotlib.use("agg")
     for path in sorted(options.folder.glob(f"*-{options.preset}.json")):
-        save_figure(draw(read_json(path, _REMEDY)), path.with_suffix(".png"))
+        content = read_json(path, _REMEDY)
+        save_figure(lambda shown=content: draw(shown), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
