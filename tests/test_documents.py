@@ -156,3 +156,18 @@ def test_every_page_and_every_example_is_in_the_site():
     included = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     for example in (ROOT / "examples").glob("*.py"):
         assert f"../examples/{example.name}" in included
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    source = (ROOT / "src" / "wellnormed" / "cli.py").read_text(encoding="utf-8")
+    commands = set(re.findall(r'subcommand\("(\w+)"', source))
+    assert commands
+    assert set(re.findall(r"(?:`|^)wellnormed (\w+)", text, re.MULTILINE)) <= commands
+    for module in re.findall(r"python -m ((?:wellnormed|benchmarks)[.\w]+)", text):
+        assert importlib.util.find_spec(module) is not None, module
+    for script in re.findall(r"python ([\w/]+\.py)", text):
+        assert (ROOT / script).exists(), script
