@@ -171,3 +171,13 @@ def test_every_command_that_a_page_names_exists(page):
         assert importlib.util.find_spec(module) is not None, module
     for script in re.findall(r"python ([\w/]+\.py)", text):
         assert (ROOT / script).exists(), script
+
+
+def test_the_root_holds_what_a_script_needs_and_the_guide_lists_it():
+    package = importlib.import_module("wellnormed")
+    assert len(package.__all__) <= 24
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for name in package.__all__:
+        assert f"`wn.{name}`" in index, name
+    for room in (ROOT / "src" / "wellnormed").glob("*/__init__.py"):
+        assert importlib.import_module(f"wellnormed.{room.parent.name}")

@@ -84,7 +84,7 @@ class Verify:
         weights = weights_path(self.folder)
         try:
             wn.verify(path, weights)
-            certificate = wn.Certificate.load(path)
+            certificate = wn.certificates.Certificate.load(path)
             fresh = wn.certify(load(self.folder), radius=certificate.input_radius)
             if difference := _first_difference(certificate, fresh):
                 raise ValueError(f"the model of {self.folder / 'config.json'} is another one: {difference}")

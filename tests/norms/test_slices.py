@@ -12,7 +12,7 @@ IN_PLACE: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {
     "fused, sizes told": (Split((4, 4, 4)), (12, 5)),
     "experts": (Experts(), (3, 4, 5)),
     "fused experts": (Experts(Split(2)), (3, 4, 5)),
-    "heads of parts": (Split(3, wn.PerHead(2)), (12, 5)),
+    "heads of parts": (Split(3, wn.norms.PerHead(2)), (12, 5)),
     "kernel by patches": (SpectralConv(mode="patches", groups=2), (4, 3, 2, 2)),
     "kernel of one tap": (SpectralConv(), (4, 3, 1, 1)),
     "pixels": (wn.Spectral(scaling="pixels"), (4, 9)),
@@ -89,7 +89,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"qkv has 10 entries along dimension 0.*do not divide"):
         Split(3).check_shape((10, 4), "qkv")
     with pytest.raises(ValueError, match="a part of qkv has 5 entries"):
-        Split(2, wn.PerHead(2)).check_shape((10, 4), "qkv")
+        Split(2, wn.norms.PerHead(2)).check_shape((10, 4), "qkv")
     with pytest.raises(ValueError, match="an expert of gate has 3 entries"):
         Experts(Split(2)).check_shape((2, 3, 4), "gate")
     with pytest.raises(ValueError, match="groups=2 does not divide"):

@@ -66,7 +66,10 @@ def test_layer_wise_rates_reach_what_is_left_to_adamw():
     groups = [{"params": list(layer.parameters()), "lr": lr} for layer, lr in ((model[0], 0.1), (model[2], 0.2))]
     groups.append({"params": list(model[4].parameters())})
     optimizer = wn.Muon(
-        groups, lr=0.2, norms=wn.assign_norms(model, recipe="muon"), adamw=wn.AdamWSettings(lr=1e-3, weight_decay=0.5)
+        groups,
+        lr=0.2,
+        norms=wn.assign_norms(model, recipe="muon"),
+        adamw=wn.optim.AdamWSettings(lr=1e-3, weight_decay=0.5),
     )
     found = {name: (g["step_rule"], g["lr"]) for g in optimizer.param_groups for name in g["param_names"]}
     assert found == {
@@ -203,7 +206,7 @@ def test_settings_that_a_scheduler_moves_out_of_range_are_refused_before_the_ste
 def test_a_group_may_ask_for_adamw():
     model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     groups = [{"params": [model[0].weight]}, {"params": [model[1].weight], "step_rule": "adamw"}]
-    optimizer = wn.Scion(groups, lr=0.1, norms=wn.assign_norms(model), adamw=wn.AdamWSettings(lr=0.01))
+    optimizer = wn.Scion(groups, lr=0.1, norms=wn.assign_norms(model), adamw=wn.optim.AdamWSettings(lr=0.01))
     twin = torch.nn.Parameter(model[1].weight.detach().clone())
     peer = torch.optim.AdamW([twin], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     for p in (*model.parameters(), twin):

@@ -52,7 +52,7 @@ def write_report(folder: str | Path) -> Path:
         raise ValueError(f"{run.path} is no folder; pass a run folder or an exported model")
     config = read_json(run.config_file, "pass a run folder or an exported model")
     metrics = run.read_metrics()
-    certificate = wn.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
+    certificate = wn.certificates.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
     results = read_json(run.results_file, "resume the run") if run.results_file.exists() else None
     environment = read_json(run.environment_file, "remove it") if run.environment_file.exists() else None
     sample = run.sample_file.read_text(encoding="utf-8") if run.sample_file.exists() else None
@@ -123,7 +123,7 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _growth_figure(certificate: "wn.Certificate") -> Figure:
+def _growth_figure(certificate: "wn.certificates.Certificate") -> Figure:
     figure, axes = _axes("Bounds through the network", "operation", "log10")
     for values, colour, label in (
         ([max(row.lipschitz) for row in certificate.layers], BLUE, "Lipschitz bound L"),
@@ -135,7 +135,7 @@ def _growth_figure(certificate: "wn.Certificate") -> Figure:
     return figure
 
 
-def _gap_figure(certificate: "wn.Certificate") -> Figure:
+def _gap_figure(certificate: "wn.certificates.Certificate") -> Figure:
     figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
     bars = [("certificate", certificate.log10_lipschitz, BLUE)]
     if certificate.lower_bound:
@@ -159,7 +159,7 @@ def _section(title: str, body: str | None) -> str:
     return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
 
 
-def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None") -> str:
+def _facts(results: dict[str, Any] | None, certificate: "wn.certificates.Certificate | None") -> str:
     facts = []
     if results:
         facts.append((f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}"))
@@ -174,7 +174,7 @@ def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None")
     return f"<div class='facts' style='margin-top:1.2rem'>{boxes}</div>"
 
 
-def _certificate_table(certificate: "wn.Certificate") -> str:
+def _certificate_table(certificate: "wn.certificates.Certificate") -> str:
     rows = "".join(
         f"<tr><td>{html.escape(row.name)}</td><td>{html.escape(row.rule)}</td>"
         f"<td>{html.escape(', '.join(f'{k} {v:.6g}' for k, v in row.constants.items()))}</td>"
