@@ -338,7 +338,7 @@ def facts() -> str:
         ),
         (
             "[best learning rate](results/lr-transfer/summary-cpu.json), width 64 to 1024, moves by",
-            f"a factor {2 ** moved['scion']} with Scion, {2 ** moved['adam']} with Adam",
+            f"a factor of {2 ** moved['scion']} with Scion, {2 ** moved['adam']} with Adam",
         ),
     ]
     return "\n".join(table(("measured on 2 CPU cores", ""), rows)).rstrip()
