@@ -307,6 +307,22 @@ def clipping() -> Iterator[str]:
     )
 
 
+def others(page: str) -> Iterator[str]:
+    """Files that no section above names: the numbers and words of their rows, as they stand."""
+    for path in sorted((ROOT / "results").rglob("*.json")):
+        name = str(path.relative_to(ROOT / "results"))
+        if f"](../results/{name})" in page:
+            continue
+        content = load(name)
+        yield from (f"## {path.stem.replace('-', ' ').replace('_', ' ').capitalize()}", "")
+        yield from origin(name, content)
+        lists = (value for value in content.values() if isinstance(value, list) and value)
+        rows = next((value for value in lists if isinstance(value[0], dict)), [content])
+        columns = [key for key, value in rows[0].items() if isinstance(value, int | float | str)]
+        shown = [[number(x, 5) if isinstance(x := row.get(key), float) else x for key in columns] for row in rows]
+        yield from table((column.replace("_", " ") for column in columns), shown)
+
+
 def facts() -> str:
     """The table of README.md, between its two comments."""
     default, peer = load("frontier/default.json")["results"], load("nanogpt.json")
@@ -355,6 +371,7 @@ def page() -> str:
     """The whole page."""
     parts = (frontier(), transfer(), steps(), matrix(), clipping())
     lines = [HEAD, "", *(line for part in parts for line in part)]
+    lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"
 
 
