@@ -64,7 +64,7 @@ bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
 	$(BIN)/python -m benchmarks.matrix.table
 
-bench-gpu: $(STAMP)  ## The Triton kernel and msign on a CUDA device, against the peers: results/matrix/gpu.json
+bench-gpu: $(STAMP)  ## msign on a CUDA device, against the peers: results/matrix/gpu.json
 	$(BIN)/python -m benchmarks.matrix.gpu
 
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
