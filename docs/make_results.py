@@ -68,11 +68,15 @@ def frontier() -> Iterator[str]:
     rows = []
     for path in paths:
         point = load(f"frontier/{path.name}")
-        found, commit = point["results"], point["commit"][:10]
+        found, config, commit = point["results"], point["config"], point["commit"][:10]
+        model, caps = config["model"], ", ".join(f"{cap:g}" for cap in config["caps"].values())
         rows.append(
             (
                 f"[{path.stem}](../results/frontier/{path.name})",
                 point["seed"],
+                f"{model['blocks']}, {model['expansion']}",
+                caps,
+                config["constraint"],
                 f"{found['parameters']:,}",
                 f"{found['validation_loss']:.4f}",
                 f"{found['log10_lipschitz']:.3f}",
@@ -91,6 +95,9 @@ def frontier() -> Iterator[str]:
         (
             "point",
             "seed",
+            "blocks, expansion",
+            "caps: query, key, value, output; feed in, feed out; head",
+            "constraint",
             "parameters",
             "validation loss",
             "log10 of the certified constant",

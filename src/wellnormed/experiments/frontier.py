@@ -1,11 +1,11 @@
 """Validation loss against the certificate: what a sound Lipschitz bound costs a character transformer.
 
 Every point is a whole run of the `cpu` preset with some settings replaced ("Training Transformers with Enforced
-Lipschitz Constants", figure 2, with a bound that holds). Each run leaves one JSON file; table and figure are drawn from
+Lipschitz Constants", figure 2, with a bound that holds). Each run leaves one JSON file, and the figure is drawn from
 the files, so a grid can be run in pieces or on several machines.
 
     python -m wellnormed.experiments.frontier run --only default          # one point
-    python -m wellnormed.experiments.frontier draw                        # table and figure from all files
+    python -m wellnormed.experiments.frontier draw                        # the figure from all files
 """
 
 import tempfile
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw `frontier.md` and `frontier.png` from the files."""
+    """Draw `frontier.png` from the files."""
 
     folder: Path = FOLDER
     """Where the files are."""
@@ -96,7 +96,7 @@ def run_point(name: str, threads: int) -> dict[str, Any]:
 
 
 def draw(folder: Path) -> None:
-    """Table and figure of all points that have a file.
+    """The figure of all points that have a file, `frontier.png` beside them.
 
     Raises:
         ValueError: There is none.
@@ -104,29 +104,8 @@ def draw(folder: Path) -> None:
     points = [read_json(path, _REMEDY) for path in sorted(folder.glob("*.json"))]
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
-    points.sort(key=lambda p: p["results"]["log10_lipschitz"])
-    (folder / "frontier.md").write_text("\n".join(table(points)) + "\n", encoding="utf-8")
     peer = read_json(PEER, "run benchmarks/nanogpt.py again") if PEER.exists() else None
     save_figure(lambda: figure_of(points, peer), folder / "frontier.png")
-
-
-def table(points: list[dict[str, Any]]) -> list[str]:
-    """The lines of a Markdown table of all points."""
-    lines = [
-        "Drawn by `python -m wellnormed.experiments.frontier draw` from the files beside it; one run each.",
-        "",
-        "| point | blocks | width | expansion | caps: query, key, value, output; feed in, feed out; head | constraint "
-        "| log10 of the certified constant | found by search, at least | validation loss |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for point in points:
-        results, model, caps = point["results"], point["config"]["model"], point["config"]["caps"]
-        lines.append(
-            f"| {point['point']} | {model['blocks']} | {model['width']} | {model['expansion']} | "
-            f"{', '.join(f'{cap:g}' for cap in caps.values())} | {point['config']['constraint']} | "
-            f"{results['log10_lipschitz']:.3f} | {results['lower_bound']:.3g} | {results['validation_loss']:.4f} |"
-        )
-    return lines
 
 
 def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Figure":
@@ -143,15 +122,9 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Fig
         axes.plot(proved, loss, "o", color=colour, markersize=7)
         if point["point"] in WHAT_DIFFERS:
             label, offset, side = WHAT_DIFFERS[point["point"]]
-            axes.annotate(
-                label,
-                (found if point["point"] == "default" else proved, loss),
-                textcoords="offset points",
-                xytext=offset,
-                ha=side,
-                fontsize=9,
-                color=colour,
-            )
+            place = (found if point["point"] == "default" else proved, loss)
+            style = {"textcoords": "offset points", "xytext": offset, "ha": side, "fontsize": 9, "color": colour}
+            axes.annotate(label, place, **style)
     if peer is not None:
         axes.axhline(peer["validation_loss"], color="#555555", linestyle="--", linewidth=1.2)
         axes.annotate(
