@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel lint types test-integrations bench bench-gpu bench-step docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel lint types test-integrations bench bench-gpu bench-step pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -70,6 +70,10 @@ bench-gpu: $(STAMP)  ## msign on a CUDA device, against the peers: results/matri
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/optimizer_step.py
+
+pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
+	$(BIN)/python docs/make_results.py
+	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]" -c constraints.txt
