@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu lint types test-integrations test-portable bench bench-gpu bench-step docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-portable lint types bench bench-gpu bench-step pages docs clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(STAMP)  ## Make .venv with everything, at the versions of constraints.txt
 
@@ -41,6 +41,19 @@ test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Li
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
 	$(PYTEST) tests/examples
 
+# Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.
+WHEEL := build/wheel
+test-wheel:  ## A wheel in an empty environment: the three lines of README.md, and the command's help
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(WHEEL)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(WHEEL) .
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL)/*.whl -c constraints.txt
+	$(WHEEL)/venv/bin/python -I -c "import wellnormed as wn; assert 'site-packages' in wn.__file__; print(wn.__file__)"
+	$(WHEEL)/venv/bin/python -I docs/run_examples.py --check README.md
+	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
+	@echo "the wheel serves the README's lines and the command"
+
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -54,12 +67,16 @@ bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
 	$(BIN)/python -m benchmarks.matrix.table
 
-bench-gpu: $(STAMP)  ## The Triton kernel and msign on a CUDA device, against the peers: results/matrix/gpu.json
+bench-gpu: $(STAMP)  ## msign on a CUDA device, against the peers: results/matrix/gpu.json
 	$(BIN)/python -m benchmarks.matrix.gpu
 
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/optimizer_step.py
+
+pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
+	$(BIN)/python docs/make_results.py
+	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]" -c constraints.txt

@@ -8,7 +8,6 @@ with 100 steps of warm-up and cosine decay to 1e-4, betas 0.9 and 0.99, weight d
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wellnormed.data import load_shakespeare
-from wellnormed.train.environment import describe
+from wellnormed.experiments._header import header, write_result
 from wellnormed.train.evaluate import validation_loss
 
 LENGTH, WIDTH, HEADS, BLOCKS, BATCH, STEPS = 64, 128, 4, 4, 12, 2000
@@ -87,6 +86,7 @@ def main() -> None:
         betas=(0.9, 0.99),
     )
     generator = torch.Generator().manual_seed(options.seed)
+    described = header(f"python benchmarks/nanogpt.py --seed {options.seed}", options.seed)
     start = time.perf_counter()
     for step in range(STEPS):
         starts = torch.randint(len(text.train) - LENGTH, (BATCH,), generator=generator)
@@ -102,21 +102,18 @@ def main() -> None:
             print(f"step {step:5}  loss {loss.item():.4f}  {time.perf_counter() - start:6.1f} s", flush=True)
     seconds = time.perf_counter() - start
     results = {
-        "command": f"python benchmarks/nanogpt.py --seed {options.seed}",
+        **described,
         "runs": 1,
-        "seed": options.seed,
         "source": text.source,
         "steps": STEPS,
         "training_tokens": STEPS * BATCH * LENGTH,
         "parameters": sum(p.numel() for p in model.parameters()),
         "validation_loss": validation_loss(model.eval(), text.validation, LENGTH),
         "training_seconds": seconds,
-        "environment": describe(torch.device("cpu"), 0),
     }
     print(f"validation loss {results['validation_loss']:.4f}, {seconds:.0f} s")
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(options.output, results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ three steps, less that of weights and gradients; the memory-light Scion (momentu
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.experiments._header import header, write_result
 
 WIDTH, BLOCKS = 768, 12
 SHAPES = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
@@ -161,18 +161,13 @@ def main() -> None:
         print(f"{name:32} {memory[name] / 2**20:8.1f} {memory[name] / weights:18.2f}")
     if options.output:
         result = {
-            "command": "python benchmarks/optimizer_step.py --output results/optimizer_step.json",
-            "torch": torch.__version__,
-            "wellnormed": wn.__version__,
-            "machine": platform.machine(),
-            "threads": options.threads,
+            **header("python benchmarks/optimizer_step.py --output results/optimizer_step.json", seed=0),
             "rounds": options.rounds,
             "seconds": seconds,
             "memory_blocks": options.memory_blocks,
             "memory_bytes": memory,
         }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(options.output, result)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Run with `OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/parallel.py`;
 `results/parallel.json`.
 """
 
-import json
 import statistics
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import wellnormed as wn
-from wellnormed.train.environment import describe
+from wellnormed.experiments._header import header, write_result
 
 STEPS = 20
 OUTPUT = Path(__file__).parents[1] / "results" / "parallel.json"
@@ -66,10 +65,9 @@ def main() -> None:
         measure("cut, dealt", cut()),
     ]
     if dist.get_rank() == 0:
-        run = {k: v for k, v in describe(torch.device("cpu"), 0).items() if k not in ("from_step", "started")}
         command = "OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/parallel.py"
-        result = {"command": command, "processes": dist.get_world_size(), "steps": STEPS, **run, "rows": rows}
-        OUTPUT.write_text(json.dumps(result, indent=1) + "\n")
+        processes = dist.get_world_size()
+        write_result(OUTPUT, {**header(command, seed=0), "processes": processes, "steps": STEPS, "rows": rows})
     dist.destroy_process_group()
 
 

@@ -8,8 +8,6 @@ the machine's drift hits both.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-import wellnormed as wn
+from wellnormed.experiments._header import header, write_result
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.session import RULES, build_optimizer
@@ -44,11 +42,11 @@ def measure(config: TrainConfig, rounds: int) -> dict:
     plain = GPT(config.model, torch.Generator().manual_seed(0))
     ours = GPT(config.model, torch.Generator().manual_seed(0))
     adamw = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens)
-    optimizer, rules = build_optimizer(ours, config)
+    optimizer, constraints = build_optimizer(ours, config)
     constrained = step_of(ours, optimizer, tokens)
     times: dict[str, list[float]] = {"adamw": [], "ours": [], "norms": []}
     for _ in range(rounds):
-        for name, function in (("adamw", adamw), ("ours", constrained), ("norms", rules.norm_ratios)):
+        for name, function in (("adamw", adamw), ("ours", constrained), ("norms", constraints.norm_ratios)):
             start = time.perf_counter()
             function()
             times[name].append(time.perf_counter() - start)
@@ -77,13 +75,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = {
-        "command": "python benchmarks/step_time.py",
-        "torch": torch.__version__,
-        "wellnormed": wn.__version__,
-        "machine": platform.machine(),
-        "threads": options.threads,
-    }
+    results = header("python benchmarks/step_time.py --output results/step_time.json", seed=0)
     print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'ours':>9} {'ratio':>6}")
     for name in options.presets:
         rounds = options.paper_rounds if name == "paper" else options.rounds
@@ -97,8 +89,7 @@ def main() -> None:
             f"{row['ours_seconds'] * 1e3:7.1f}ms {row['ratio']:6.2f}"
         )
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(options.output, results)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ COMPARISONS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
         model, lr=0.02, overrides={"*.c_attn": wn.Spectral()}
     ),
     "Muon(lr=0.02, recipe='muon'), AdamW(lr=0.003) on the tables": lambda model: wn.Muon(
-        model, lr=0.02, recipe="muon", adamw=wn.AdamWSettings(lr=3e-3)
+        model, lr=0.02, recipe="muon", adamw=wn.optim.AdamWSettings(lr=3e-3)
     ),
     "Scion(model, lr=0.01)": lambda model: wn.Scion(model, lr=0.01),
     "Scion(model, lr=0.04)": lambda model: wn.Scion(model, lr=0.04),

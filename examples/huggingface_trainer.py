@@ -32,14 +32,14 @@ class Sums(Dataset):
 
 
 class Constrain(TrainerCallback):
-    """Attach rules once the Trainer has made the optimizer; they then run inside every `optimizer.step()`."""
+    """Attach constraints once the Trainer has made the optimizer; they then run inside every `optimizer.step()`."""
 
-    def __init__(self, rules: dict[str, wn.constraints.Constraint]) -> None:
-        self.rules = rules
+    def __init__(self, constraints: dict[str, wn.constraints.Constraint]) -> None:
+        self.constraints = constraints
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs) -> None:
         """Called with the optimizer, wrapped by accelerate."""
-        self.attached = wn.constrain(optimizer.optimizer, self.rules)
+        self.attached = wn.constrain(optimizer.optimizer, self.constraints)
 
 
 def main(steps: int = 24) -> tuple[float, float]:
@@ -52,7 +52,7 @@ def main(steps: int = 24) -> tuple[float, float]:
     model = LlamaForCausalLM(config)
     norms = wn.assign_norms(model, recipe="language")
     print(norms)
-    rules = Constrain({"model.layers.*.self_attn": wn.HardCap(2.0), "model.layers.*.mlp": wn.SoftCap(2.0)})
+    constrain = Constrain({"model.layers.*.self_attn": wn.HardCap(2.0), "model.layers.*.mlp": wn.SoftCap(2.0)})
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=steps, per_device_train_batch_size=32, lr_scheduler_type="linear", report_to=[],
@@ -63,10 +63,10 @@ def main(steps: int = 24) -> tuple[float, float]:
             arguments,
             train_dataset=Sums(),
             optimizer_cls_and_kwargs=(wn.Scion, {"lr": 0.05, "norms": norms}),
-            callbacks=[rules],
+            callbacks=[constrain],
         )
         loss = trainer.train().training_loss
-    ratio = max(rules.attached.proved_ratios().values())
+    ratio = max(constrain.attached.proved_ratios().values())
     print(f"mean training loss {loss:.3f}; largest proved norm / cap {ratio:.6f}")
     return loss, ratio
 

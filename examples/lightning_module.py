@@ -27,9 +27,11 @@ class Regression(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> dict:
-        """The norms, the optimizer, the rules; Lightning steps the scheduler."""
-        optimizer = wn.Scion(wn.assign_norms(self, overrides={"layers.4.weight": wn.RowNorm()}), lr=0.1)
-        self.rules = wn.constrain(optimizer, {"layers.0": wn.HardCap(2.0), "layers.2": wn.OptimalCap(2.0)})
+        """The norms, the optimizer, the constraints; Lightning steps the scheduler."""
+        optimizer = wn.Scion(wn.assign_norms(self, overrides={"layers.4.weight": wn.norms.RowNorm()}), lr=0.1)
+        self.constraints = wn.constrain(
+            optimizer, {"layers.0": wn.HardCap(2.0), "layers.2": wn.constraints.OptimalCap(2.0)}
+        )
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=self.trainer.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -45,7 +47,7 @@ def main(steps: int = 64) -> tuple[float, float]:
         enable_model_summary=False, gradient_clip_val=10.0,
     )  # fmt: skip
     trainer.fit(model, data)
-    loss, ratio = float(trainer.callback_metrics["loss"]), max(model.rules.proved_ratios().values())
+    loss, ratio = float(trainer.callback_metrics["loss"]), max(model.constraints.proved_ratios().values())
     print(f"last loss {loss:.4f}; largest proved norm / cap {ratio:.6f}")
     return loss, ratio
 

@@ -36,7 +36,7 @@ def main(steps: int = 60) -> tuple[float, float]:
     norms = wn.assign_norms(model, recipe="muon")
     print(norms)
     groups = layer_decay_groups(model, lr=0.02, weight_decay=0.01, layer_decay=0.8)
-    optimizer = wn.Muon(groups, norms=norms, adamw=wn.AdamWSettings(lr=3e-3))
+    optimizer = wn.Muon(groups, norms=norms, adamw=wn.optim.AdamWSettings(lr=3e-3))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for _ in range(steps):

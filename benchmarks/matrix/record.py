@@ -1,14 +1,11 @@
 """Shared by the benchmarks: what a result file says of its run, and timings that alternate between contenders."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
-from wellnormed.train.environment import describe
+from wellnormed.experiments._header import header, write_result
 
 SHORT = 0.1
 """Seconds."""
@@ -16,16 +13,12 @@ RESULTS = Path(__file__).parents[2] / "results" / "matrix"
 
 
 def write(name: str, command: str, content: Mapping) -> Path:
-    """Write `results/matrix/<name>.json`: command, commit, versions, machine kind, threads, then the content.
+    """Write `results/matrix/<name>.json`: what every result says of its run, then the content.
 
-    One row a line, so that a difference between two runs can be read.
+    Every matrix is drawn from a seed of its own, which counts up from 0.
     """
-    run = {k: v for k, v in describe(torch.device("cpu"), 0).items() if k not in ("from_step", "started")}
     path = RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"command": command, **run, **{k: v for k, v in content.items() if k != "rows"}}, indent=1)
-    rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in content["rows"])
-    path.write_text(f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n')
+    write_result(path, {**header(command, seed=0), **content})
     return path
 
 

@@ -87,9 +87,10 @@ def operation_lines(results: dict) -> Iterator[Line]:
 
 def build(results: dict[str, dict]) -> Table:
     """The table, in three sections."""
-    run = results["speed"]
+    run, environment = results["speed"], results["speed"]["environment"]
     table = Table(
-        title=f"Matrix functions: torch {run['packages']['torch']}, {run['threads']} threads, {run['processor']}",
+        title=f"Matrix functions: torch {environment['packages']['torch']}, {environment['threads']} threads, "
+        f"{run['machine']}",
         width=WIDTH,
     )
     for column in COLUMNS:

@@ -83,13 +83,13 @@ plt.show()
 
 steps = ((0.05, SKY, "-"), (81 / 62 - 1, BLUE, "--"), (0.6, GREEN, "-."), (1.0, ORANGE, "-"))
 figure, axes = plt.subplots(1, 2, sharey=True)
-for axis, rule, title in (
+for axis, strength_of, title in (
     (axes[0], matrix.soft_cap_strength, "corrected strength"),
     (axes[1], matrix.soft_cap_strength_as_published, "strength as published"),
 ):
     for step, colour, style in steps:
         s = torch.linspace(0, 1 + step, 256, dtype=torch.float64)
-        strength = rule(1.0, step)
+        strength = strength_of(1.0, step)
         after = on_values(lambda w, a=strength: matrix.soft_cap(w, a), s)
         axis.plot(s, after, style, color=colour, label=f"step {step:.3g}: at most {after.max():.3f}")
     axis.axhline(1, color="black", linewidth=0.8)

@@ -91,7 +91,7 @@ class Verify:
         try:
             weights, model = weights_path(self.folder), load(self.folder)
             wn.verify(path, weights)
-            certificate = wn.Certificate.load(path)
+            certificate = wn.certificates.Certificate.load(path)
             fresh = wn.certify(model, radius=certificate.input_radius)
             if difference := _first_difference(certificate, fresh):
                 raise ValueError(f"the model of {self.folder / 'config.json'} is another one: {difference}")

@@ -19,7 +19,7 @@ def results():
         comparisons.unit_norm((9, 6)),
         comparisons.gpt2(layers=1, layer=((8, 8), (8, 16), (16, 8))),
     ]
-    run = {"packages": {"torch": torch.__version__}, "threads": 1, "processor": "any"}
+    run = {"environment": {"packages": {"torch": torch.__version__}, "threads": 1}, "machine": "any"}
     return {
         "speed": {**run, "rows": [row for group in groups for row in speed.measure(group, rounds=1, seconds=1.0)]},
         "accuracy": accuracy.run(inputs.suite(small=(12, 40), large=())),

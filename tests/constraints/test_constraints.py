@@ -11,9 +11,9 @@ import wellnormed as wn
 CONSTRAINTS = {
     "hard": wn.HardCap,
     "soft": wn.SoftCap,
-    "optimal": wn.OptimalCap,
-    "normalize": wn.SpectralNormalize,
-    "decay": wn.WeightDecay,
+    "optimal": wn.constraints.OptimalCap,
+    "normalize": wn.constraints.SpectralNormalize,
+    "decay": wn.constraints.WeightDecay,
 }
 every_constraint = pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
 
@@ -56,7 +56,7 @@ def test_many_short_steps_do_not_creep_over_the_cap(constraint):
 
 def test_per_head_caps_bind_every_head(generator):
     model = nn.Linear(16, 16, bias=False)
-    norm = wn.PerHead(4)
+    norm = wn.norms.PerHead(4)
     optimizer = wn.Scion(wn.assign_norms(model, overrides={"weight": norm}), lr=0.2)
     wn.constrain(optimizer, {"weight": wn.HardCap(1.5)})
     for _ in range(20):
@@ -81,7 +81,7 @@ def test_hard_cap_and_normalize_serve_any_optimizer():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     constraints = wn.constrain(
-        optimizer, {"0": wn.HardCap(1.0), "1": wn.SpectralNormalize(1.0)}, norms=wn.assign_norms(model)
+        optimizer, {"0": wn.HardCap(1.0), "1": wn.constraints.SpectralNormalize(1.0)}, norms=wn.assign_norms(model)
     )
     for _ in range(5):
         model(torch.ones(2, 8)).square().sum().backward()
@@ -104,7 +104,7 @@ def test_soft_cap_refuses_a_learning_rate_beyond_its_promise_before_the_step():
 def test_weight_decay_refuses_a_step_longer_than_the_cap():
     model = nn.Linear(4, 4, bias=False)
     with pytest.raises(ValueError, match="longer than the cap"):
-        wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.WeightDecay(1.0)})
+        wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.constraints.WeightDecay(1.0)})
 
 
 def test_wrong_constraints_and_patterns_are_refused():
@@ -144,7 +144,9 @@ def test_estimates_agree_with_proofs(generator):
     assert constraints.norm_ratios() == pytest.approx(constraints.proved_ratios(), rel=1e-3)  # an estimate
 
 
-@pytest.mark.parametrize("constraint", [wn.SoftCap(1.0), wn.OptimalCap(1.0), wn.WeightDecay(1.0), wn.HardCap(1.0)])
+@pytest.mark.parametrize(
+    "constraint", [wn.SoftCap(1.0), wn.constraints.OptimalCap(1.0), wn.constraints.WeightDecay(1.0), wn.HardCap(1.0)]
+)
 def test_weights_that_someone_else_loads_are_capped_before_the_next_step(constraint):
     """Polynomial caps would throw a weight of four caps out of their reach."""
     model = nn.Linear(8, 8, bias=False)
@@ -171,9 +173,9 @@ def test_no_parameter_gets_two_constraints_by_two_calls():
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
     first = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
     with pytest.raises(ValueError, match="earlier `constrain`"):
-        wn.constrain(optimizer, {"weight": wn.Clip(2.0, 3.0)})
+        wn.constrain(optimizer, {"weight": wn.constraints.Clip(2.0, 3.0)})
     first.remove()
-    wn.constrain(optimizer, {"weight": wn.Clip(2.0, 3.0)})
+    wn.constrain(optimizer, {"weight": wn.constraints.Clip(2.0, 3.0)})
 
 
 def test_hooks_that_come_first_do_not_disarm_the_constraints():

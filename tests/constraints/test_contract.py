@@ -50,7 +50,7 @@ def build(case):
         model = nn.ModuleDict({"a": nn.Embedding(6, 8), "b": nn.Embedding(6, 8), "c": nn.Embedding(3, 4)})
         return model, wn.assign_norms(model)
     model = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in SIZES.items()})
-    return model, wn.assign_norms(model, overrides={"heads.weight": wn.PerHead(4)})
+    return model, wn.assign_norms(model, overrides={"heads.weight": wn.norms.PerHead(4)})
 
 
 SIZES = {"a": (8, 12), "b": (8, 12), "c": (7, 3), "heads": (8, 8)}

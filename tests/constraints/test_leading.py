@@ -51,7 +51,7 @@ def test_only_the_published_hammer_raises(as_published):
 
 def test_spectral_weight_decay_takes_from_the_largest_in_every_head():
     model = nn.Linear(6, 8, bias=False)
-    norm = wn.PerHead(2)
+    norm = wn.norms.PerHead(2)
     with torch.no_grad():
         for head, size in zip(model.weight.view(2, 4, 6), (1.0, 3.0), strict=True):
             head.zero_()

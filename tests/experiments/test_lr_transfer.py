@@ -48,7 +48,7 @@ def test_grid_is_complete_and_its_provenance_is_kept(text_file, tmp_path):
     assert {experiment._cell(row) for row in rows} == set(experiment.grid(options(text_file, tmp_path), TINY))
     assert all(math.isfinite(row["validation_loss"]) for row in rows)
     assert header["config"]["steps"] == 4
-    assert {"commit", "packages", "threads"} <= header["sessions"][0].keys()
+    assert {"command", "commit", "seed", "machine"} <= header["sessions"][0].keys()
     assert json.loads((tmp_path / "summary-cpu.json").read_text()) == summary
     assert len(summary["best"]) == 2 * 3 * 2  # metrics, optimizers, widths
     assert [row["widths"] for row in summary["drift"]] == [[8, 12]] * 6
@@ -62,8 +62,8 @@ def test_finished_runs_are_skipped_and_others_are_added(text_file, tmp_path):
     assert (tmp_path / "cells-cpu.jsonl").read_text() == before
     summary, lines = run(text_file, tmp_path, optimizers=("adam",), widths=(8,), seeds=(0, 1), exponents=(-6, -5))
     assert len(lines) == 3  # one was there
-    assert summary["seeds"] == [0, 1]
-    assert [session["threads"] for session in summary["sessions"]] == [torch.get_num_threads()] * 2
+    assert summary["seed"] == [0, 1]
+    assert [session["environment"]["threads"] for session in summary["sessions"]] == [torch.get_num_threads()] * 2
 
 
 def test_a_run_stopped_halfway_is_continued_with_equal_numbers(text_file, tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def synthetic(optima: dict[int, float]) -> list[dict]:
 
 
 def test_drift_in_factors_of_two():
-    summary = experiment.summarize({}, synthetic({64: -2.25, 128: -4.0, 256: -3.5}), "cpu")
+    summary = experiment.summarize({}, synthetic({64: -2.25, 128: -4.0, 256: -3.5}))
     (drift,) = [row for row in summary["drift"] if row["metric"] == "validation_loss"]
     assert drift["factors_of_2"] == 2
     assert drift["fitted_factors_of_2"] == 1.75
@@ -172,7 +172,7 @@ def test_a_width_that_always_diverged_has_no_best_rate():
     for row in rows:
         if row["width"] == 128:
             row |= {"validation_loss": None, "train_loss": None}
-    summary = experiment.summarize({}, rows, "cpu")
+    summary = experiment.summarize({}, rows)
     assert {row["width"] for row in summary["best"]} == {64}
     assert summary["drift"][0]["widths"] == [64]
 

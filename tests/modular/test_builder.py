@@ -110,7 +110,7 @@ def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, gener
     mlp(torch.randn(4, 3, generator=generator)).square().sum().backward()
     before = {a.name: a.parameter.detach().clone() for a in assignment}
     direction = tree.dualize({a.name: a.parameter.grad for a in assignment})
-    wn.ConditionalGradient(assignment, lr=0.1, momentum=0.0, lr_factors=tree.lr_factors()).step()
+    wn.optim.ConditionalGradient(assignment, lr=0.1, momentum=0.0, lr_factors=tree.lr_factors()).step()
     for a in assignment:
         # the same operations, in another order of multiplication
         torch.testing.assert_close(a.parameter.detach(), before[a.name] - 0.1 * direction[a.name], rtol=1e-5, atol=1e-6)

@@ -25,7 +25,7 @@ EXACT = wn.Spectral(method="svd")
 NORMS = [  # exact oracles only: the laws below hold up to rounding
     (EXACT, (5, 3)),
     (wn.ColNorm(), (3, 4)),
-    (wn.BiasRMS(), (6,)),
+    (wn.norms.BiasRMS(), (6,)),
     (wn.Sign(), (2, 3)),
 ]
 numbers = st.sampled_from([0.25, 0.5, 1.0, 3.0])

@@ -74,7 +74,7 @@ def exact(layer: nn.Module) -> dict[str, wn.norms.Norm]:
     if isinstance(layer, nn.Conv2d):
         return {"weight": wn.norms.SpectralConv(groups=layer.groups, inner=EXACT)}
     if isinstance(layer, wn.nn.HeadProjection):
-        return {"weight": wn.PerHead(layer.heads, EXACT)}
+        return {"weight": wn.norms.PerHead(layer.heads, EXACT)}
     return {"weight": EXACT} if isinstance(layer, nn.Linear) else {}
 
 

@@ -68,10 +68,10 @@ def test_overrides_by_pattern_and_by_module_name():
 def test_layers_decide_for_their_own_parameters_but_muon_takes_only_matrices():
     model = GPT(GPTConfig(width=8, heads=2, blocks=1))
     norms = {a.name: a.norm for a in wn.assign_norms(model)}
-    assert norms["layers.1.block.query.weight"] == wn.PerHead(2)
+    assert norms["layers.1.block.query.weight"] == wn.norms.PerHead(2)
     assert norms["layers.1.block.attend.bias_HT"] == wn.Sign()
     muon = {a.name: a.norm for a in wn.assign_norms(model, "muon")}
-    assert muon["layers.1.block.query.weight"] == wn.PerHead(2)
+    assert muon["layers.1.block.query.weight"] == wn.norms.PerHead(2)
     assert muon["layers.1.block.attend.bias_HT"] is None
     assert muon["embedding.weight"] is None
 
@@ -145,7 +145,7 @@ def test_matrices_tied_to_each_other_agree():
         ({"nothing": wn.Sign()}, "matches no trainable parameter"),
         ({"1.*": wn.Sign(), "1.weight": wn.Sign()}, "matches both"),
         ({"1.bias": wn.Spectral()}, "2-dimensional"),
-        ({"1.weight": wn.PerHead(3)}, "do not divide"),
+        ({"1.weight": wn.norms.PerHead(3)}, "do not divide"),
         ({"1.weight": Split((3, 4))}, "do not add up"),
         ({"1.weight": SpectralConv()}, "4-dimensional"),
     ],

@@ -129,8 +129,8 @@ def test_class_tokens_positions_and_layer_scales_are_known_by_name():
     model.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
     norms = {a.name: a.norm for a in wn.assign_norms(model)}
     assert norms == {
-        "cls_token": wn.BiasRMS(3),
-        "pos_embed": wn.BiasRMS(3),
-        "layer_scale": wn.Gain(3),
+        "cls_token": wn.norms.BiasRMS(3),
+        "pos_embed": wn.norms.BiasRMS(3),
+        "layer_scale": wn.norms.Gain(3),
         "relative_position_bias_table": wn.Sign(),
     }

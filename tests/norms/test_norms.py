@@ -77,7 +77,7 @@ TABLE: dict[str, tuple[Norm, tuple[int, ...], Truth]] = {
         (3, 8),
         lambda w: torch.stack([rms_to_rms(part.mT) for part in w.split(4, 1)]).amax(),
     ),
-    "per head": (wn.PerHead(3, EXACT), (12, 5), over_parts(4, 4, 4)),
+    "per head": (wn.norms.PerHead(3, EXACT), (12, 5), over_parts(4, 4, 4)),
     "split": (Split(3, EXACT), (12, 5), over_parts(4, 4, 4)),
     "split, unequal": (Split((6, 2, 2), EXACT), (10, 4), over_parts(6, 2, 2)),
     "split, interleaved sizes": (Split((1, 3, 1), EXACT), (5, 4), over_parts(1, 3, 1)),
@@ -278,7 +278,7 @@ def test_whole_matrix_norm_understates_heads_by_up_to_sqrt_heads():
     heads, width = 4, 16
     w = torch.eye(width)
     assert float(wn.Spectral().upper_bound(w)) == pytest.approx(1)
-    assert float(wn.PerHead(heads).upper_bound(w)) == pytest.approx(math.sqrt(heads))
+    assert float(wn.norms.PerHead(heads).upper_bound(w)) == pytest.approx(math.sqrt(heads))
 
 
 def test_rare_symbols_are_inflated_at_most_as_asked():
@@ -334,11 +334,11 @@ def test_bad_settings_are_refused(make, message):
 def test_settings_that_are_not_the_defaults_are_shown():
     assert repr(wn.Sign()) == "Sign()"
     assert repr(SpectralConv(1, groups=2)) == "SpectralConv(spatial=1, groups=2)"
-    assert repr(wn.PerHead(4)) == "PerHead(heads=4)"
+    assert repr(wn.norms.PerHead(4)) == "PerHead(heads=4)"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("norm", [wn.BiasRMS(), wn.Euclidean(), wn.ColNorm(), wn.RowNorm()])
+@pytest.mark.parametrize("norm", [wn.norms.BiasRMS(), wn.norms.Euclidean(), wn.ColNorm(), wn.norms.RowNorm()])
 def test_oracles_of_small_16_bit_gradients_have_norm_one(norm, dtype):
     """Below 6e-5 float16 has no normal numbers; the quotient must not see them."""
     shape = (64,) if norm.ndim == 1 else (8, 8)

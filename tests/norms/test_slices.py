@@ -12,7 +12,7 @@ LIFTED: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {
     "fused, sizes told": (Split((4, 4, 4)), (12, 5)),
     "experts": (Experts(), (3, 4, 5)),
     "fused experts": (Experts(Split(2)), (3, 4, 5)),
-    "heads of parts": (Split(3, wn.PerHead(2)), (12, 5)),
+    "heads of parts": (Split(3, wn.norms.PerHead(2)), (12, 5)),
     "kernel by patches": (SpectralConv(mode="patches", groups=2), (4, 3, 2, 2)),
     "kernel of one tap": (SpectralConv(), (4, 3, 1, 1)),
     "pixels": (wn.Spectral(units="pixels"), (4, 9)),
@@ -52,8 +52,8 @@ def test_the_slices_make_up_the_weight_and_have_the_units_they_say(norm, shape, 
 
 
 CONSTRAINTS = [
-    wn.HardCap(1.0), wn.SoftCap(1.0), wn.OptimalCap(1.0), wn.SpectralNormalize(1.0), wn.WeightDecay(1.0),
-    wn.Clip(0.1, 1.0), wn.Stiefel(1.0), wn.ClippedWeightDecay(1.0, 0.5),
+    wn.HardCap(1.0), wn.SoftCap(1.0), wn.constraints.OptimalCap(1.0), wn.constraints.SpectralNormalize(1.0),
+    wn.constraints.WeightDecay(1.0), wn.constraints.Clip(0.1, 1.0), wn.constraints.Stiefel(1.0), wn.constraints.ClippedWeightDecay(1.0, 0.5),
 ]  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_hard_cap_moves_the_singular_values_of_every_slice_alone(norm, shape):
         torch.testing.assert_close(now, u @ torch.diag_embed(s.clamp(max=unit)) @ vh, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", [wn.Hammer(1.0), wn.SpectralWeightDecay(0.5)])
+@pytest.mark.parametrize("rule", [wn.constraints.Hammer(1.0), wn.constraints.SpectralWeightDecay(0.5)])
 def test_leading_vectors_are_kept_for_every_size_of_slices(rule):
     model, assignment = model_of(Split((4, 2, 4)), (10, 5))
     rules = wn.constrain(optimizer := wn.Scion(assignment, lr=0.0), {"weight": rule})
@@ -118,7 +118,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"qkv has 10 entries along dimension 0.*do not divide"):
         Split(3).check_shape((10, 4), "qkv")
     with pytest.raises(ValueError, match="a part of qkv has 5 entries"):
-        Split(2, wn.PerHead(2)).check_shape((10, 4), "qkv")
+        Split(2, wn.norms.PerHead(2)).check_shape((10, 4), "qkv")
     with pytest.raises(ValueError, match="an expert of gate has 3 entries"):
         Experts(Split(2)).check_shape((2, 3, 4), "gate")
     with pytest.raises(ValueError, match="groups=2 does not divide"):

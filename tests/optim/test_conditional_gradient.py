@@ -15,14 +15,14 @@ MAKERS = {
     "scion constrained": lambda model, lr: wn.Scion(wn.assign_norms(model), lr=lr, unconstrained=False, radius=2.0),
     "muon": lambda model, lr: wn.Muon(wn.assign_norms(model), lr=lr),
     "muon with adamw": lambda model, lr: wn.Muon(
-        wn.assign_norms(model, recipe="muon"), lr=lr, adamw=wn.AdamWSettings(lr=lr / 2)
+        wn.assign_norms(model, recipe="muon"), lr=lr, adamw=wn.optim.AdamWSettings(lr=lr / 2)
     ),
-    "engine": lambda model, lr: wn.ConditionalGradient(wn.assign_norms(model), lr, momentum=0.5, nesterov=True),
+    "engine": lambda model, lr: wn.optim.ConditionalGradient(wn.assign_norms(model), lr, momentum=0.5, nesterov=True),
     "almond": lambda model, lr: wn.Almond(wn.assign_norms(model), lr=lr),
-    "spectral descent": lambda model, lr: wn.SpectralDescent(wn.assign_norms(model), lr=lr),
-    "signum": lambda model, lr: wn.Signum(model.named_parameters(), lr=lr / 4),
-    "normalized sgd": lambda model, lr: wn.NormalizedSGD(model.named_parameters(), lr=lr * 2),
-    "modular descent": lambda model, lr: wn.ModularDescent(model, lr=lr * 4),
+    "spectral descent": lambda model, lr: wn.optim.SpectralDescent(wn.assign_norms(model), lr=lr),
+    "signum": lambda model, lr: wn.optim.Signum(model.named_parameters(), lr=lr / 4),
+    "normalized sgd": lambda model, lr: wn.optim.NormalizedSGD(model.named_parameters(), lr=lr * 2),
+    "modular descent": lambda model, lr: wn.optim.ModularDescent(model, lr=lr * 4),
 }
 every_optimizer = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 
@@ -90,7 +90,7 @@ def test_state_is_tensors_per_parameter_and_loads_without_pickled_objects(make, 
 @every_optimizer
 def test_schedulers_move_every_group(make):
     model = tiny_model()
-    optimizer = wn.ConditionalGradient(wn.assign_norms(model), 0.1, lr_factors={"0": 2.0, "1.bias": 0.5})
+    optimizer = wn.optim.ConditionalGradient(wn.assign_norms(model), 0.1, lr_factors={"0": 2.0, "1.bias": 0.5})
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     before = [g["lr"] for g in optimizer.param_groups]
     run(model, optimizer, 1)
@@ -136,7 +136,7 @@ def test_one_step_is_the_formula():
     w = model.weight.detach().clone()
     g = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
     norm = wn.Spectral(method="svd")
-    optimizer = wn.ConditionalGradient(
+    optimizer = wn.optim.ConditionalGradient(
         wn.assign_norms(model, overrides={"weight": norm}), 0.1, momentum=0.9, nesterov=True, radius=3.0
     )
     model.weight.grad = g
@@ -215,7 +215,7 @@ def test_update_norm_bounds_the_true_step(coefficients):
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        wn.ConditionalGradient(wn.assign_norms(tiny_model()), **settings)
+        wn.optim.ConditionalGradient(wn.assign_norms(tiny_model()), **settings)
 
 
 def test_printing_shows_the_routing():

@@ -23,7 +23,7 @@ def polar(g):
 def optimizer_for(shape, dtype=torch.float64, norm=EXACT, **settings):
     torch.manual_seed(0)
     layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
-    return layer, wn.ConditionalGradient(
+    return layer, wn.optim.ConditionalGradient(
         wn.assign_norms(layer, overrides={"weight": norm}), 0.1, **{"momentum": 0.5, **settings}
     )
 
@@ -54,8 +54,8 @@ def test_normuon_is_its_published_formula(shape):
 
 
 def test_normuon_acts_on_every_slice_and_survives_a_resume():
-    layer, optimizer = optimizer_for((8, 6), norm=wn.PerHead(2, EXACT), normuon=0.9, nesterov=True)
-    other, twin = optimizer_for((8, 6), norm=wn.PerHead(2, EXACT), normuon=0.5)
+    layer, optimizer = optimizer_for((8, 6), norm=wn.norms.PerHead(2, EXACT), normuon=0.9, nesterov=True)
+    other, twin = optimizer_for((8, 6), norm=wn.norms.PerHead(2, EXACT), normuon=0.5)
     for seed in range(3):
         layer.weight.grad = drawn((8, 6), seed)
         optimizer.step()
@@ -119,7 +119,7 @@ def test_parameters_that_are_no_matrices_keep_their_oracles():
     before = model.bias.detach().clone()
     model.weight.grad, model.bias.grad = torch.ones(4, 6), torch.tensor([1.0, -2.0, 0.5, 3.0])
     one.step()
-    torch.testing.assert_close(model.bias.detach(), before - 0.1 * wn.BiasRMS().dualize(model.bias.grad))
+    torch.testing.assert_close(model.bias.detach(), before - 0.1 * wn.norms.BiasRMS().dualize(model.bias.grad))
     assert one.update_norm("bias") == pytest.approx(0.1)
 
 

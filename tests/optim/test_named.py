@@ -54,7 +54,7 @@ def test_muon_is_torch_muon_with_adamw_on_the_rest(torch_muon_in_float32, adjust
         nesterov=nesterov,
         weight_decay=weight_decay,
         adjust_lr_fn=adjust_lr_fn,
-        adamw=wn.AdamWSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
+        adamw=wn.optim.AdamWSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
     )
     hidden = [theirs.up.weight, theirs.down.weight]
     rest = [p for p in theirs.parameters() if all(p is not h for h in hidden)]
@@ -86,7 +86,7 @@ def test_muon_is_the_standalone_muon():
 
 def test_signum_and_normalized_sgd_take_any_parameter():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 2))
-    for make, norm in ((wn.Signum, torch.inf), (wn.NormalizedSGD, 2)):
+    for make, norm in ((wn.optim.Signum, torch.inf), (wn.optim.NormalizedSGD, 2)):
         optimizer = make(model.parameters(), lr=0.25, momentum=0.0)
         before = parameters(model)
         for p in model.parameters():
@@ -95,9 +95,9 @@ def test_signum_and_normalized_sgd_take_any_parameter():
         for a, b in zip(before, model.parameters(), strict=True):
             moved = torch.linalg.vector_norm(b.detach() - a, norm)
             torch.testing.assert_close(moved, torch.tensor(0.25))
-    named = wn.Signum(model.named_parameters(), lr=0.1)
+    named = wn.optim.Signum(model.named_parameters(), lr=0.1)
     assert named.update_norm("0.weight") == 0.1
-    assert wn.Signum([{"params": [model[2].weight], "lr": 1.0}], lr=0.1).update_norm("0") == 1.0
+    assert wn.optim.Signum([{"params": [model[2].weight], "lr": 1.0}], lr=0.1).update_norm("0") == 1.0
 
 
 def test_spectral_descent_is_the_sharp_operator():
@@ -105,7 +105,7 @@ def test_spectral_descent_is_the_sharp_operator():
     before = model.weight.detach().clone()
     g = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     model.weight.grad = g.clone()
-    wn.SpectralDescent(wn.assign_norms(model, overrides={"weight": EXACT}), lr=0.1).step()
+    wn.optim.SpectralDescent(wn.assign_norms(model, overrides={"weight": EXACT}), lr=0.1).step()
     u, s, vh = torch.linalg.svd(g, full_matrices=False)
     # in units where |W| = sqrt(d_in / d_out) sigma_max both the dual norm and the map carry sqrt(d_out / d_in)
     torch.testing.assert_close(model.weight.detach(), before - 0.1 * s.sum() * (3 / 4) * (u @ vh))
@@ -117,8 +117,8 @@ def test_modular_descent_is_modular_dualization():
         nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)
     )
     assignment = wn.assign_norms(model, overrides={"*": EXACT})
-    tree = wn.modular_tree(model, assignment, masses={"2": 3.0})
-    optimizer = wn.ModularDescent(model, lr=0.1, tree=tree, momentum=0.0)
+    tree = wn.modular.modular_tree(model, assignment, masses={"2": 3.0})
+    optimizer = wn.optim.ModularDescent(model, lr=0.1, tree=tree, momentum=0.0)
     model(torch.randn(5, 4)).square().sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -133,10 +133,10 @@ def test_modular_descent_refuses_what_the_tree_does_not_hold():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
     tree = wn.modular.Atom("0.weight", wn.Spectral())
     with pytest.raises(ValueError, match=r"lacks 1\.weight"):
-        wn.ModularDescent(model, lr=0.1, tree=tree)
+        wn.optim.ModularDescent(model, lr=0.1, tree=tree)
     model[0].requires_grad_(False)
     with pytest.raises(ValueError, match=r"no trainable 0\.weight"):
-        wn.ModularDescent(model, lr=0.1, tree=wn.modular.Atom("1.weight", wn.Spectral()) @ tree)
+        wn.optim.ModularDescent(model, lr=0.1, tree=wn.modular.Atom("1.weight", wn.Spectral()) @ tree)
 
 
 @pytest.mark.parametrize("adjust_lr_fn", ["adamw", "spectral"])
@@ -154,4 +154,6 @@ def test_adjustments_reach_the_parts_of_fused_weights():
 
 def test_modular_descent_refuses_norms_that_do_not_fit():
     with pytest.raises(ValueError, match="2-dimensional"):
-        wn.ModularDescent(nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), 0.1, tree=wn.modular.Atom("0.weight", EXACT))
+        wn.optim.ModularDescent(
+            nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), 0.1, tree=wn.modular.Atom("0.weight", EXACT)
+        )

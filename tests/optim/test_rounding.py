@@ -60,7 +60,7 @@ def train(model, optimizer, loss, dtype, steps, clip=None, first=0):
 
 @precisions
 @pytest.mark.parametrize("kind", ["layers", "own bias", "torch"])
-@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Signum, wn.Almond, wn.Muon])
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.optim.Signum, wn.Almond, wn.Muon])
 def test_the_bias_of_the_keys_stays(kind, optimizer, dtype):
     torch.manual_seed(0)
     model, bias, part = attention_of(kind)
@@ -68,7 +68,7 @@ def test_the_bias_of_the_keys_stays(kind, optimizer, dtype):
     before = {p: p.detach().clone() for p in model.parameters()}
     train(model, optimizer(model, lr=0.02), shifted_tokens, dtype, 60)
     moved = (bias - before[bias])[part].abs().max()
-    if kind == "torch" and optimizer is not wn.Signum:  # a part of a vector that is normalised as a whole
+    if kind == "torch" and optimizer is not wn.optim.Signum:  # a part of a vector that is normalised as a whole
         assert moved < 60 * 0.02 * rounding_level(dtype)
     else:
         assert moved == 0
@@ -92,7 +92,7 @@ def batch_normed():
 
 
 @precisions
-@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Signum])
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.optim.Signum])
 def test_the_bias_before_a_batch_norm_stays(optimizer, dtype):
     model = batch_normed().to(dtype)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -112,7 +112,7 @@ def test_clipping_changes_nothing(clip):
 def test_parameters_without_names_are_judged_too():
     model, bias, _ = attention_of("layers")
     before = bias.detach().clone()
-    train(model, wn.Signum(model.parameters(), lr=0.02), shifted_tokens, torch.float32, 20)
+    train(model, wn.optim.Signum(model.parameters(), lr=0.02), shifted_tokens, torch.float32, 20)
     assert torch.equal(bias, before)
 
 
@@ -153,11 +153,11 @@ def steps_that_move(model, optimizer, persistent, count):
 
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Signum, wn.Almond])
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.optim.Signum, wn.Almond])
 def test_true_gradients_of_a_millionth_of_a_millionth_move_in_float64(optimizer, persistent, ndim):
     torch.manual_seed(0)
     model = TwoParts(1e-12, ndim).double()
-    norms = {} if optimizer is wn.Signum else {"norms": wn.assign_norms(model, overrides={
+    norms = {} if optimizer is wn.optim.Signum else {"norms": wn.assign_norms(model, overrides={
         "weight": wn.Spectral(), "bias": wn.Sign(ndim=ndim)})}  # fmt: skip
     params = model if not norms else model.parameters()
     moved = steps_that_move(model, optimizer(params, lr=1e-3, momentum=0.0, **norms), persistent, 5)
@@ -168,7 +168,7 @@ def test_true_gradients_of_a_millionth_of_a_millionth_move_in_float64(optimizer,
 def test_tiny_gradients_that_persist_move_in_float32_once_they_have_shown_it(ndim):
     torch.manual_seed(0)
     model = TwoParts(1e-12, ndim)
-    moved = steps_that_move(model, wn.Signum(model, lr=1e-3), True, 60)
+    moved = steps_that_move(model, wn.optim.Signum(model, lr=1e-3), True, 60)
     first = math.ceil(math.log(2) / -math.log(memory_of_signs(torch.float32)))
     assert not any(moved[:first])
     assert all(moved[first + 2 :])  # the first step has no average before it, and the average is rounded
@@ -178,7 +178,7 @@ def test_tiny_gradients_that_persist_move_in_float32_once_they_have_shown_it(ndi
 def test_tiny_gradients_without_direction_stay_in_float32(ndim):
     torch.manual_seed(0)
     model = TwoParts(1e-7, ndim)
-    assert not any(steps_that_move(model, wn.Signum(model, lr=1e-3), False, 200))
+    assert not any(steps_that_move(model, wn.optim.Signum(model, lr=1e-3), False, 200))
 
 
 def test_the_size_alone_decides_at_the_level():
@@ -186,14 +186,14 @@ def test_the_size_alone_decides_at_the_level():
     level = rounding_level(torch.float32)
     for share, moves in ((0.9 * level, False), (1.1 * level, True)):
         model = TwoParts(0.0)
-        optimizer = wn.Signum(model, lr=1e-3)
+        optimizer = wn.optim.Signum(model, lr=1e-3)
         model.weight.grad, model.bias.grad = torch.ones(6, 6), torch.full((6,), share)
         before = model.bias.detach().clone()
         optimizer.step()
         assert bool((model.bias != before).all()) == moves
 
 
-@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Signum])
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.optim.Signum])
 def test_a_training_without_errors_is_bit_for_bit_that_of_the_formula(optimizer, monkeypatch):
     def trained():
         torch.manual_seed(0)
@@ -218,7 +218,7 @@ def test_a_layer_of_its_own_is_never_judged():
 
 def test_a_gradient_of_zero_leaves_a_parameter_to_its_momentum():
     model = TwoParts(1.0)
-    optimizer = wn.Signum(model, lr=0.1)
+    optimizer = wn.optim.Signum(model, lr=0.1)
     model.weight.grad, model.bias.grad = torch.ones(6, 6), torch.zeros(6)
     before = model.bias.detach().clone()
     optimizer.step()
@@ -235,10 +235,10 @@ def test_what_is_known_of_the_signs_is_saved():
     """Bit for bit, and in the middle of the time that a persistent gradient needs."""
     torch.manual_seed(0)
     one = TwoParts(1e-12)
-    first = wn.Signum(one, lr=1e-3)
+    first = wn.optim.Signum(one, lr=1e-3)
     steps_that_move(one, first, True, 30)
     other = copy.deepcopy(one)
-    second = wn.Signum(other, lr=1e-3)
+    second = wn.optim.Signum(other, lr=1e-3)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert steps_that_move(one, first, True, 30) == steps_that_move(other, second, True, 30)
     assert torch.equal(one.bias, other.bias)

@@ -29,7 +29,7 @@ def train(optimizer, model, grads):
 
 
 def engine(model, norm=EXACT, **settings):
-    return wn.ConditionalGradient(wn.assign_norms(model, overrides={"weight": norm}), **settings)
+    return wn.optim.ConditionalGradient(wn.assign_norms(model, overrides={"weight": norm}), **settings)
 
 
 def test_weight_decay_makes_unconstrained_scg_constrained():
@@ -75,7 +75,7 @@ def test_sharp_steps_are_gradient_descent_in_a_euclidean_space():
     assignment = wn.assign_norms(nn.ParameterDict({"b": model.bias}))
     before = model.bias.detach().clone()
     model.bias.grad = torch.tensor([3.0, -4.0], dtype=torch.float64)
-    wn.ConditionalGradient(assignment, 0.1, momentum=0.0, step_rule="sharp").step()
+    wn.optim.ConditionalGradient(assignment, 0.1, momentum=0.0, step_rule="sharp").step()
     # in the RMS norm of d = 2 entries steepest descent is gradient descent with d times the rate
     torch.testing.assert_close(model.bias.detach(), before - 0.1 * 2 * model.bias.grad)
 

@@ -42,8 +42,8 @@ FORMS = {
 
 
 OPTIMIZERS = [
-    wn.ConditionalGradient, wn.Scion, wn.Muon, wn.Almond, wn.SpectralDescent, wn.Signum, wn.NormalizedSGD,
-    wn.ModularDescent,
+    wn.optim.ConditionalGradient, wn.Scion, wn.Muon, wn.Almond, wn.optim.SpectralDescent, wn.optim.Signum,
+    wn.optim.NormalizedSGD, wn.optim.ModularDescent,
 ]  # fmt: skip
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
@@ -51,7 +51,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @every_optimizer
 def test_a_model_is_enough(optimizer):
     model = network()
-    if optimizer is wn.SpectralDescent:
+    if optimizer is wn.optim.SpectralDescent:
         with pytest.raises(ValueError, match=r"inverse sharpness.*pass lr="):
             optimizer(model)
         return
@@ -69,7 +69,7 @@ def test_unknown_keywords_are_refused_with_the_nearest_known_name(optimizer):
 @every_optimizer
 def test_every_shared_keyword_is_accepted_or_refused_by_name(optimizer):
     values = {"momentum": 0.5, "radius": 2.0, "radii": {"0.weight": 3.0}, "weight_decay": 0.0, "memory": "buffer"}
-    values |= {"adamw": wn.AdamWSettings(), "process_group": None, "nesterov": False}
+    values |= {"adamw": wn.optim.AdamWSettings(), "process_group": None, "nesterov": False}
     made = optimizer(network(), lr=0.1, **values)
     [first] = [g for g in made.param_groups if "0.weight" in g["param_names"]]
     assert (first["momentum"], first["radius"]) == (0.5, 3.0)
@@ -82,7 +82,7 @@ def test_every_shared_keyword_is_accepted_or_refused_by_name(optimizer):
 
 def test_a_model_s_norms_are_chosen_in_the_same_call():
     model = network()
-    chosen = {"recipe": "language", "overrides": {"0.weight": wn.RowNorm()}}
+    chosen = {"recipe": "language", "overrides": {"0.weight": wn.norms.RowNorm()}}
     one = wn.Scion(model, **chosen)
     assert str(one.assignment) == str(wn.assign_norms(model, **chosen))
     groups = [{"params": model.parameters(), "lr": 0.5}]
@@ -117,7 +117,10 @@ def test_layer_wise_rates_reach_what_is_left_to_adamw():
     groups = [{"params": list(layer.parameters()), "lr": lr} for layer, lr in ((model[0], 0.1), (model[2], 0.2))]
     groups.append({"params": list(model[4].parameters())})
     optimizer = wn.Muon(
-        groups, lr=0.2, norms=wn.assign_norms(model, recipe="muon"), adamw=wn.AdamWSettings(lr=1e-3, weight_decay=0.5)
+        groups,
+        lr=0.2,
+        norms=wn.assign_norms(model, recipe="muon"),
+        adamw=wn.optim.AdamWSettings(lr=1e-3, weight_decay=0.5),
     )
     found = {name: (g["step_rule"], g["lr"]) for g in optimizer.param_groups for name in g["param_names"]}
     assert found == {
@@ -254,7 +257,7 @@ def test_settings_that_a_scheduler_moves_out_of_range_are_refused_before_the_ste
 def test_a_group_may_ask_for_adamw():
     model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     groups = [{"params": [model[0].weight]}, {"params": [model[1].weight], "step_rule": "adamw"}]
-    optimizer = wn.Scion(groups, lr=0.1, norms=wn.assign_norms(model), adamw=wn.AdamWSettings(lr=0.01))
+    optimizer = wn.Scion(groups, lr=0.1, norms=wn.assign_norms(model), adamw=wn.optim.AdamWSettings(lr=0.01))
     twin = torch.nn.Parameter(model[1].weight.detach().clone())
     peer = torch.optim.AdamW([twin], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     for p in (*model.parameters(), twin):

@@ -28,18 +28,18 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Signum])
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.optim.Signum])
 def test_a_layer_that_is_unfrozen_joins_with_its_norm(make):
     model = network()
     model[0].requires_grad_(False)
     optimizer = make(model, lr=0.05)
-    constraints = [] if make is wn.Signum else [wn.constrain(optimizer, {"2": wn.HardCap(1.0)})]
+    constraints = [] if make is wn.optim.Signum else [wn.constrain(optimizer, {"2": wn.HardCap(1.0)})]
     train(model, optimizer, 2)
     before = model[0].weight.detach().clone()
     model[0].requires_grad_(True)
     optimizer.add_param_group({"params": [(f"0.{n}", p) for n, p in model[0].named_parameters()], "lr": 0.025})
     whole = make(network(), lr=0.025)
-    if make is not wn.Signum:
+    if make is not wn.optim.Signum:
         constraints.append(wn.constrain(optimizer, {"0": wn.HardCap(1.0)}))
     train(model, optimizer, 3, first=2)
     assert not torch.equal(model[0].weight, before)
@@ -53,7 +53,7 @@ def test_a_layer_that_is_unfrozen_joins_with_its_norm(make):
 def test_a_group_may_bring_its_norm_or_ask_for_adamw():
     model = network()
     model[0].requires_grad_(False)
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1, adamw=wn.AdamWSettings(lr=0.01))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1, adamw=wn.optim.AdamWSettings(lr=0.01))
     model[0].requires_grad_(True)
     with pytest.raises(ValueError, match=r"which norm parameter '0' of shape \(8, 6\) lives in.*key 'norm'"):
         optimizer.add_param_group({"params": [model[0].weight]})
@@ -75,7 +75,7 @@ def test_a_group_may_bring_its_norm_or_ask_for_adamw():
         optimizer.add_param_group({"params": [("first", nn.Parameter(torch.ones(2, 2)))], "norm": wn.Sign()})
 
 
-@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Almond, wn.SpectralDescent, wn.Signum])
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Almond, wn.optim.SpectralDescent, wn.optim.Signum])
 def test_maximize_is_descent_of_the_negative(make):
     one, other = network(), network()
     recipe = {"recipe": "muon"} if make is wn.Muon else {}  # AdamW's part climbs as well
@@ -111,11 +111,11 @@ def test_meta_and_sparse_and_empty_are_refused_by_name():
     with pytest.raises(ValueError, match=r"gradient of 'weight' is sparse.*sparse=False"):
         optimizer.step()
     with pytest.raises(ValueError, match=r"parameter '0' of shape \(0, 3\) is empty.*requires_grad_\(False\)"):
-        wn.Signum([nn.Parameter(torch.ones(0, 3))], lr=0.1)
+        wn.optim.Signum([nn.Parameter(torch.ones(0, 3))], lr=0.1)
 
 
 def test_adamw_settings_are_no_dictionary():
-    for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.AdamWSettings):
+    for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.optim.AdamWSettings):
         with pytest.raises(ValueError, match=r"adamw=.*pass adamw=AdamWSettings\("):
             wn.Scion(network(), lr=0.1, adamw=given)
     with pytest.raises(ValueError, match=r"AdamWSettings\(lr=0.001, eps=1e-07\)"):
@@ -137,7 +137,7 @@ def one_process(tmp_path):
     [
         lambda model: wn.Scion(model, lr=0.1),
         lambda model: wn.Scion(wn.assign_norms(model), lr=0.1),
-        lambda model: wn.Signum(model.parameters(), lr=0.1),
+        lambda model: wn.optim.Signum(model.parameters(), lr=0.1),
     ],
 )
 def test_fsdp1_is_refused_by_name(make, use_orig_params):
@@ -175,7 +175,7 @@ def test_a_copy_keeps_its_constraints(duplicate, foreign):
     model = network()
     norms = wn.assign_norms(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1) if foreign else wn.Scion(norms, lr=0.2)
-    constraints = wn.constrain(optimizer, {"0": wn.HardCap(0.8), "2": wn.Hammer(0.8)}, norms=norms)
+    constraints = wn.constrain(optimizer, {"0": wn.HardCap(0.8), "2": wn.constraints.Hammer(0.8)}, norms=norms)
     train(model, optimizer, 3)
     twin, twin_optimizer, twin_constraints = duplicate(model, optimizer, constraints)
     train(model, optimizer, 3, first=3)

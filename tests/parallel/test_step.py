@@ -268,7 +268,9 @@ def other_optimizer():
     training = Training("fsdp", "Scion")
     names = wn.assign_norms(training.model)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=0.05)
-    training.constraints = wn.constrain(training.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    training.constraints = wn.constrain(
+        training.optimizer, {"1": wn.HardCap(0.4), "3": wn.constraints.Hammer(0.4)}, names
+    )
     training.run(3)
     return training.weights(), training.constraints.proved_ratios()["1.weight"]
 
@@ -277,7 +279,7 @@ def test_constraints_serve_any_optimizer(processes):
     one = Training("one", "Scion")
     names = wn.assign_norms(one.model)
     one.optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.05)
-    wn.constrain(one.optimizer, {"1": wn.HardCap(0.4), "3": wn.Hammer(0.4)}, names)
+    wn.constrain(one.optimizer, {"1": wn.HardCap(0.4), "3": wn.constraints.Hammer(0.4)}, names)
     one.run(3)
     for weights, proved in processes(2).run(other_optimizer):
         torch.testing.assert_close(weights, one.weights(), atol=1e-6, rtol=1e-6)

@@ -18,8 +18,8 @@ from wellnormed.parallel import sharded
 CONSTRAINTS = {
     "1": wn.HardCap(1.1),
     "3": wn.SoftCap(1.2),
-    "5": wn.ClippedWeightDecay(0.8, 0.25),
-    "7": wn.Hammer(1.0),
+    "5": wn.constraints.ClippedWeightDecay(0.8, 0.25),
+    "7": wn.constraints.Hammer(1.0),
     "0": wn.ColumnCap(1.05),
 }
 
@@ -41,8 +41,8 @@ OPTIMIZERS = {
     "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_factors={"*.bias": 0.5}, **s),
     "Scion, light": lambda a, **s: wn.Scion(a, lr=0.05, memory="gradient", **s),
     "Muon and AdamW": muon,
-    "Almond": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
-    "sharp": lambda a, **s: wn.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
+    "Almond": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
+    "sharp": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
 }
 
 

@@ -34,8 +34,10 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from wellnormed._files import write_atomically, write_json
+from wellnormed._files import write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.experiments._header import header as header_of
+from wellnormed.experiments._header import legend_below, save_figure, write_result
 from wellnormed.norms import assign_norms
 from wellnormed.optim import ConditionalGradient, ModularDescent, NonFiniteGradientError, Scion
 
@@ -237,8 +239,6 @@ def run(options: Run, preset: Preset, report: Callable[[str], None] = print) -> 
     Raises:
         ValueError: The file holds runs of other settings or of another text.
     """
-    from wellnormed.train.environment import describe
-
     text = load_shakespeare(options.text)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"cells-{options.preset}.jsonl"
@@ -246,7 +246,9 @@ def run(options: Run, preset: Preset, report: Callable[[str], None] = print) -> 
         "config": asdict(preset.training),
         "text": {"source": text.source, "sha256": text.sha256, "symbols": len(text.symbols)},
     }
-    header, rows = read_cells(path) if path.exists() else ({**shared, "sessions": []}, [])
+    command = f"python -m wellnormed.experiments.lr_transfer run --preset {options.preset}"
+    session = header_of(command, list(options.seeds or preset.seeds))
+    header, rows = read_cells(path) if path.exists() else ({**session, **shared, "sessions": []}, [])
     if {key: header[key] for key in shared} != shared:
         raise ValueError(
             f"{path} holds runs with {header['config']} on {header['text']['source']}, not with {shared['config']} on "
@@ -255,9 +257,7 @@ def run(options: Run, preset: Preset, report: Callable[[str], None] = print) -> 
     done = {_cell(row) for row in rows}
     missing = [cell for cell in grid(options, preset) if cell not in done]
     if missing:
-        environment = describe(torch.device("cpu"), 0)
-        del environment["from_step"]
-        header["sessions"].append(environment)
+        header["sessions"].append(session)
     for number, cell in enumerate(missing, 1):
         row = {**train(cell, preset.training, text), "session": len(header["sessions"]) - 1}
         rows.append(row)
@@ -267,8 +267,8 @@ def run(options: Run, preset: Preset, report: Callable[[str], None] = print) -> 
             f"{number}/{len(missing)}  {cell.optimizer:8} width {cell.width:5}  lr 2^{cell.log2_lr:<4} seed "
             f"{cell.seed}  {loss:8}  {row['seconds']:.1f} s"
         )
-    summary = summarize(header, rows, options.preset)
-    write_json(options.output / f"summary-{options.preset}.json", summary)
+    summary = summarize(header, rows)
+    write_result(options.output / f"summary-{options.preset}.json", summary)
     return summary
 
 
@@ -344,7 +344,7 @@ def curves(rows: list[Row], metric: Metric) -> dict[tuple[Optimizer, int], dict[
     return result
 
 
-def summarize(header: dict[str, Any], rows: list[Row], preset: PresetName) -> dict[str, Any]:
+def summarize(header: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
     """Best learning rate of every width, and how far it moves; seeds are never mixed."""
     best_rates: list[Row] = []
     drifts: list[Row] = []
@@ -356,9 +356,8 @@ def summarize(header: dict[str, Any], rows: list[Row], preset: PresetName) -> di
             if best:
                 drifts.append({**what, **_drift(best, of_width)})
     return {
-        "command": f"python -m wellnormed.experiments.lr_transfer run --preset {preset}",
         **header,
-        "seeds": sorted({row["seed"] for row in rows}),
+        "seed": sorted({row["seed"] for row in rows}),
         "runs": len(rows),
         "diverged": sum(row["validation_loss"] is None for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows), 1),
@@ -427,9 +426,7 @@ def draw(rows: list[Row], settings: dict[str, Any], metric: Metric = "validation
         axis.set_xlabel("learning rate")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(f"{metric.replace('_', ' ')} (nats per character)")
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    labels = [label for label in (f"width {width}" for width in widths) if label in lines]
-    figure.legend([lines[label] for label in labels], labels, loc="outside lower center", ncols=5, fontsize=9)
+    legend_below(figure)
     config = settings["config"]
     figure.suptitle(
         f"Best learning rate (star) against width: {config['steps']} steps of {config['batch']} characters, "
@@ -446,17 +443,10 @@ def main() -> None:
         torch.set_num_threads(options.threads)
         run(options, PRESETS[options.preset], lambda line: print(line, flush=True))
         return
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     settings, rows = read_cells(options.output / f"cells-{options.preset}.jsonl")
     if not rows:
         raise ValueError(f"{options.output} holds no runs; {_REMEDY}")
-    figure = draw(rows, settings)
-    figure.savefig(options.output / f"validation-{options.preset}.png", dpi=140)
-    plt.close(figure)
+    save_figure(lambda: draw(rows, settings), options.output / f"validation-{options.preset}.png")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ import torch
 import tyro
 from torch import Tensor
 
-from wellnormed._files import read_json, write_json
+from wellnormed._files import read_json
+from wellnormed.experiments._header import header, legend_below, save_figure, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
 
 if TYPE_CHECKING:
@@ -177,21 +178,19 @@ GRIDS: dict[Grid, Callable[[Preset, torch.Generator, str], Iterator[Row]]] = {
 
 def measure(grid: Grid, options: Run, preset: Preset) -> dict[str, Any]:
     """The content of one file: rows, and what is needed to make them again."""
-    from wellnormed.train.environment import describe
-
-    environment = describe(torch.device(options.device), 0)
-    del environment["from_step"]
+    command = (
+        f"python -m wellnormed.experiments.spectral_clipping run --preset {options.preset} --only {grid} "
+        f"--limit-seconds {preset.limit_seconds:g} --seed {options.seed} --threads {options.threads} "
+        f"--device {options.device}"
+    )
+    described = header(command, options.seed, options.device)
     start = time.perf_counter()
     rows = list(GRIDS[grid](preset, torch.Generator().manual_seed(options.seed), options.device))
     return {
-        "command": f"python -m wellnormed.experiments.spectral_clipping run --preset {options.preset} --only {grid} "
-        f"--limit-seconds {preset.limit_seconds:g} --seed {options.seed} --threads {options.threads} "
-        f"--device {options.device}",
+        **described,
         "grid": grid,
         "runs": 1,
-        "seed": options.seed,
         "config": asdict(preset),
-        "environment": environment,
         "seconds": round(time.perf_counter() - start, 1),
         "rows": rows,
     }
@@ -283,8 +282,7 @@ def draw(result: dict[str, Any]) -> "Figure":
         sizes = result["config"]["sizes"]
         axes[0, 0].set_xticks(sizes, [str(size) for size in sizes], minor=False)
         axes[0, 0].minorticks_off()
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
+    legend_below(figure)
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -322,12 +320,11 @@ def _panels_of_distance(result: dict[str, Any]) -> tuple[list[list[_Panel]], str
 
 
 def _panels_of_cost(result: dict[str, Any]) -> tuple[list[list[_Panel]], str]:
-    environment = result["environment"]
     panels = [
         _Panel("n x n" if a == 1 else f"n x {a} n", {"aspect": a}, "short", "seconds", "n", "one call (seconds)")
         for a in result["config"]["aspects"]
     ]
-    return [panels], f"float32, {environment['processor']}, {environment['threads']} threads"
+    return [panels], f"float32, {result['machine']}, {result['environment']['threads']} threads"
 
 
 _PANELS: dict[str, Callable[[dict[str, Any]], tuple[list[list[_Panel]], str]]] = {
@@ -354,15 +351,12 @@ def main() -> None:
         preset = PRESETS[options.preset]
         if options.limit_seconds is not None:
             preset = replace(preset, limit_seconds=options.limit_seconds)
-        options.folder.mkdir(parents=True, exist_ok=True)
         for grid in options.only:
-            write_json(options.folder / f"{grid}-{options.preset}.json", measure(grid, options, preset))
+            write_result(options.folder / f"{grid}-{options.preset}.json", measure(grid, options, preset))
         return
-    import matplotlib
-
-    matplotlib.use("agg")
     for path in sorted(options.folder.glob(f"*-{options.preset}.json")):
-        draw(read_json(path, _REMEDY)).savefig(path.with_suffix(".png"), dpi=140)
+        content = read_json(path, _REMEDY)
+        save_figure(lambda shown=content: draw(shown), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

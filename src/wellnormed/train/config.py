@@ -107,7 +107,7 @@ POSITIVE_IN_MODEL = (
     "stream_radius", "query_radius", "key_radius", "value_radius",
 )  # fmt: skip
 PRESETS: dict[str, TrainConfig] = {
-    # One wide block, small caps where the loss does not need more: results/frontier/frontier.md has the alternatives.
+    # One wide block, small caps where the loss does not need more: docs/results.md has the alternatives.
     "cpu": TrainConfig(
         model=GPTConfig(
             width=128, heads=8, blocks=1, expansion=16, residual_strength=0.85, sharpness=4.0, logit_scale=16.0

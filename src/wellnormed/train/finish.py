@@ -55,7 +55,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     print_summary(run, console)
 
 
-def certify_model(model: GPT, attack_steps: int, generator: torch.Generator) -> "wn.Certificate":
+def certify_model(model: GPT, attack_steps: int, generator: torch.Generator) -> "wn.certificates.Certificate":
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
     example = torch.zeros(1, model.config.length, dtype=torch.long)
     certificate = wn.certify(model, example)

@@ -45,7 +45,7 @@ def write_report(folder: str | Path) -> Path:
     config = read_config(run.path)
     metrics = run.read_metrics()
     again = f"{run.resume_command} writes it again"
-    certificate = wn.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
+    certificate = wn.certificates.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
     results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
     environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
@@ -106,7 +106,7 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _growth_figure(certificate: "wn.Certificate") -> Figure:
+def _growth_figure(certificate: "wn.certificates.Certificate") -> Figure:
     figure, axes = _axes("Bounds through the network", "operation", "log10")
     for values, colour, label in (
         ([max(row.lipschitz) for row in certificate.layers], BLUE, "Lipschitz bound L"),
@@ -118,7 +118,7 @@ def _growth_figure(certificate: "wn.Certificate") -> Figure:
     return figure
 
 
-def _gap_figure(certificate: "wn.Certificate") -> Figure:
+def _gap_figure(certificate: "wn.certificates.Certificate") -> Figure:
     figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
     bars = [("certificate", certificate.log10_lipschitz, BLUE)]
     if certificate.lower_bound:
@@ -142,7 +142,7 @@ def _section(title: str, body: str | None) -> str:
     return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
 
 
-def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None") -> str:
+def _facts(results: dict[str, Any] | None, certificate: "wn.certificates.Certificate | None") -> str:
     facts = []
     if results:
         facts.append((f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}"))
@@ -157,7 +157,7 @@ def _facts(results: dict[str, Any] | None, certificate: "wn.Certificate | None")
     return f"<div class='facts'>{boxes}</div>"
 
 
-def _certificate_table(certificate: "wn.Certificate") -> str:
+def _certificate_table(certificate: "wn.certificates.Certificate") -> str:
     rows = "".join(
         f"<tr><td>{html.escape(row.name)}</td><td>{html.escape(row.rule)}</td>"
         f"<td>{html.escape(', '.join(f'{k} {v:.6g}' for k, v in row.constants.items()))}</td>"

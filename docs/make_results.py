@@ -1,0 +1,387 @@
+"""Write docs/results.md and the table of README.md from the files under results/: `python docs/make_results.py`.
+
+No figure there is typed by hand; a test compares both with what this script writes.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+_BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
+HEAD = """# Measured results
+
+Every figure that this project reports, as it stands in the committed files under `results/`. This page is written by
+`python docs/make_results.py`; a test fails when a file changes and the page does not. Each section names its file, the
+command that made it, the commit, the machine and the seed (`+changes`: uncommitted changes were present).
+Losses are in nats per character over the whole validation split. Times are medians; compare ratios within one file, and
+never times of different files."""
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file under `results/`."""
+    return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+
+
+def origin(name: str, content: dict[str, Any]) -> list[str]:
+    """The line that says where the numbers of a file come from."""
+    commit, _, changed = content["commit"].partition("+")
+    seed = content["seed"]
+    seeds = (
+        f"seeds {', '.join(map(str, seed))}"
+        if isinstance(seed, list) and len(seed) > 1
+        else f"seed {seed[0] if isinstance(seed, list) else seed}"
+    )
+    return [
+        f"[{name}](../results/{name}): `{content['command']}`; commit {commit[:10]}{'+' * bool(changed)}{changed}, "
+        f"{content['machine']}, {seeds}.",
+        "",
+    ]
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """A Markdown table."""
+    columns = list(columns)
+    return [
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(map(str, row))} |" for row in rows),
+        "",
+    ]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits; a dash where there is no number."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def frontier() -> Iterator[str]:
+    """Transformers with a certificate, and nanoGPT's settings."""
+    yield from ("## Character transformers: loss and certificate", "")
+    yield from ("![Validation loss against the certified Lipschitz constant](../results/frontier/frontier.png)", "")
+    paths = sorted(
+        (ROOT / "results" / "frontier").glob("*.json"),
+        key=lambda path: load(f"frontier/{path.name}")["results"]["log10_lipschitz"],
+    )
+    rows = []
+    for path in paths:
+        point = load(f"frontier/{path.name}")
+        found, config, commit = point["results"], point["config"], point["commit"][:10]
+        model, caps = config["model"], ", ".join(f"{cap:g}" for cap in config["caps"].values())
+        rows.append(
+            (
+                f"[{path.stem}](../results/frontier/{path.name})",
+                point["seed"],
+                f"{model['blocks']}, {model['expansion']}",
+                caps,
+                config["constraint"],
+                f"{found['parameters']:,}",
+                f"{found['validation_loss']:.4f}",
+                f"{found['log10_lipschitz']:.3f}",
+                f"{found['lower_bound']:.3g}",
+                commit,
+            )
+        )
+    first = load(f"frontier/{paths[0].name}")
+    command = "python -m wellnormed.experiments.frontier run --only NAME --threads 1"
+    yield from (
+        f"Each file: `{command}`, {first['machine']}; {first['results']['steps']:,} steps, "
+        f"{first['results']['training_tokens']:,} training tokens of {first['results']['source']}.",
+        "",
+    )
+    yield from table(
+        (
+            "point",
+            "seed",
+            "blocks, expansion",
+            "caps: query, key, value, output; feed in, feed out; head",
+            "constraint",
+            "parameters",
+            "validation loss",
+            "log10 of the certified constant",
+            "found by search",
+            "commit",
+        ),
+        rows,
+    )
+    peer = load("nanogpt.json")
+    yield from ("The peer without constraints, nanoGPT's settings for a CPU:", "")
+    yield from origin("nanogpt.json", peer)
+    yield from table(
+        ("parameters", "training tokens", "validation loss", "training seconds"),
+        [
+            (
+                f"{peer['parameters']:,}",
+                f"{peer['training_tokens']:,}",
+                f"{peer['validation_loss']:.4f}",
+                f"{peer['training_seconds']:.0f}",
+            )
+        ],
+    )
+
+
+def transfer() -> Iterator[str]:
+    """Learning-rate transfer."""
+    name = "lr-transfer/summary-cpu.json"
+    content = load(name)
+    yield from ("## The best learning rate against width", "")
+    yield from ("![Validation loss against learning rate](../results/lr-transfer/validation-cpu.png)", "")
+    yield from origin(name, content)
+    yield from (f"{content['runs']} runs, {content['diverged']} diverged.", "")
+    rows = [
+        (
+            row["metric"].replace("_", " "),
+            row["optimizer"],
+            f"{min(row['widths'])} to {max(row['widths'])}",
+            row["factors_of_2"],
+            row["fitted_factors_of_2"],
+            f"{row['widest_loss']:.4f}",
+            number(row["transferred_loss"], 5),
+        )
+        for row in content["drift"]
+    ]
+    yield from table(
+        (
+            "loss",
+            "optimizer",
+            "widths",
+            "best rate moves by factors of 2",
+            "fitted",
+            "widest, at its best rate",
+            "widest, at the narrowest's best rate",
+        ),
+        rows,
+    )
+
+
+def steps() -> Iterator[str]:
+    """Times of training steps and optimizer steps."""
+    content = load("step_time.json")
+    yield from ("## A training step", "")
+    yield from origin("step_time.json", content)
+    yield from table(
+        ("preset", "tokens a step", "AdamW, ms", "ours, ms", "norm estimates, ms", "ours over AdamW"),
+        [
+            (
+                name,
+                f"{row['tokens_per_step']:,}",
+                f"{1e3 * row['adamw_seconds']:.1f}",
+                f"{1e3 * row['ours_seconds']:.1f}",
+                f"{1e3 * row['norm_estimates_seconds']:.1f} every {row['log_every']} steps",
+                f"{row['ratio']:.2f}",
+            )
+            for name, row in content.items()
+            if isinstance(row, dict) and "ratio" in row
+        ],
+    )
+    content = load("optimizer_step.json")
+    yield from ("## An optimizer step on the 72 hidden matrices of GPT-2 small", "")
+    yield from origin("optimizer_step.json", content)
+    seconds = content["seconds"]
+    yield from table(
+        ("optimizer", "seconds", "ours over it", "ours with a hard cap over it"),
+        [
+            (name, f"{value:.3f}", f"{seconds['ours'] / value:.2f}", f"{seconds['ours with a hard cap'] / value:.2f}")
+            for name, value in seconds.items()
+        ],
+    )
+    yield from (f"Memory beyond weights and gradients, on {content['memory_blocks']} blocks:", "")
+    yield from table(
+        ("optimizer", "MiB"), [(name, f"{value / 2**20:.1f}") for name, value in content["memory_bytes"].items()]
+    )
+    content = load("parallel.json")
+    yield from ("## Two processes", "")
+    yield from origin("parallel.json", content)
+    yield from table(
+        ("weights and oracles", "ms a step", "MB sent a step"),
+        [(row["name"], f"{1e3 * row['seconds']:.0f}", f"{row['sent_bytes'] / 1e6:.2f}") for row in content["rows"]],
+    )
+
+
+def matrix() -> Iterator[str]:
+    """Speed, accuracy and operations of the matrix functions."""
+    content = load("matrix/speed.json")
+    yield from ("## Matrix functions: time", "")
+    yield from origin("matrix/speed.json", content)
+    yield from table(
+        ("function", "input", "peer", "ours, ms", "peer, ms", "ours over peer", "our error", "peer's error"),
+        [
+            (
+                row["function"],
+                row["input"],
+                row["peer"],
+                f"{1e3 * row['ours_seconds']:.2f}",
+                *((f"{1e3 * row['peer_seconds']:.2f}", f"{row['ratio']:.2f}") if row["ratio"] else ("-", "-")),
+                number(row["ours_error"]),
+                number(row["peer_error"]),
+            )
+            for row in content["rows"]
+        ],
+    )
+    content = load("matrix/accuracy.json")
+    limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in content["limits"].items())
+    yield from ("## Matrix functions: error against a float64 SVD", "")
+    yield from origin("matrix/accuracy.json", content)
+    yield from (f"Errors are relative to the largest singular value; the limit is {limits}.", "")
+    yield from table(
+        ("function", "method", "dtype", "matrices", "miss the limit", "largest error", "on", "norm above the cap by"),
+        [
+            (
+                row["function"],
+                row["method"],
+                row["dtype"],
+                row["cases"],
+                row["missed"],
+                number(row["worst_error"]),
+                row["worst_case"],
+                number(row["worst_excess"]),
+            )
+            for row in content["summary"]
+        ],
+    )
+    content = load("matrix/operations.json")
+    yield from ("## Matrix functions: operations", "")
+    yield from origin("matrix/operations.json", content)
+    yield from (f"Of a training step of NanoGPT-140M at {content['tokens']:,} tokens; SC is the clipping paper.", "")
+    yield from table(
+        ("function", "row in SC", "share of a step", "as SC prints it", "share of a step of GPT-2 small"),
+        [
+            (
+                row["function"],
+                row["paper_row"],
+                f"{row['overhead']:.2%}",
+                f"{row['paper_printed_percent']:.2f}%",
+                f"{row['overhead_gpt2']:.2%}",
+            )
+            for row in content["rows"]
+        ],
+    )
+
+
+def clipping() -> Iterator[str]:
+    """Spectral clipping: error against norm and distance, cost against size."""
+    yield from ("## Hard caps: error against the norm of the input", "")
+    for preset in ("cpu", "paper"):
+        name = f"spectral-clipping/norm-{preset}.json"
+        content = load(name)
+        yield from (f"![Error against norm](../results/spectral-clipping/norm-{preset}.png)", "")
+        yield from origin(name, content)
+        m, n = content["config"]["shape"]
+        norms = content["config"]["norms"]
+        yield from (f"Norm of the result, in caps, of {m} x {n} Gaussian matrices of norm:", "")
+        keys = list(dict.fromkeys((row["method"], row["dtype"]) for row in content["rows"]))
+        after = {(row["method"], row["dtype"], row.get("norm")): row.get("norm_after") for row in content["rows"]}
+        yield from table(
+            ("method", "dtype", *(f"{norm:g}" for norm in norms)),
+            [(*key, *(number(after.get((*key, norm)), 5) for norm in norms)) for key in keys],
+        )
+    name = "spectral-clipping/distance-cpu.json"
+    content = load(name)
+    yield from ("## Hard caps: error beside the cap", "")
+    yield from ("![Error against distance](../results/spectral-clipping/distance-cpu.png)", "")
+    yield from origin(name, content)
+    worst: dict[tuple[str, float, int], float] = {}
+    for row in content["rows"]:
+        key = (row["method"], row["outlier"], row["side"])
+        worst[key] = max(worst.get(key, 0.0), row["error"] or 0.0)
+    yield from table(
+        ("method", "largest value, in caps", "cluster", "largest error over all distances, in caps"),
+        [
+            (method, f"{outlier:g}", "above the cap" if side > 0 else "below the cap", number(error))
+            for (method, outlier, side), error in worst.items()
+        ],
+    )
+    name = "spectral-clipping/cost-cpu.json"
+    content = load(name)
+    sizes = content["config"]["sizes"]
+    yield from ("## Hard caps: milliseconds of one call", "")
+    yield from ("![Cost against size](../results/spectral-clipping/cost-cpu.png)", "")
+    yield from origin(name, content)
+    seconds = {(row["aspect"], row["method"], row["short"]): row.get("seconds") for row in content["rows"]}
+    keys = list(dict.fromkeys(key[:2] for key in seconds))
+    yield from table(
+        ("shape", "method", *(f"n = {size}" for size in sizes)),
+        [
+            (
+                "n x n" if aspect == 1 else f"n x {aspect} n",
+                method,
+                *(number(1e3 * value) if (value := seconds.get((aspect, method, size))) else "-" for size in sizes),
+            )
+            for aspect, method in keys
+        ],
+    )
+
+
+def others(page: str) -> Iterator[str]:
+    """Files that no section above names: the numbers and words of their rows, as they stand."""
+    for path in sorted((ROOT / "results").rglob("*.json")):
+        name = str(path.relative_to(ROOT / "results"))
+        if f"](../results/{name})" in page:
+            continue
+        content = load(name)
+        yield from (f"## {path.stem.replace('-', ' ').replace('_', ' ').capitalize()}", "")
+        yield from origin(name, content)
+        lists = (value for value in content.values() if isinstance(value, list) and value)
+        rows = next((value for value in lists if isinstance(value[0], dict)), [content])
+        columns = [key for key, value in rows[0].items() if isinstance(value, int | float | str)]
+        shown = [[number(x, 5) if isinstance(x := row.get(key), float) else x for key in columns] for row in rows]
+        yield from table((column.replace("_", " ") for column in columns), shown)
+
+
+def facts() -> str:
+    """The table of README.md, between its two comments."""
+    default, peer = load("frontier/default.json")["results"], load("nanogpt.json")
+    step, drift = load("step_time.json"), load("lr-transfer/summary-cpu.json")["drift"]
+    moved = {row["optimizer"]: row["factors_of_2"] for row in drift if row["metric"] == "validation_loss"}
+    caps = [
+        row["ratio"]
+        for row in load("matrix/speed.json")["rows"]
+        if row["function"] == "spectral_hardcap" and row["peer"].startswith("SC nested, 1.5")
+    ]
+    rows = [
+        (
+            "[transformer, preset `cpu`](results/frontier/default.json): validation loss",
+            f"**{default['validation_loss']:.3f}** at a proved constant of {10 ** default['log10_lipschitz']:.1f} "
+            f"(search finds {default['lower_bound']:.1f})",
+        ),
+        (
+            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json): the same",
+            f"{peer['validation_loss']:.3f}, no certificate",
+        ),
+        (
+            "[training step](results/step_time.json) over one of AdamW",
+            f"{step['cpu']['ratio']:.2f} at {step['cpu']['tokens_per_step']:,} tokens, "
+            f"{step['paper']['ratio']:.2f} at {step['paper']['tokens_per_step']:,}",
+        ),
+        (
+            "[hard cap](results/matrix/speed.json) over the published form",
+            f"{min(caps):.2f} to {max(caps):.2f} of its time, {len(caps)} shapes",
+        ),
+        (
+            "[best learning rate](results/lr-transfer/summary-cpu.json), width 64 to 1024, moves by",
+            f"a factor of {2 ** moved['scion']} with Scion, {2 ** moved['adam']} with Adam",
+        ),
+    ]
+    return "\n".join(table(("measured on 2 CPU cores", ""), rows)).rstrip()
+
+
+def readme(text: str) -> str:
+    """README.md with its table as the files give it."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{facts()}\n{_END}{after}"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = (frontier(), transfer(), steps(), matrix(), clipping())
+    lines = [HEAD, "", *(line for part in parts for line in part)]
+    lines += others("\n".join(lines))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")

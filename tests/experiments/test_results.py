@@ -1,0 +1,62 @@
+"""Every committed result says which run made it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from wellnormed.experiments._header import FIELDS, header, write_result
+from wellnormed.experiments.frontier import GRID, WHAT_DIFFERS, figure_of
+
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "results").rglob("*.json*"))
+EVALUATION = {"log10_lipschitz": 1.0, "lower_bound": 5.0, "validation_loss": 1.7}
+
+
+def test_there_are_results():
+    assert len(RESULTS) > 20
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_result_says_commit_seed_machine_and_command(path):
+    text = path.read_text(encoding="utf-8")
+    content = json.loads(text.splitlines()[0] if path.suffix == ".jsonl" else text)
+    for run in [content, *content.get("sessions", [])]:
+        assert set(FIELDS) <= run.keys()
+        assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", run["commit"])
+        assert re.search(r"\d+ (cores|threads)|GPU|H100|H200|A100", run["machine"])
+        seeds = run["seed"] if isinstance(run["seed"], list) else [run["seed"]]
+        assert seeds
+        assert all(isinstance(seed, int) for seed in seeds)
+        script = re.search(r"-m ([\w.]+)|([\w/]+\.py)", run["command"])
+        assert script is not None
+        name = (script[1] or "").replace(".", "/") + ".py" if script[1] else script[2]
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "src")), run["command"]
+
+
+def test_no_result_names_a_host_or_a_person():
+    for path in RESULTS:
+        assert not re.search(r"(?i)hostname|username|/home/|/root/|/Users/", path.read_text(encoding="utf-8")), path
+
+
+def test_a_header_names_its_run_and_no_file_is_written_without_one(tmp_path):
+    run = header("make it", seed=3)
+    assert run["command"] == "make it"
+    assert run["seed"] == 3
+    write_result(tmp_path / "new" / "result.json", {**run, "rows": [{"a": 1}, {"a": 2}]})
+    assert json.loads((tmp_path / "new" / "result.json").read_text())["rows"] == [{"a": 1}, {"a": 2}]
+    assert '\n  {"a": 1},\n' in (tmp_path / "new" / "result.json").read_text()
+    with pytest.raises(ValueError, match="lacks commit, machine"):
+        write_result(tmp_path / "bare.json", {"command": "make it", "seed": 0})
+
+
+def test_the_frontier_has_a_label_or_a_sibling_for_every_point_and_names_its_axes():
+    assert set(GRID) - set(WHAT_DIFFERS) == {"seed-1", "seed-2"}
+    points = [{"point": name, "results": EVALUATION} for name in GRID]
+    (axes,) = figure_of(points, {"validation_loss": 1.9}).axes
+    assert "certified Lipschitz constant" in axes.get_xlabel()
+    assert "nats per character" in axes.get_ylabel()
+    labels = [text.get_text() for text in axes.texts]
+    assert "better" in labels
+    assert any("1.900" in label for label in labels)

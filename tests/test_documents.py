@@ -1,0 +1,191 @@
+"""What the documents name exists, and the documents name nothing that a reader cannot have."""
+
+import ast
+import importlib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAPERS = {"LT": 40, "SC": 20, "MD": 25, "LMO": 28}
+"""Rows at least, so that a table cannot become empty unnoticed."""
+
+
+def rows(paper: str) -> list[list[str]]:
+    """The cells of a paper's table in docs/papers.md."""
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {paper}: ")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    assert lines[0] == "| in the paper | here | test | status |"
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+def resolve(path: str) -> object:
+    """What a dotted path below `wellnormed` names: rooms are modules, the rest attributes."""
+    first, *rest = path.removeprefix("wellnormed.").split(".")
+    found: object = importlib.import_module(f"wellnormed.{first}")
+    for name in rest:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            found = importlib.import_module(f"{found.__name__}.{name}")  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def functions(file: str) -> set[str]:
+    """Names of the test functions of a file."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_row_of_a_paper_is_whole_and_names_what_exists(paper):
+    found = rows(paper)
+    assert len(found) >= PAPERS[paper]
+    for row in found:
+        assert len(row) == 4, row
+        what, here, test, status = row
+        assert what
+        assert re.match(r"(done|partly|not yet)\b", status), row
+        objects, tests = re.findall(r"`([^`]+)`", here), re.findall(r"`([^`]+)`", test)
+        if status.startswith("not yet"):
+            assert (here, test) == ("-", "-"), row
+            continue
+        assert objects, row
+        assert tests, row
+        for name in objects:
+            assert resolve(name) is not None
+        for name in tests:
+            file, _, function = name.partition("::")
+            assert (ROOT / file).exists(), name
+            assert function in functions(file), name
+
+
+def test_the_papers_have_public_links():
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    for link in ("2507.13338", "2410.21265", "2502.07529"):
+        assert f"https://arxiv.org/abs/{link}" in text
+    assert "https://leloykun.github.io/ponder/spectral-clipping/" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page):
+    """Code spans that look like paths, from the root, the package, its rooms or the page; and the targets of links."""
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    spans = re.findall(r"`([\w./-]+\.(?:py|md|json|jsonl|png|toml|txt)|(?:[\w-]+/)+)`", prose)
+    made_by_a_run = {
+        "certificate.json",
+        "manifest.json",
+        "metrics.jsonl",
+        "report.html",
+        "config.json",
+        "runs/",
+        "input.txt",
+    }
+    for name in spans:
+        places = (ROOT, ROOT / "src" / "wellnormed", ROOT / "src", page.parent)
+        if name not in made_by_a_run and not name.startswith("runs/"):
+            assert any((place / name).exists() for place in places), f"{page.name} names {name}"
+    for target in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)", prose):
+        made_by_sphinx = target.startswith(("api/", "auto_gallery/"))
+        assert made_by_sphinx or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_object_that_a_page_names_exists(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name in re.findall(r"`(?:~?)(?:wn|wellnormed)\.([A-Za-z_][\w.]*)", prose):
+        if not name.startswith("__") and "NAME" not in name:
+            parts = name.rstrip(".").split(".")
+            assert resolve_from_root(parts) is not None, f"{page.name} names wn.{name}"
+
+
+def resolve_from_root(parts: list[str]) -> object:
+    """An attribute of the root namespace, or a module below it."""
+    package = importlib.import_module("wellnormed")
+    found = getattr(package, parts[0]) if parts[0] in dir(package) else resolve(parts[0])
+    for name in parts[1:]:
+        found = getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{found.__name__}.{name}")  # type: ignore[attr-defined]
+    return found
+
+
+def test_no_file_names_what_a_reader_cannot_have():
+    """Private documents, folders of a workplace, and numbers of a private list of tasks."""
+    documents = r"\b(DESIGN|CORRECTIONS|REFERENCE|STYLE|CERTIFICATES|BRIEF|DATA)\.md"
+    private = re.compile(documents + r"|/work/|\.\./shared|\bissue #?\d")
+    for folder in ("src", "tests", "docs", "examples", "benchmarks", "results"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md", ".json", ".rst") and "_build" not in path.parts and path != Path(__file__):
+                assert not private.search(path.read_text(encoding="utf-8")), path
+    for page in PAGES:
+        assert not private.search(page.read_text(encoding="utf-8")), page
+
+
+def test_the_page_of_results_is_what_its_files_give():
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == module.page(), "run `python docs/make_results.py`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert module.facts() in readme
+    assert readme == module.readme(readme)
+    named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
+    everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
+    assert named == everywhere  # no result without a place on the page
+
+
+def test_contributing_is_short_and_has_the_vocabulary():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    for word in ("norm", "recipe", "constraint", "Step rule", "certificate", "Rule", "Lower bound", "Overshoot"):
+        assert f"**{word}**" in text
+    rooms = {path.parent.name for path in (ROOT / "src" / "wellnormed").glob("*/__init__.py")}
+    assert all(f"`{room}`" in text for room in rooms)
+
+
+def test_every_page_and_every_example_is_in_the_site():
+    """A page that no table of contents names is not found by a reader."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.splitlines()}
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.stem == "index" or page.stem in listed, page.name
+    included = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"../examples/{example.name}" in included
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    source = (ROOT / "src" / "wellnormed" / "cli.py").read_text(encoding="utf-8")
+    commands = set(re.findall(r'subcommand\("(\w+)"', source))
+    assert commands
+    assert set(re.findall(r"(?:`|^)wellnormed (\w+)", text, re.MULTILINE)) <= commands
+    for module in re.findall(r"python -m ((?:wellnormed|benchmarks)[.\w]+)", text):
+        assert importlib.util.find_spec(module) is not None, module
+    for script in re.findall(r"python ([\w/]+\.py)", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_the_root_holds_what_a_script_needs_and_the_guide_lists_it():
+    package = importlib.import_module("wellnormed")
+    assert len(package.__all__) <= 24
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for name in package.__all__:
+        assert f"`wn.{name}`" in index, name
+    for room in (ROOT / "src" / "wellnormed").glob("*/__init__.py"):
+        assert importlib.import_module(f"wellnormed.{room.parent.name}")
