@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
-from wellnormed.train.environment import describe
+from wellnormed.experiments._header import header, write_result
 from wellnormed.train.evaluate import validation_loss
 
 LENGTH, BATCH, STEPS, SEEDS = 64, 12, 600, (0, 1, 2)
@@ -36,7 +36,7 @@ SIGN, SIGN_BY_INPUTS = wn.Sign(), wn.Sign(normalized=True)
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "Scion(model, lr=0.02)": lambda model: wn.Scion(model, lr=0.02),
-    "Muon(model, lr=0.02)": lambda model: wn.Muon(model, lr=0.02),
+    "Muon(model)": wn.Muon,
 }
 COMPARISONS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "AdamW(lr=0.003)": lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95)),
@@ -105,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     module, text = nanogpt(options.model), load_shakespeare()
     results: dict[str, Any] = {
-        "command": "python benchmarks/tied_tables.py nanoGPT/model.py",
+        **header("python benchmarks/tied_tables.py nanoGPT/model.py", list(SEEDS)),
         "config": {"length": LENGTH, "batch": BATCH, "steps": STEPS, "clip": 1.0, "schedule": "cosine to 0.1"},
         "source": text.source,
         "runs": [],
@@ -117,10 +117,9 @@ def main() -> None:
     for name, make, seed in todo:
         if any((run["optimizer"], run["seed"]) == (name, seed) for run in results["runs"]):
             continue
-        run = {"optimizer": name, "seed": seed, "environment": describe(torch.device("cpu"), 0)}
-        results["runs"].append({**run, **train(module, text, make, seed)})
+        results["runs"].append({"optimizer": name, "seed": seed, **train(module, text, make, seed)})
         results["number_of_runs"] = len(results["runs"])
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(options.output, results)
         print(f"{name}, seed {seed}: {results['runs'][-1]['validation_loss']:.3f}", flush=True)
 
 

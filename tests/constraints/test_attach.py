@@ -29,9 +29,9 @@ def test_what_is_no_constraint_is_refused_with_what_to_write(value, message):
 def test_weights_without_values_are_refused():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4))
-    optimizer = wn.Scion(model, lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"'0.weight' is a meta tensor.*HardCap.*to_empty"):
-        wn.constrain(optimizer, {"0": wn.HardCap(1.0)})
+        wn.constrain(optimizer, {"0": wn.HardCap(1.0)}, norms=wn.assign_norms(model))
 
 
 def test_empty_weights_are_refused():

@@ -36,8 +36,8 @@ def rows(result: dict, **where) -> list[dict]:
 @pytest.mark.parametrize("method", ["gram", "svd"])
 def test_exact_methods_end_at_the_cap_whatever_the_norm(results, method):
     for row in rows(results["norm"], method=method, dtype="float32"):
-        assert row["error"] < 2e-5  # the cap is lowered by up to 1e-5 in float32
-        assert row["norm_after"] <= 1
+        assert row["error"] <= 5e-6  # the promise of the matrix functions in float32
+        assert row["norm_after"] <= 1 + 5e-6
 
 
 def test_nested_form_loses_the_cap_at_large_norms_and_the_block_form_does_not(results):

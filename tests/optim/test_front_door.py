@@ -135,7 +135,10 @@ def empty_layer() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda m: wn.Scion(m, adamw={"lr": 1e-3}), r"adamw=\{'lr': 0.001\} is a dict; pass AdamWSettings\("),
+        (
+            lambda m: wn.Scion(m, adamw={"lr": 1e-3}),
+            r"adamw=\{'lr': 0.001\} is no AdamWSettings; pass adamw=AdamWSettings\(",
+        ),
         (
             lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),
             r"overrides\['0'\]=Spectral is the class; .* Spectral\(\)",
