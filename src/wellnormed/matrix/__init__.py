@@ -32,34 +32,3 @@ from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
 from wellnormed.matrix.stiefel import stiefel_project as stiefel_project
-
-__all__ = [
-    "REGISTRY",
-    "CapPolynomial",
-    "CoefficientSet",
-    "Normalisation",
-    "Triplet",
-    "clipped_weight_decay_equilibrium",
-    "coefficients",
-    "foreach",
-    "leading_singular_triplet",
-    "msign",
-    "optimal_cap",
-    "optimal_coefficients",
-    "overshoot",
-    "soft_cap",
-    "soft_cap_strength",
-    "soft_cap_strength_as_published",
-    "spectral_clip",
-    "spectral_clipped_decoupled_weight_decay",
-    "spectral_clipped_weight_decay",
-    "spectral_hammer",
-    "spectral_hardcap",
-    "spectral_norm",
-    "spectral_norm_upper_bound",
-    "spectral_normalize",
-    "spectral_relu",
-    "spectral_weight_decay",
-    "stiefel_project",
-    "weight_decay_equilibrium",
-]

@@ -5,11 +5,7 @@ from torch import Tensor
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse what is not a real floating-point matrix or a batch of them.
-
-    Args:
-        x: The argument, expected to be of shape `(*batch, m, n)`.
-        name: Its parameter name, for the message.
+    """Refuse what is not a real floating-point matrix or a batch of them; `name` is that of the parameter.
 
     Raises:
         ValueError: Fewer than two dimensions, or an integer, boolean or complex dtype.
@@ -27,11 +23,7 @@ def check_matrix(x: Tensor, name: str) -> None:
 
 
 def check_finite(largest: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, read off a reduction; skipped in `torch.compile`, where it would force a sync.
-
-    Args:
-        largest: Largest absolute entry of each matrix (NaN propagates through it).
-        name: Parameter name, for the message.
+    """Refuse NaN and infinity, read off the largest absolute entries; skipped in `torch.compile`, which cannot look.
 
     Raises:
         ValueError: Some matrix holds a NaN or an infinity.
@@ -47,11 +39,6 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value.
-
-    Args:
-        value: Number, or tensor broadcastable to the batch dimensions of `x`.
-        x: The matrices, `(*batch, m, n)`.
-        name: Parameter name, for the message.
 
     Raises:
         ValueError: Not broadcastable to the batch.
@@ -99,12 +86,7 @@ def shown(value: Tensor) -> str:
 def finite_scale(x: Tensor, name: str) -> Tensor:
     """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
 
-    Args:
-        x: float32 or float64 matrices, `(*batch, m, n)`, not empty.
-        name: Parameter name, for the message.
-
-    Returns:
-        `(*batch, 1, 1)`, in the dtype of `x`.
+    Of float32 or float64 matrices `(*batch, m, n)` that are not empty; `(*batch, 1, 1)` in their dtype.
 
     Raises:
         ValueError: NaN or infinity; not looked for under `torch.compile`.

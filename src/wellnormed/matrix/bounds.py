@@ -10,9 +10,7 @@ from wellnormed.matrix._checks import check_matrix, finite_scale
 from wellnormed.matrix._symmetric import symmetric_product
 
 _UNIT = 2.0**-53  # rounding unit of float64
-_UNDERFLOW = (
-    2.0**-960
-)  # more than all underflows together: every matrix is scaled so that its largest entry is in [1/2, 1)
+_UNDERFLOW = 2.0**-960  # more than all underflows: matrices are scaled so that the largest entry is in [1/2, 1)
 _MARGIN = 1e-9  # first relative margin of the tested bound; measured excess of the result is about half
 
 
@@ -66,8 +64,7 @@ def _bound_one(w: Tensor, scale: float) -> float:
     gram = symmetric_product(w.mT, w)  # each entry one sum of m terms, in some order
     diagonal = gram.diagonal()
     largest = float(torch.linalg.eigvalsh(gram)[-1])
-    # Sums of non-negative numbers: relative error at most gamma_{mn}, below 1e-6 for every matrix that fits
-    # in memory.
+    # Sums of non-negative numbers: relative error at most gamma_{mn}, below 1e-6 for every matrix that fits in memory.
     frobenius_squared = float(diagonal.sum()) * (1 + 1e-6)
     margin = _MARGIN
     while True:

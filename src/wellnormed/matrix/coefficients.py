@@ -21,11 +21,12 @@ _ALL = _WIDE | {torch.bfloat16, torch.float16}
 class Normalisation:
     """How a matrix enters the interval of a set: `x / (scale * |x|_F + epsilon)`.
 
+    The matrix is first divided by its largest entry, so that epsilon favours no size of the input (published codes add
+    it to the norm of the raw gradient, which damps gradients near 1e-7).
+
     Args:
         scale: Factor on the Frobenius norm; at least 1 divided by the upper end of the set's interval.
-        epsilon: Added to the denominator. Applied after division by the largest entry, so that no scale of
-            the input is favoured (published codes add it to the norm of the raw gradient, which damps
-            gradients near 1e-7).
+        epsilon: Added to the denominator.
     """
 
     scale: float = 1.0
@@ -43,8 +44,7 @@ class CoefficientSet:
         maximum: Upper bound, rounded up, of the composition over `[0, upper]`.
         minimum: Lower bound, rounded down, over `[lower, upper]`.
         slope: Slope at zero, the product of the `a`.
-        normalisation: Brings a matrix into `[0, upper]`; `None` for a cap polynomial, which takes raw
-            weights.
+        normalisation: Brings a matrix into `[0, upper]`; `None` for a cap polynomial, which takes raw weights.
         lower: Low end of the interval on which `minimum` holds.
         upper: High end of the interval on which the composition is bounded.
         safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
@@ -202,10 +202,7 @@ REGISTRY: dict[str, CoefficientSet] = {entry.name: entry for entry in _TABLE}
 
 
 def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
-    """The set of that name, or the set itself.
-
-    Args:
-        name_or_set: A key of `REGISTRY`, or a set of your own.
+    """The set of that name in `REGISTRY`, or the set itself.
 
     Raises:
         ValueError: Unknown name; the message proposes the nearest.
@@ -226,10 +223,6 @@ def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
 
 def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> CoefficientSet:
     """The set, once it is known to compute a matrix sign in this dtype.
-
-    Args:
-        name_or_set: As in `get`.
-        dtype: The dtype in which the iteration will run.
 
     Raises:
         ValueError: Unknown name, a cap polynomial, or a dtype in which the set does not keep its promise.

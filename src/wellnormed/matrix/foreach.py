@@ -15,9 +15,8 @@ from wellnormed.matrix._checks import check_matrix
 def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
     """`[function(matrix, *args, **kwargs) for matrix in matrices]`, batched by shape, dtype and device.
 
-    The 72 hidden matrices of GPT-2 small are of two shapes: 48 of 768 x 768 and 24 of 768 x 3072, half of them
-    transposed. On an accelerator each shape is one batch; on a CPU a batch holds at most 2^20 entries, because larger
-    temporaries cost more than a call saves (measured in `benchmarks/matrix/`).
+    On an accelerator each shape is one batch: the 72 hidden matrices of GPT-2 small make two. On a CPU a batch holds at
+    most 2^20 entries, because larger temporaries cost more than a call saves.
 
     Args:
         function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one

@@ -28,20 +28,20 @@ def spectral_hammer(
     """Set the largest singular value to `upper` if it is above: `W + (upper - s) u v^T` (LT section 3.1).
 
     One value moves; the others stay, so the norm ends at the larger of `upper` and the second singular value, within
-    the accuracy of the triplet (1e-3 by default). A
-    matrix with several values above `upper` stays above it: no promise, see `spectral_hardcap` for one.
+    the accuracy of the triplet (1e-3 by default). With several values above `upper` it stays above: `spectral_hardcap`
+    makes a promise.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
         upper: Spectral units, a number or one per matrix; no gradient flows to it.
         triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
-        as_published: LT's map also *raises* a largest singular value below `upper` to it, on which the weight's norm
-            never falls below `upper`. By default such a matrix comes back bit for bit.
+        as_published: LT's map also *raises* a largest singular value below `upper` to it. By default such a matrix
+            comes back bit for bit.
 
     Returns:
         Same shape and dtype; zero stays zero. Differentiable once, with the exact derivative of the map through
-        converged vectors (by a float64 SVD), which has a pole where two values share the top; values within 1e-6 of
-        the largest are treated as moving with it, so the gradient is finite.
+        converged vectors (by a float64 SVD); it has a pole where two values share the top, so values within 1e-6 of
+        the largest are treated as moving with it.
 
     Raises:
         ValueError: Not a floating-point matrix, NaN or infinity, `upper` not positive or not broadcastable.
@@ -65,16 +65,7 @@ def spectral_weight_decay(
 ) -> Float[Tensor, "*batch m n"]:
     """Shrink the largest singular value by `1 - decay`: `W - decay s u v^T` (LT section 3.1; Yoshida and Miyato 2017).
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        decay: Part of the largest singular value that is removed, in [0, 1]; a number or one per matrix.
-        triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
-
-    Returns:
-        Same shape and dtype; never larger in norm. Differentiable as `spectral_hammer` is.
-
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity, or a decay outside [0, 1].
+    Never larger in norm; `decay` lies in [0, 1], a number or one per matrix. Otherwise as `spectral_hammer`.
 
     Example:
         >>> spectral_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 0.25).diagonal().round(decimals=4)

@@ -23,13 +23,11 @@ CONSTANT_RULE_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
 def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[Tensor, "*batch m n"]:
     """Apply `p2(p1(.))` to the singular values, through the Gram matrix of the smaller side (four products).
 
-    Args:
-        w: Matrices of any floating dtype; bfloat16 and float16 are computed in float32.
-        strength: `a >= 0`, in 1 / (spectral units squared); a number or one per matrix. See
-            `soft_cap_strength`.
+    Differentiable in `w` by plain autograd; bfloat16 and float16 are computed in float32.
 
-    Returns:
-        Same shape and dtype; `w` itself in value at strength 0. Differentiable in `w` by plain autograd.
+    Args:
+        w: Matrices of any floating dtype.
+        strength: `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
 
     Raises:
         ValueError: Not a floating-point matrix, or a negative or NaN strength.
@@ -48,8 +46,7 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
     if w.shape[-2] < w.shape[-1]:
         return soft_cap(w.mT, alpha).mT
     work = w.to(working_dtype(w))
-    # The square root, not a itself, multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number but sqrt(a) W
-    # is of order 1.
+    # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
     scaled = work * alpha.sqrt().to(work.dtype)[..., None, None]
     t = symmetric_product(scaled.mT, scaled)
     square = symmetric_product(t, t)
@@ -66,8 +63,7 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
 
     Args:
         max_norm: Cap, in spectral units.
-        update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient
-            set.
+        update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient set.
         decay: Fraction of the weight removed by the step's weight decay (lambda x learning rate), in [0, 1).
 
     Returns:

@@ -16,18 +16,8 @@ def stiefel_project(
 ) -> Float[Tensor, "*batch m n"]:
     """Push every nonzero singular value to `scale`: `scale * msign(w)`, square or not (LT section 3.1).
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        scale: Spectral units, a number or one per matrix; no gradient flows to it.
-        coefficients: As in `msign`. LT follows J. You's set, whose values end within 0.9955 and 0.9994 of `scale`.
-        method: As in `msign`; "svd" is exact.
-
-    Returns:
-        Same shape and dtype, spectral norm at most `scale` times the set's overshoot, within rounding. Differentiable
-        as `msign` is.
-
-    Raises:
-        ValueError: As `msign`, or `scale` not positive or not broadcastable.
+    LT follows J. You's set, with which values end within 0.9955 and 0.9994 of `scale`. `scale` is positive, in spectral
+    units, a number or one per matrix; no gradient flows to it. Everything else is as in `msign`.
 
     Example:
         >>> import torch
