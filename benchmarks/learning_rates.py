@@ -14,6 +14,7 @@ import json
 import lzma
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def digits(part: str) -> tuple[Tensor, Tensor]:
     """Images `(count, 1, 28, 28)` with pixels in [0, 1], and labels."""
     folder = Path(os.environ["WELLNORMED_DATA"], "mnist")
     images, labels = (
-        np.frombuffer(lzma.open(folder / f"{part}-{kind}-ubyte.xz").read(), np.uint8, offset=offset)
+        np.frombuffer(lzma.decompress((folder / f"{part}-{kind}-ubyte.xz").read_bytes()), np.uint8, offset=offset)
         for kind, offset in (("images-idx3", 16), ("labels-idx1", 8))
     )
     pixels = torch.from_numpy(images.copy()).reshape(-1, 1, 28, 28).float() / 255
@@ -58,7 +59,7 @@ def digits(part: str) -> tuple[Tensor, Tensor]:
 def network() -> nn.Module:
     """Three convolutions, each of which halves the side, and a linear head."""
     sizes, layers = (1, 32, 64, 128), []
-    for d_in, d_out in zip(sizes, sizes[1:], strict=False):
+    for d_in, d_out in pairwise(sizes):
         layers += [nn.Conv2d(d_in, d_out, 3, stride=2, padding=1), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
 
