@@ -117,9 +117,9 @@ def test_bad_input_is_refused(function):
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_estimate_and_its_gradient(shape, scale):
     w = normal(*shape) * scale
-    # rounded down once in float32
+    # one is rounded down to float32 and one to the nearest: 1.2e-7 apart
     torch.testing.assert_close(
-        spectral_norm(w) / scale, torch.linalg.matrix_norm(w.double(), 2).float() / scale, rtol=3e-7, atol=0
+        spectral_norm(w) / scale, torch.linalg.matrix_norm(w.double(), 2).float() / scale, rtol=4e-7, atol=0
     )
     x = normal(*shape, dtype=torch.float64).requires_grad_()
     torch.testing.assert_close(spectral_norm(x), spectral_norm(x.detach()), rtol=1e-13, atol=0)  # eigh against eigvalsh
