@@ -16,7 +16,6 @@ from wellnormed.matrix.coefficients import CoefficientSet as CoefficientSet
 from wellnormed.matrix.coefficients import Normalisation as Normalisation
 from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium as clipped_weight_decay_equilibrium
 from wellnormed.matrix.equilibrium import weight_decay_equilibrium as weight_decay_equilibrium
-from wellnormed.matrix.estimate import spectral_norm as spectral_norm
 from wellnormed.matrix.foreach import foreach as foreach
 from wellnormed.matrix.leading import Triplet as Triplet
 from wellnormed.matrix.leading import leading_singular_triplet as leading_singular_triplet
@@ -25,10 +24,11 @@ from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_wei
 from wellnormed.matrix.minimax import optimal_coefficients as optimal_coefficients
 from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.msign import overshoot as overshoot
-from wellnormed.matrix.normalize import spectral_normalize as spectral_normalize
+from wellnormed.matrix.msign import stiefel_project as stiefel_project
 from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
 from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
-from wellnormed.matrix.stiefel import stiefel_project as stiefel_project
+from wellnormed.matrix.spectral_norms import spectral_norm as spectral_norm
+from wellnormed.matrix.spectral_norms import spectral_normalize as spectral_normalize

@@ -1,4 +1,4 @@
-"""The matrix sign (polar factor) `U V^T`: which method, which coefficient set, and its exact gradient.
+"""The matrix sign (polar factor) `U V^T` and its multiples: which method, which set, and the exact gradient.
 
 The methods themselves are in `_msign_methods` and `published`, the sets in `coefficients`; units of a layer belong to
 `norms`.
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import check_matrix, finite_scale, working_dtype
+from wellnormed.matrix._checks import (
+    as_bound,
+    check_finite,
+    check_matrix,
+    check_positive,
+    finite_scale,
+    working_dtype,
+)
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
 
@@ -87,6 +94,28 @@ def msign(
     else:
         compute = partial(in_batches, partial(_polynomial, chosen, method))
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
+
+
+def stiefel_project(
+    w: Float[Tensor, "*batch m n"],
+    scale: float | Tensor = 1.0,
+    coefficients: str | CoefficientSet = "you-6",
+    method: str = "auto",
+) -> Float[Tensor, "*batch m n"]:
+    """Push every nonzero singular value to `scale`: `scale * msign(w)`, square or not (LT section 3.1).
+
+    LT follows J. You's set, with which values end within 0.9955 and 0.9994 of `scale`. `scale` is positive, in spectral
+    units, a number or one per matrix; no gradient flows to it. Everything else is as in `msign`.
+
+    Example:
+        >>> stiefel_project(torch.diag(torch.tensor([4.0, 0.5])), 2.0, method="svd").diagonal().round(decimals=4)
+        tensor([2., 2.])
+    """
+    check_matrix(w, "w")
+    size = as_bound(scale, w, "scale")
+    check_positive(size, "scale")
+    check_finite(size, "scale")
+    return msign(w, coefficients, method) * size[..., None, None].to(w.dtype)
 
 
 def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float:
