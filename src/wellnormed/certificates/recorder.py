@@ -42,22 +42,15 @@ class Recorder:
         return UncertifiableError(f"{self.where}: {reason}")
 
     def derive(
-        self,
-        rule: str,
-        *inputs: Bound,
-        constants: Mapping[str, float] | None = None,
-        claims: tuple[Claim, ...] = (),
+        self, rule: str, *inputs: Bound, constants: Mapping[str, float] | None = None, claims: tuple[Claim, ...] = ()
     ) -> Bound:
-        """Apply a primitive and write its row.
+        """Apply a primitive, write its row and return the bound of the output.
 
         Args:
             rule: Name of a primitive (`algebra.PRIMITIVES`); `verify` knows the same ones.
             inputs: Bounds of its inputs.
             constants: Numbers that the executed layer applies, read from the layer.
             claims: What was proved of its weights.
-
-        Returns:
-            The bound of the output.
 
         Raises:
             UncertifiableError: A constant is not finite.

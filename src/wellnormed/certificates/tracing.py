@@ -49,9 +49,7 @@ for _name in ("iadd", "isub", "imul", "itruediv", "imatmul", "ipow"):
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
+    record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or type(m) in EMBEDDINGS

@@ -157,7 +157,8 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
         return _affine(x, one, slope=_SLOPES[rule])
     match rule:
         case "attention":
-            return _attend(*inputs, c["scale"], claims)
+            q, k, v = inputs
+            return _attend(q, k, v, c["scale"], claims)
         case "add":
             size = max(len(each.radius) for each in inputs)
             fit = all(len(v.radius) == size or (len(v.radius) == 1 and not any(v.lipschitz)) for v in inputs)
