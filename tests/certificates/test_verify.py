@@ -170,5 +170,23 @@ def test_the_verifier_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_verifier_refuses_without_assertions() -> None:
+    """Python's -O switches assertions off; a ball of negative radius must be refused all the same."""
+    code = (
+        "from decimal import Decimal\n"
+        "from wellnormed.certificates.certificate import Certificate, Row\n"
+        "from wellnormed.certificates.verification import VerificationError, verify\n"
+        "one, none = (Decimal(1),), (Decimal(0),)\n"
+        "rows = (Row('input', 'input', (), {'radius': 1.0}, (), one, one),\n"
+        "        Row('ball', 'ball_projection', ('input',), {'radius': -1.0}, (), none, one))\n"
+        "try:\n"
+        "    verify(Certificate(rows, {}, 'all inputs whose tokens have RMS <= 1.0', 1.0), {})\n"
+        "except VerificationError as error:\n"
+        "    print(error)\n"
+    )
+    found = subprocess.run([sys.executable, "-O", "-c", code], check=True, capture_output=True, text=True)
+    assert "row ball (ball_projection) cannot be derived" in found.stdout
+
+
 def test_projection_row_counts() -> None:
     assert verify(certify(BallProjection(0.5)), {}).rows == 2

@@ -1,13 +1,13 @@
 """How radius and Lipschitz constant pass through one operation: every primitive a certificate's row may name.
 
-A primitive sees decimals only. It takes the bounds of the inputs, the constants that the executed layer
-applies and the proved claims on its weights; `rules` reads those from modules. `verification` has its own
-copy of this table.
+A primitive sees decimals only. It takes the bounds of the inputs, the constants that the executed layer applies and
+the proved claims on its weights; `rules` reads those from modules. `verification` has its own copy of this table.
 Proofs: "Sound bounds", in the documentation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from operator import add
 
 from wellnormed.certificates.bound import Bound, LinearIn, hypotenuse, root_mean_square, sqrt_up
 from wellnormed.certificates.certificate import Claim
@@ -17,21 +17,29 @@ Primitive = Callable[[Sequence[Bound], Constants, Sequence[Claim]], Bound]
 
 ONE, ZERO = Decimal(1), Decimal(0)
 
-# (largest |slope|, largest |f(x) / x|), rounded up; f(0) = 0. GELU: Phi(sqrt 2) + sqrt 2 phi(sqrt 2); LT's
-# 1.1289 is rounded down.
-ACTIVATIONS: dict[str, tuple[Decimal, Decimal]] = {
-    "identity": (ONE, ONE),
-    "relu": (ONE, ONE),
-    "tanh": (ONE, ONE),
-    "gelu": (Decimal("1.12890414518516"), ONE),
-    "gelu_tanh": (Decimal("1.12899306865878"), ONE),
-    "silu": (Decimal("1.09983932012887"), ONE),
+SLOPES = {  # the largest |slope|, rounded up; |f(x)| <= |x| holds for all
+    "identity": ONE,
+    "relu": ONE,
+    "tanh": ONE,
+    "gelu": Decimal("1.12890414518516"),  # Phi(sqrt 2) + sqrt 2 phi(sqrt 2); LT's 1.1289 is rounded down
+    "gelu_tanh": Decimal("1.12899306865878"),
+    "silu": Decimal("1.09983932012887"),
 }
 
 
-def multiplied(x: Bound, radius: Decimal, lipschitz: Decimal) -> Bound:
-    """Every head's radius and Lipschitz constant times a factor each."""
-    return Bound(tuple(r * radius for r in x.radius), tuple(e * lipschitz for e in x.lipschitz))
+def affine(x: Bound, radius: Decimal, lipschitz: Decimal, shift: Decimal = ZERO) -> Bound:
+    """Every head's radius times a factor plus a shift, and its Lipschitz constant times another factor."""
+    return Bound(tuple(r * radius + shift for r in x.radius), tuple(e * lipschitz for e in x.lipschitz))
+
+
+def scaled(x: Bound, factor: Decimal, shift: Decimal = ZERO) -> Bound:
+    """A map of gain `factor`, plus a constant of radius `shift`."""
+    return affine(x, factor, factor, shift)
+
+
+def largest(claims: Sequence[Claim], index: int, default: Decimal = ZERO) -> Decimal:
+    """The number that a claim proves; the default if there are not as many claims."""
+    return Decimal(claims[index].values[0]) if index < len(claims) else default
 
 
 def rms_gain(claim: Claim) -> tuple[Decimal, ...]:
@@ -41,32 +49,11 @@ def rms_gain(claim: Claim) -> tuple[Decimal, ...]:
     return tuple(Decimal(value) * unit for value in claim.values)
 
 
-def _source(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    return Bound((c["radius"],), (ONE,))
-
-
-def _constant(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    return Bound((Decimal(claims[0].values[0]),), (ZERO,))
-
-
-def _linear(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    (gain,) = rms_gain(claims[0])
-    bias = Decimal(claims[1].values[0]) if len(claims) > 1 else ZERO
-    out = multiplied(inputs[0], gain, gain)
-    return Bound(tuple(r + bias for r in out.radius), out.lipschitz)
-
-
 def _head_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     (x,), gain = inputs, rms_gain(claims[0])
     rows, columns = claims[0].shape
     linear_in = LinearIn(x, claims[0].tensors[0], (rows, columns), gain)
     return Bound(tuple(g * x.radius[0] for g in gain), tuple(g * x.lipschitz[0] for g in gain), linear_in=linear_in)
-
-
-def _position_mix(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    mixed = multiplied(inputs[0], c["token_share"], c["token_share"])
-    position = abs(c["position_share"]) * Decimal(claims[0].values[0])
-    return Bound(tuple(r + position for r in mixed.radius), mixed.lipschitz)
 
 
 def _ball_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
@@ -80,90 +67,61 @@ def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -
     """Smallest valid bound of each head; RMS units, logits `scale / K <q, k>` plus any additive mask."""
     q, k, v = inputs
     scale = c["scale"] * Decimal("1.000000000000001")  # the layer divides it by K in float64
-    ell = [
-        lv + scale * rv * (rq * lk + rk * lq)
-        for rq, rk, rv, lq, lk, lv in zip(
-            q.radius, k.radius, v.radius, q.lipschitz, k.lipschitz, v.lipschitz, strict=True
-        )
-    ]
-    if k.linear_in and v.linear_in and k.linear_in.source == v.linear_in.source:
-        (lx,) = k.linear_in.source.lipschitz
-        for h, (b, gain) in enumerate(zip(k.linear_in.gain, v.linear_in.gain, strict=True)):
-            both = hypotenuse(gain, scale * q.radius[h] * v.radius[h] * b)
-            ell[h] = min(ell[h], lx * both + scale * k.radius[h] * v.radius[h] * q.lipschitz[h])
-        if claims and q.linear_in and q.linear_in.source == k.linear_in.source:
-            (rx,) = k.linear_in.source.radius
-            entries = Decimal(q.linear_in.shape[0]) / q.heads
-            for h, (sigma, gain) in enumerate(zip(claims[0].values, v.linear_in.gain, strict=True)):
-                t = scale * (q.linear_in.shape[1] / entries) * Decimal(sigma) * rx * rx
-                ell[h] = min(ell[h], lx * gain * (hypotenuse(ONE, t) + t))
+    ell = []
+    for h in range(len(v.radius)):
+        rq, rk, rv, lq = q.radius[h], k.radius[h], v.radius[h], q.lipschitz[h]
+        ell.append(v.lipschitz[h] + scale * rv * (rq * k.lipschitz[h] + rk * lq))
+        if not (k.linear_in and v.linear_in and k.linear_in.source == v.linear_in.source):
+            continue
+        x, gain = k.linear_in.source, v.linear_in.gain[h]
+        both = hypotenuse(gain, scale * rq * rv * k.linear_in.gain[h])
+        ell[h] = min(ell[h], x.lipschitz[0] * both + scale * rk * rv * lq)
+        if claims and q.linear_in and q.linear_in.source == x:
+            outputs, columns = q.linear_in.shape
+            unit = columns / (Decimal(outputs) / q.heads)
+            t = scale * unit * Decimal(claims[0].values[h]) * x.radius[0] * x.radius[0]
+            ell[h] = min(ell[h], x.lipschitz[0] * gain * (hypotenuse(ONE, t) + t))
     return Bound(v.radius, tuple(ell))
-
-
-def _merge_heads(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    (x,) = inputs
-    return Bound((root_mean_square(x.radius),), (root_mean_square(x.lipschitz),))
-
-
-def _activation(slope: Decimal, ratio: Decimal) -> Primitive:
-    return lambda inputs, c, claims: multiplied(inputs[0], ratio, slope)
 
 
 def _scaled_gelu(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     factor = abs(c["sharpness"]) * abs(c["factor"])
-    return multiplied(inputs[0], factor, ACTIVATIONS["gelu"][0] * factor)
-
-
-def _scale(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    return multiplied(inputs[0], abs(c["factor"]), abs(c["factor"]))
-
-
-def _divide(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    return multiplied(inputs[0], 1 / abs(c["divisor"]), 1 / abs(c["divisor"]))
-
-
-def _gain(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    largest = Decimal(claims[0].values[0])
-    return multiplied(inputs[0], largest, largest)
-
-
-def _offset(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
-    return Bound(tuple(r + abs(c["offset"]) for r in inputs[0].radius), inputs[0].lipschitz)
+    return affine(inputs[0], factor, SLOPES["gelu"] * factor)
 
 
 def _add(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     heads = max(x.heads for x in inputs)
     a, b = (x if x.heads == heads else Bound(x.radius * heads, x.lipschitz * heads) for x in inputs)
-    return Bound(
-        tuple(x + y for x, y in zip(a.radius, b.radius, strict=True)),
-        tuple(x + y for x, y in zip(a.lipschitz, b.lipschitz, strict=True)),
-    )
+    return Bound(tuple(map(add, a.radius, b.radius)), tuple(map(add, a.lipschitz, b.lipschitz)))
 
 
 def _normalization(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     """LayerNorm, RMSNorm: slope at most `|gain|_inf / sqrt(eps)`, RMS at most `|gain|_inf + RMS(bias)`."""
-    gain = Decimal(claims[0].values[0]) if claims else ONE
-    bias = Decimal(claims[1].values[0]) if len(claims) > 1 else ZERO
+    gain = largest(claims, 0, default=ONE)
     slope = gain * sqrt_up(1 / c["eps"])
-    return Bound((gain + bias,) * inputs[0].heads, tuple(slope * e for e in inputs[0].lipschitz))
+    return Bound((gain + largest(claims, 1),) * inputs[0].heads, tuple(slope * e for e in inputs[0].lipschitz))
 
 
-PRIMITIVES: dict[str, Primitive] = {
-    "input": _source,
-    "embedding": _source,
-    "constant": _constant,
-    "linear": _linear,
+def _activation(slope: Decimal) -> Primitive:
+    return lambda x, c, w: affine(x[0], ONE, slope)
+
+
+PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
+    "input": lambda x, c, w: Bound((c["radius"],), (ONE,)),
+    "embedding": lambda x, c, w: Bound((c["radius"],), (ONE,)),
+    "constant": lambda x, c, w: Bound((largest(w, 0),), (ZERO,)),
+    "linear": lambda x, c, w: scaled(x[0], *rms_gain(w[0]), shift=largest(w, 1)),
     "head_projection": _head_projection,
-    "position_mix": _position_mix,
+    "position_mix": lambda x, c, w: scaled(x[0], c["token_share"], shift=abs(c["position_share"]) * largest(w, 0)),
     "ball_projection": _ball_projection,
     "attention": _attention,
-    "merge_heads": _merge_heads,
-    **{name: _activation(*bounds) for name, bounds in ACTIVATIONS.items()},
+    "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
+    **{name: _activation(slope) for name, slope in SLOPES.items()},
     "scaled_gelu": _scaled_gelu,
-    "scale": _scale,
-    "divide": _divide,
-    "gain": _gain,
-    "offset": _offset,
+    "scale": lambda x, c, w: scaled(x[0], abs(c["factor"])),
+    "divide": lambda x, c, w: scaled(x[0], 1 / abs(c["divisor"])),
+    "gain": lambda x, c, w: scaled(x[0], largest(w, 0)),
+    "offset": lambda x, c, w: scaled(x[0], ONE, shift=abs(c["offset"])),
     "add": _add,
     "normalization": _normalization,
 }

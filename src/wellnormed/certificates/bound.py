@@ -1,37 +1,28 @@
 """The numbers a certificate is made of: decimals that round up, and the bound they make of one value.
 
-`decimal` with 30 digits and an exponent that cannot overflow takes the place of logarithms: the activation
-bound of a deep transformer may pass 10^400, and every operation on non-negative numbers errs upwards.
+`decimal` with 30 digits and an exponent that cannot overflow takes the place of logarithms: the activation bound of a
+deep transformer may pass 10^400, and every operation on non-negative numbers errs upwards.
 """
 
+import decimal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from decimal import (
-    MAX_EMAX,
-    MIN_EMIN,
-    ROUND_CEILING,
-    Context,
-    Decimal,
-    DivisionByZero,
-    InvalidOperation,
-    Overflow,
-)
-from decimal import localcontext as _localcontext
+from decimal import Decimal
 
-UPWARD = Context(
+UPWARD = decimal.Context(
     prec=30,
-    rounding=ROUND_CEILING,
-    Emin=MIN_EMIN,
-    Emax=MAX_EMAX,
-    traps=[InvalidOperation, DivisionByZero, Overflow],
+    rounding=decimal.ROUND_CEILING,
+    Emin=decimal.MIN_EMIN,
+    Emax=decimal.MAX_EMAX,
+    traps=[decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow],
 )
 """Sums, products and quotients of non-negative numbers round up. Square roots do not: use `sqrt_up`."""
 
 
-def rounding_up(digits: int = UPWARD.prec) -> AbstractContextManager[Context]:
+def rounding_up(digits: int = UPWARD.prec) -> AbstractContextManager[decimal.Context]:
     """A `with` block in which decimal arithmetic on non-negative numbers rounds up, to so many digits."""
-    return _localcontext(UPWARD, prec=digits)
+    return decimal.localcontext(UPWARD, prec=digits)
 
 
 def sqrt_up(x: Decimal) -> Decimal:
@@ -75,8 +66,8 @@ class LinearIn:
 class Bound:
     """What is proved about one value of the network, for every input of the domain.
 
-    The value is a sequence of tokens, or one such sequence per head; every field has one entry per head (one
-    entry for a plain sequence). RMS is over a token's entries.
+    The value is a sequence of tokens, or one such sequence per head; `radius` and `lipschitz` have one entry per head
+    (one entry for a plain sequence). RMS is over a token's entries.
     """
 
     radius: tuple[Decimal, ...]

@@ -1,7 +1,5 @@
 """The certificate and its file: data only, free of torch. `certify` makes one, `verify` checks one."""
 
-import hashlib
-import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, replace
@@ -9,10 +7,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from wellnormed._files import write_atomically
+from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed.certificates.bound import UPWARD
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ARITHMETIC = "real numbers, parameters as stored"
 NORMS = "largest RMS of a token's entries, in and out"
 
@@ -93,8 +91,7 @@ class Certificate:
         """The same certificate with a measured gain beside the bound.
 
         Raises:
-            ValueError: The value is negative, not finite, or exceeds the bound, which means that certificate
-                or search is wrong.
+            ValueError: The value is negative, not finite, or exceeds the bound: certificate or search is wrong.
         """
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
@@ -107,7 +104,7 @@ class Certificate:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all."""
-        write_atomically(Path(path), _encode(_document(self)))
+        write_atomically(Path(path), self._text())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Certificate":
@@ -116,7 +113,22 @@ class Certificate:
         Raises:
             ValueError: A byte differs from what `save` wrote, or the format version is another one.
         """
-        return decode(Path(path).read_bytes(), name=str(path))
+        content = Path(path).read_bytes()
+        try:
+            certificate = _certificate(parse_json(content, "its text", "it proves nothing", sealed=True))
+            if certificate._text().encode() != content:
+                raise ValueError("its bytes are not those that were written")
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is not an intact certificate ({error}); write it again with `Certificate.save`"
+            ) from error
+        return certificate
+
+    def _text(self) -> str:
+        document = asdict(self) | {"format": FORMAT_VERSION, "lipschitz": str(self.exact_lipschitz)}
+        for row in document["layers"]:
+            row |= {key: [str(number) for number in row[key]] for key in ("radius", "lipschitz")}
+        return json_text(document, sealed=True, indent=1)
 
     def __str__(self) -> str:
         lines = [
@@ -138,59 +150,23 @@ class Certificate:
         return "\n".join(lines)
 
 
-def decode(content: bytes, name: str = "certificate") -> Certificate:
-    """The certificate in a file's bytes; see `Certificate.load`."""
-    try:
-        document = json.loads(content)
-        if not isinstance(document, dict) or document.get("format") != FORMAT_VERSION:
-            raise ValueError(f"format version is not {FORMAT_VERSION}")
-        digest = document.pop("digest")
-        if _encode(document) != content or hashlib.sha256(_canonical(document)).hexdigest() != digest:
-            raise ValueError("its bytes do not match its digest")
-        return _certificate(document)
-    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(
-            f"{name} is not an intact certificate: {error}; write it again with `Certificate.save`"
-        ) from error
-
-
-def _canonical(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False).encode()
-
-
-def _encode(document: dict[str, Any]) -> bytes:
-    return _canonical(document | {"digest": hashlib.sha256(_canonical(document)).hexdigest()}) + b"\n"
-
-
-def _document(certificate: Certificate) -> dict[str, Any]:
-    document = asdict(certificate)
-    for row in document["layers"]:
-        row["radius"] = [str(number) for number in row["radius"]]
-        row["lipschitz"] = [str(number) for number in row["lipschitz"]]
-    document |= {"format": FORMAT_VERSION, "lipschitz": str(certificate.exact_lipschitz)}
-    return json.loads(json.dumps(document))  # tuples become lists, as they are when read back
-
-
 def _certificate(document: dict[str, Any]) -> Certificate:
-    rows = tuple(
+    if document.pop("format", None) != FORMAT_VERSION:
+        raise ValueError(f"its format version is not {FORMAT_VERSION}")
+    del document["lipschitz"]  # made of the rows, like all bytes that `load` compares
+    layers = tuple(
         Row(
-            name=row["name"],
-            rule=row["rule"],
-            inputs=tuple(row["inputs"]),
-            constants=row["constants"],
-            weights=tuple(
-                Claim(w["measure"], tuple(w["tensors"]), tuple(w["shape"]), tuple(w["values"])) for w in row["weights"]
-            ),
-            radius=tuple(Decimal(number) for number in row["radius"]),
-            lipschitz=tuple(Decimal(number) for number in row["lipschitz"]),
+            **_with_tuples(row, inputs=str, radius=Decimal, lipschitz=Decimal)
+            | {"weights": tuple(Claim(**_with_tuples(w, tensors=str, shape=int, values=float)) for w in row["weights"])}
         )
         for row in document["layers"]
     )
-    fields = {key: document[key] for key in ("tensors", "domain", "input_radius", "lower_bound", "norms", "arithmetic")}
-    certificate = Certificate(layers=rows, versions=document["versions"], **fields)
-    if str(certificate.exact_lipschitz) != document["lipschitz"]:
-        raise ValueError("the result is not that of its last row")
-    return certificate
+    return Certificate(**document | {"layers": layers})
+
+
+def _with_tuples(content: dict[str, Any], **kinds: type) -> dict[str, Any]:
+    """The content with tuples in the place of some lists."""
+    return content | {key: tuple(map(kind, content[key])) for key, kind in kinds.items()}
 
 
 def _float_up(x: Decimal) -> float:

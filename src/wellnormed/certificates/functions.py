@@ -1,37 +1,34 @@
-"""Rules for functions and tensor methods: sums, constant factors, elementwise activations."""
+"""Rules for functions and tensor methods: sums, constant factors, elementwise activations and their modules."""
 
 import operator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellnormed.certificates.bound import Bound
 from wellnormed.certificates.recorder import Recorder
-from wellnormed.certificates.rules import activation, as_bound, function_rule
+from wellnormed.certificates.rules import function_rule, rule
 
 Operand = Bound | Tensor | float
 
 
-@function_rule(operator.add, torch.add, "add")
+@function_rule(operator.add, torch.add, "add", operator.sub, torch.sub, "sub")
 def add(step: Recorder, a: Operand, b: Operand) -> Bound:
-    """Radii and Lipschitz constants add up; a stored tensor or a number adds to the radius only."""
+    """Radii and Lipschitz constants add up; a stored tensor or a number adds to the radius only.
+
+    The bound of a difference is that of the sum.
+    """
     if not isinstance(a, Bound):
         a, b = b, a
-    if not isinstance(a, Bound):
-        raise step.refuse("none of its operands comes from the input")
+    assert isinstance(a, Bound)  # `certify` calls no rule without a value that depends on the input
     if isinstance(b, float | int):
         return step.derive("offset", a, constants={"offset": b})
-    b = as_bound(step, b)
+    if isinstance(b, Tensor):
+        b = step.derive("constant", claims=(step.row_rms(b),))
     if a.heads != b.heads and not (b.is_constant and b.heads == 1):
         raise step.refuse(f"its operands have {a.heads} and {b.heads} heads")
     return step.derive("add", a, b)
-
-
-@function_rule(operator.sub, torch.sub, "sub")
-def subtract(step: Recorder, a: Operand, b: Operand) -> Bound:
-    """The same bound as the sum's."""
-    return add(step, a, b)
 
 
 @function_rule(operator.mul, torch.mul, "mul")
@@ -39,8 +36,7 @@ def multiply(step: Recorder, a: Operand, b: Operand) -> Bound:
     """A number or a stored tensor times a value; the product of two values has no bound in RMS."""
     if not isinstance(a, Bound):
         a, b = b, a
-    if not isinstance(a, Bound):
-        raise step.refuse("none of its factors comes from the input")
+    assert isinstance(a, Bound)  # `certify` calls no rule without a value that depends on the input
     if isinstance(b, float | int):
         return step.derive("scale", a, constants={"factor": b})
     if isinstance(b, Bound):
@@ -62,33 +58,48 @@ def negate(step: Recorder, x: Bound) -> Bound:
     return step.derive("scale", x, constants={"factor": -1.0})
 
 
-@function_rule(F.relu, torch.relu, "relu")
-def relu(step: Recorder, x: Bound, inplace: bool = False) -> Bound:
-    """Slope at most 1."""
-    return activation(step, "relu", x, inplace)
+def _activation(name: str, module: type[nn.Module], *functions: object) -> None:
+    """Register an elementwise function of the table of slopes, and its module."""
+
+    @function_rule(*functions)
+    def apply(step: Recorder, x: Bound, inplace: bool = False) -> Bound:
+        if inplace:  # it would change values already bounded
+            raise step.refuse("it overwrites its input; set inplace=False")
+        return step.derive(name, x)
+
+    @rule(module)
+    def apply_module(layer: nn.Module, step: Recorder, x: Bound) -> Bound:
+        return apply(step, x, getattr(layer, "inplace", False))
 
 
-@function_rule(F.silu)
-def silu(step: Recorder, x: Bound, inplace: bool = False) -> Bound:
-    """Slope at most 1.0998."""
-    return activation(step, "silu", x, inplace)
+_activation("relu", nn.ReLU, F.relu, torch.relu, "relu")
+_activation("silu", nn.SiLU, F.silu)
+_activation("tanh", nn.Tanh, F.tanh, torch.tanh, "tanh")
 
 
 @function_rule(F.gelu)
 def gelu(step: Recorder, x: Bound, approximate: str = "none") -> Bound:
-    """Slope at most 1.12890415 (exact) or 1.12899307 (tanh)."""
-    return activation(step, "gelu_tanh" if approximate == "tanh" else "gelu", x)
+    """Exact or by tanh, with a slope of its own each."""
+    return step.derive("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
-@function_rule(F.tanh, torch.tanh, "tanh")
-def tanh(step: Recorder, x: Bound) -> Bound:
-    """Slope at most 1."""
-    return activation(step, "tanh", x)
+@rule(nn.GELU)
+def gelu_module(layer: nn.GELU, step: Recorder, x: Bound) -> Bound:
+    """See `gelu`."""
+    return gelu(step, x, layer.approximate)
 
 
 @function_rule(F.dropout)
 def dropout(step: Recorder, x: Bound, p: float = 0.5, training: bool = True, inplace: bool = False) -> Bound:
     """The identity when training is off."""
     if training and p > 0:
-        raise step.refuse("dropout is active in training mode; call `model.eval()` first, and pass `self.training`")
+        raise step.refuse(
+            "dropout is active in training mode; call `model.eval()` first (and give `F.dropout` `self.training`)"
+        )
     return x
+
+
+@rule(nn.Dropout)
+def dropout_module(layer: nn.Dropout, step: Recorder, x: Bound) -> Bound:
+    """See `dropout`."""
+    return dropout(step, x, layer.p, layer.training)

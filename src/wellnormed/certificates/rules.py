@@ -1,27 +1,17 @@
-"""One rule per operation: what to read from the executed layer, and which primitive bounds it.
+"""Rules for modules: what to read from the executed layer, and which primitive bounds it.
 
-A rule is `rule(module, step, *inputs) -> Bound`, registered for one exact type (a subclass may override
-anything, so it has no rule until it gets its own), or `rule(step, *arguments) -> Bound` for a function. See
-`rule` for an example.
+A rule is `rule(module, step, *inputs) -> Bound`, registered for one exact type (a subclass may override anything, so it
+has no rule until it gets its own), or `rule(step, *arguments) -> Bound` for a function; those stand in `functions`.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from wellnormed.certificates.bound import Bound
 from wellnormed.certificates.recorder import Recorder
-from wellnormed.nn import (
-    BallProjection,
-    CausalAttention,
-    HeadProjection,
-    MergeHeads,
-    PositionMix,
-    Scale,
-    ScaledGELU,
-)
+from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads, PositionMix, Scale, ScaledGELU
 from wellnormed.nn.activation import GELU_MAX_SLOPE
 
 F = TypeVar("F", bound=Callable[..., Bound])
@@ -40,8 +30,8 @@ def rule(*types: type[nn.Module]) -> Callable[[F], F]:
         types: Module classes. The rule answers for everything their `forward` does.
 
     Returns:
-        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound`
-        for a traced value, anything else as it stands in the call. Constants must be read from the module.
+        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound` for a traced
+        value, anything else as it stands in the call. Constants must be read from the module.
 
     Example:
         >>> class Halve(nn.Module):
@@ -57,12 +47,7 @@ def rule(*types: type[nn.Module]) -> Callable[[F], F]:
         >>> certify(Halve()).lipschitz
         0.5
     """
-
-    def register(function: F) -> F:
-        RULES.update(dict.fromkeys(types, function))
-        return function
-
-    return register
+    return _registering(RULES, types)
 
 
 def function_rule(*targets: Any) -> Callable[[F], F]:
@@ -72,38 +57,33 @@ def function_rule(*targets: Any) -> Callable[[F], F]:
         targets: Such as `torch.add`, `operator.add`, `"add"`.
 
     Returns:
-        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced
-        values and stored tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are
-        refused.
+        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced values and
+        stored tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are refused.
     """
+    return _registering(FUNCTION_RULES, targets)
 
+
+def _registering(table: dict[Any, Callable[..., Bound]], keys: tuple) -> Callable[[F], F]:
     def register(function: F) -> F:
-        FUNCTION_RULES.update(dict.fromkeys(targets, function))
+        table.update(dict.fromkeys(keys, function))
         return function
 
     return register
 
 
-def one_sequence(step: Recorder, x: Bound) -> Bound:
-    """Insist on a plain sequence, not one per head."""
-    if x.heads != 1:
-        raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
-    return x
-
-
 @rule(nn.Linear)
 def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
     """Whole-matrix RMS -> RMS norm; the bias adds its RMS to the radius only."""
-    claims = (step.spectral(layer.weight),)
-    if layer.bias is not None:
-        claims += (step.row_rms(layer.bias),)
-    return step.derive("linear", x, claims=claims)
+    bias = () if layer.bias is None else (step.row_rms(layer.bias),)
+    return step.derive("linear", x, claims=(step.spectral(layer.weight), *bias))
 
 
 @rule(HeadProjection)
 def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
     """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
-    return step.derive("head_projection", one_sequence(step, x), claims=(step.spectral(layer.weight, layer.heads),))
+    if x.heads != 1:
+        raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
+    return step.derive("head_projection", x, claims=(step.spectral(layer.weight, layer.heads),))
 
 
 @rule(PositionMix)
@@ -129,10 +109,7 @@ def attention(layer: CausalAttention, step: Recorder, q: Bound, k: Bound, v: Bou
     if layer.scale < 0:
         raise step.refuse(f"scale={layer.scale} is negative")
     claims = ()
-    linear_in = q.linear_in, k.linear_in, v.linear_in
-    if all(linear_in) and len({id(each.source) for each in linear_in if each}) == 1:
-        assert q.linear_in
-        assert k.linear_in
+    if q.linear_in and k.linear_in and v.linear_in and q.linear_in.source is k.linear_in.source is v.linear_in.source:
         claims = (step.product(q.linear_in.weight, k.linear_in.weight, q.heads),)
     return step.derive("attention", q, k, v, constants={"scale": layer.scale}, claims=claims)
 
@@ -156,41 +133,9 @@ def scale(layer: Scale, step: Recorder, x: Bound) -> Bound:
     return step.derive("scale", x, constants={"factor": layer.factor})
 
 
-@rule(nn.ReLU)
-def relu(layer: nn.ReLU, step: Recorder, x: Bound) -> Bound:
-    """Slope at most 1."""
-    return activation(step, "relu", x, layer.inplace)
-
-
-@rule(nn.SiLU)
-def silu(layer: nn.SiLU, step: Recorder, x: Bound) -> Bound:
-    """Slope at most 1.0998."""
-    return activation(step, "silu", x, layer.inplace)
-
-
-@rule(nn.GELU)
-def gelu(layer: nn.GELU, step: Recorder, x: Bound) -> Bound:
-    """Slope at most 1.12890415 (exact) or 1.12899307 (tanh)."""
-    return activation(step, "gelu_tanh" if layer.approximate == "tanh" else "gelu", x)
-
-
-@rule(nn.Tanh)
-def tanh(layer: nn.Tanh, step: Recorder, x: Bound) -> Bound:
-    """Slope at most 1."""
-    return activation(step, "tanh", x)
-
-
 @rule(nn.Identity)
 def identity(layer: nn.Identity, step: Recorder, x: Bound) -> Bound:
     """Nothing changes."""
-    return x
-
-
-@rule(nn.Dropout)
-def dropout(layer: nn.Dropout, step: Recorder, x: Bound) -> Bound:
-    """The identity in evaluation mode; refused in training mode."""
-    if layer.training and layer.p > 0:
-        raise step.refuse("dropout is active in training mode; call `model.eval()` first")
     return x
 
 
@@ -212,15 +157,3 @@ def normalization(layer: nn.LayerNorm | nn.RMSNorm, step: Recorder, x: Bound) ->
 def batch_norm(layer: nn.Module, step: Recorder, x: Bound) -> Bound:
     """Refused: in training mode one sample moves the others, and tokens are not its axis."""
     raise step.refuse("batch normalisation mixes samples; fold it into the layer before it, or leave it out")
-
-
-def activation(step: Recorder, name: str, x: Bound, inplace: bool = False) -> Bound:
-    """An elementwise function from the table of slopes; in place it would change values already bounded."""
-    if inplace:
-        raise step.refuse("it overwrites its input; set inplace=False")
-    return step.derive(name, x)
-
-
-def as_bound(step: Recorder, x: Bound | Tensor) -> Bound:
-    """The bound of a traced value, or of a stored tensor as a constant."""
-    return step.derive("constant", claims=(step.row_rms(x),)) if isinstance(x, torch.Tensor) else x

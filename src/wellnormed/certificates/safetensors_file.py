@@ -1,5 +1,6 @@
 """Tensors as bytes, from a safetensors file, a NumPy array or a torch tensor; never by pickle."""
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -8,19 +9,28 @@ from typing import Any
 
 import numpy as np
 
-_NUMPY = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8":
-    "<u1", "BOOL": "|b1", "BF16": "<u2",
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
 }  # fmt: skip
+"""Names of dtypes in torch and NumPy -> in the safetensors format."""
+
+_NUMPY = {name: np.dtype("<u2" if name == "BF16" else of).newbyteorder("<") for of, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class RawTensor:
-    """One tensor's dtype (as safetensors names it), shape and bytes."""
+    """One tensor's dtype (as safetensors names it), shape and bytes (row-major, little-endian)."""
 
     dtype: str
     shape: tuple[int, ...]
     content: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the name of the dtype, the shape and the bytes."""
+        head = f"{self.dtype} {','.join(map(str, self.shape))}\n".encode()
+        return hashlib.sha256(head + self.content).hexdigest()
 
     def array(self) -> np.ndarray:
         """Its entries in float64; exact for the floating dtypes."""
@@ -31,22 +41,25 @@ class RawTensor:
 
 
 def raw_tensor(value: Any) -> RawTensor:
-    """The bytes of a NumPy array or of a torch tensor."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().contiguous()
-        name = str(value.dtype).removeprefix("torch.")
-        if name == "bfloat16":  # NumPy has no such dtype
-            import torch
+    """The bytes of a NumPy array or of a torch tensor.
 
-            halves = np.atleast_1d(value.view(torch.int16).numpy()).astype("<u2")
-            return RawTensor("BF16", tuple(value.shape), halves.tobytes())
-        value = value.numpy()
-    array = np.asarray(value)
-    kind = array.dtype.newbyteorder("<")
-    dtype = next((name for name, code in _NUMPY.items() if np.dtype(code) == kind and name != "BF16"), None)
-    if dtype is None:
-        raise ValueError(f"dtype {array.dtype} is not one that a certificate covers; store floats or integers")
-    return RawTensor(dtype, array.shape, array.astype(kind).tobytes())
+    Raises:
+        ValueError: The safetensors format, or a certificate, has no such dtype.
+    """
+    if hasattr(value, "detach"):  # a torch tensor: its bytes, for NumPy knows no bfloat16
+        import torch
+
+        shape, dtype = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        value = np.asarray(value)
+        shape, dtype = value.shape, value.dtype.name
+        value = value.astype(value.dtype.newbyteorder("<"))
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"dtype {dtype} is not one that a certificate covers; store floats or integers: {list(DTYPES)}"
+        )
+    return RawTensor(DTYPES[dtype], shape, value.tobytes())
 
 
 def read_safetensors(path: Path) -> dict[str, RawTensor]:
@@ -68,21 +81,19 @@ def _parse(content: bytes) -> dict[str, RawTensor]:
     if len(content) < 8 or start > len(content):
         raise ValueError(f"its {len(content)} bytes are too few")
     header = json.loads(content[8:start], object_pairs_hook=_without_repeats)
+    header.pop("__metadata__", None)
     tensors: dict[str, RawTensor] = {}
-    position = 0
-    entries = sorted(((n, e) for n, e in header.items() if n != "__metadata__"), key=lambda e: e[1]["data_offsets"])
-    for name, entry in entries:
+    position = start
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if entry.keys() != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _NUMPY:
             raise ValueError(f"unknown description of {name}: {entry}")
-        begin, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        size = math.prod(shape) * np.dtype(_NUMPY[entry["dtype"]]).itemsize
-        if begin != position or end - begin != size or any(length < 0 for length in shape):
+        shape, end = tuple(entry["shape"]), position + math.prod(entry["shape"]) * _NUMPY[entry["dtype"]].itemsize
+        if [start + offset for offset in entry["data_offsets"]] != [position, end] or any(n < 0 for n in shape):
             raise ValueError(f"{name} does not lie where its shape says")
-        tensors[name] = RawTensor(entry["dtype"], shape, content[start + begin : start + end])
+        tensors[name] = RawTensor(entry["dtype"], shape, content[position:end])
         position = end
-    if start + position != len(content):
-        raise ValueError(f"{len(content) - start - position} bytes belong to no tensor")
+    if position != len(content):
+        raise ValueError(f"{len(content) - position} bytes belong to no tensor")
     return tensors
 
 

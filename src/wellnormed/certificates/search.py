@@ -42,26 +42,22 @@ def lower_bound(
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
-    Every step does one alternation of the power method for the norm "largest token RMS -> largest token RMS"
-    (the dual of a direction has RMS 1 at every input token; the dual of an output change is one unit vector
-    at one token) and one ascent step on the inputs, all by double backward passes; at the end it measures the
-    same direction over finite distances.
+    Every step does one alternation of the power method for the norm "largest token RMS -> largest token RMS" (the dual
+    of a direction has RMS 1 at every input token; the dual of an output change is one unit vector at one token) and one
+    ascent step on the inputs, all by double backward passes; at the end it measures the same direction over finite
+    distances.
 
     Args:
         model: As for `certify`.
         radius: Largest RMS of an input token.
         steps: Iterations.
         generator: Source of the starting points.
-        batch: Starting points, searched at once.
+        batch: How many starting points are searched at once.
         length: Tokens of an input; by default 16, or fewer if the model holds fewer.
         width: Entries of an input token; found out if the model begins with an embedding or a matrix.
 
-    Returns:
-        The largest gain met, and where.
-
     Raises:
-        ValueError: `width` is needed, or a number is not positive.
-        UncertifiableError: The model cannot be traced.
+        ValueError: `width` is needed, a number is not positive, or the model cannot be traced.
 
     Example:
         >>> layer = nn.Linear(2, 2, bias=False)
@@ -115,8 +111,8 @@ def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Te
         u: Output directions: one unit vector at one token of each sample, zeros elsewhere.
 
     Returns:
-        Input directions of RMS 1 at every token that maximise `<u, J direction>`; the Jacobian times them, at
-        all output tokens; the gradient of the maximum with respect to x.
+        Input directions of RMS 1 at every token that maximise `<u, J direction>`; the Jacobian times them, at all
+        output tokens; the gradient of the maximum with respect to x.
     """
     x = x.detach().requires_grad_()
     u = u.detach().requires_grad_()

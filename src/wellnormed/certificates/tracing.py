@@ -36,32 +36,20 @@ class _OneArgument(nn.Module):
 class _Proxy(fx.Proxy):
     """A symbolic value that records in-place operators, which torch.fx would take for `x = x + y`."""
 
-    def _in_place(self, function: Any, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
 
-    def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.iadd, other)
+def _record_in_place(name: str) -> None:
+    def record(self: _Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
 
-    def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.isub, other)
+    setattr(_Proxy, f"__{name}__", record)
 
-    def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.imul, other)
 
-    def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.itruediv, other)
-
-    def __imatmul__(self, other: Any) -> Any:
-        return self._in_place(operator.imatmul, other)
-
-    def __ipow__(self, other: Any) -> Any:
-        return self._in_place(operator.ipow, other)
+for _name in ("iadd", "isub", "imul", "itruediv", "imatmul", "ipow"):
+    _record_in_place(_name)
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
+    record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or type(m) in EMBEDDINGS

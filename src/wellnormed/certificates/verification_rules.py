@@ -1,7 +1,7 @@
 """What a verifier proves: claims on weights in NumPy, and its own copy of how bounds pass through operations.
 
-Written from the proofs, not from `algebra`, so that a slip in one shows in the other. Expects the caller's
-decimal context to round up.
+Written from the proofs, not from `algebra`, so that a slip in one shows in the other. Expects the caller's decimal
+context to round up.
 """
 
 import math
@@ -34,18 +34,17 @@ class Linear:
 class Value:
     """Radius and Lipschitz constant per head, and what the value is linear in."""
 
-    row: str
     radius: Numbers
     lipschitz: Numbers
     linear: Linear | None = None
+    row: str = ""
 
 
 def prove_spectral(matrix: np.ndarray, claimed: float) -> bool:
     """Whether one Cholesky factorisation proves that no singular value exceeds `claimed` (Rump, BIT 2006).
 
     With G = fl(W^T W), T = fl(c I - G) and gamma_k = k u / (1 - k u), completion proves
-    `sigma_max^2 <= c + 2 gamma_{n+1} tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is what the claim leaves
-    for it.
+    `sigma_max^2 <= c + 2 gamma_{n+1} tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is what the claim leaves for it.
     """
     w = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     largest = float(np.abs(w).max(initial=0.0))
@@ -116,100 +115,99 @@ CHECKS: dict[str, Callable[[Sequence[np.ndarray], Sequence[float]], bool]] = {
 }
 
 _SLOPES = {  # largest |slope|; all have |f(x)| <= |x|
-    "identity": "1", "relu": "1", "tanh": "1", "gelu": "1.128904145185155", "gelu_tanh": "1.128993068658772",
-    "silu": "1.099839320128867",
-}  # fmt: skip
+    **dict.fromkeys(("identity", "relu", "tanh"), Decimal(1)),
+    "gelu": Decimal("1.128904145185155"),
+    "gelu_tanh": Decimal("1.128993068658772"),
+    "silu": Decimal("1.099839320128867"),
+}
+
+_CLAIMS = {  # what is proved of the weights of a rule that uses any
+    "constant": [["row_rms"]],
+    "embedding": [["row_rms"]],
+    "head_projection": [["spectral"]],
+    "linear": [["spectral"], ["spectral", "row_rms"]],
+    "gain": [["max_abs"]],
+    "position_mix": [["row_rms"]],
+    "normalization": [[], ["max_abs"], ["max_abs", "row_rms"]],
+    "attention": [[], ["product"]],
+}
 
 
-def derive(name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]) -> Value:
+def require(condition: bool, what: str) -> None:
+    """Raise a `ValueError` if a condition of a proof fails; unlike an assertion, also under `python -O`."""
+    if not condition:
+        raise ValueError(f"it needs {what}")
+
+
+def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]) -> Value:
     """The smallest radius and Lipschitz constant that the verifier can justify for a row."""
+    one, zero = Decimal(1), Decimal(0)
     measures = [claim.measure for claim in claims]
-    if rule in ("input", "embedding", "constant"):
-        return _start(name, rule, inputs, c, claims)
-    x = inputs[0]
-    if rule == "attention":
-        q, k, v = inputs
-        return _attend(name, q, k, v, c["scale"], claims)
-    if rule == "add":
-        a, b = inputs
-        size = max(len(a.radius), len(b.radius))
-        assert all(len(each.radius) == size or not any(each.lipschitz) for each in inputs)
-        (ra, la), (rb, lb) = (
-            (v.radius * (size // len(v.radius)), v.lipschitz * (size // len(v.radius))) for v in inputs
-        )
-        return Value(name, _sum(ra, rb), _sum(la, lb))
-    assert len(inputs) == 1
-    if rule == "merge_heads":
-        return Value(name, (_rms(x.radius),), (_rms(x.lipschitz),))
-    if rule == "ball_projection":
-        assert c["radius"] > 0
-        linear = x.linear if all(r <= c["radius"] for r in x.radius) else None
-        return Value(name, tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear)
-    if rule == "head_projection":
-        assert measures == ["spectral"]
-        (radius,), (lipschitz,), norms = x.radius, x.lipschitz, _rms_norms(claims[0])
-        linear = Linear(x.row, radius, lipschitz, claims[0].tensors[0], claims[0].shape, norms)
-        return Value(name, tuple(radius * g for g in norms), tuple(lipschitz * g for g in norms), linear)
-    if rule == "offset":
-        return Value(name, _sum(x.radius, (abs(c["offset"]),) * len(x.radius)), x.lipschitz)
-    if rule == "normalization":
-        assert c["eps"] > 0
-        assert measures in ([], ["max_abs"], ["max_abs", "row_rms"])
-        gain = Decimal(claims[0].values[0]) if claims else Decimal(1)
-        bias = Decimal(claims[1].values[0]) if len(claims) == 2 else Decimal(0)
-        slope = gain / _root_down(c["eps"])
-        return Value(name, (gain + bias,) * len(x.radius), tuple(slope * e for e in x.lipschitz))
-    radius_factor, lipschitz_factor, shift = _factors(rule, c, claims, measures)
-    return Value(
-        name,
-        tuple(r * radius_factor + shift for r in x.radius),
-        tuple(e * lipschitz_factor for e in x.lipschitz),
-    )
-
-
-def _start(name: str, rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims: Sequence[Claim]) -> Value:
-    assert not inputs
+    require(measures in _CLAIMS.get(rule, [measures]), "other proofs on its weights")
+    proved = [Decimal(claim.values[0]) for claim in claims]
+    count = {"input": 0, "embedding": 0, "constant": 0, "add": 2, "attention": 3}.get(rule, 1)
+    require(len(inputs) == count, f"{count} inputs")
     if rule == "constant":
-        assert claims[0].measure == "row_rms"
-        return Value(name, (Decimal(claims[0].values[0]),), (Decimal(0),))
-    if rule == "embedding":
-        assert claims[0].measure == "row_rms"
-        assert Decimal(claims[0].values[0]) <= c["radius"]
-    assert c["radius"] > 0
-    return Value(name, (c["radius"],), (Decimal(1),))
-
-
-def _factors(
-    rule: str, c: Mapping[str, Decimal], claims: Sequence[Claim], measures: list[str]
-) -> tuple[Decimal, Decimal, Decimal]:
-    """Operations with `|f(x)| <= a |x| + shift` and slope at most b: (a, b, shift)."""
-    zero, one = Decimal(0), Decimal(1)
+        return Value((proved[0],), (zero,))
+    if rule in ("input", "embedding"):
+        require(c["radius"] > 0 and max(proved, default=zero) <= c["radius"], "a positive radius that no row exceeds")
+        return Value((c["radius"],), (one,))
+    x = inputs[0]
     if rule in _SLOPES:
-        return one, Decimal(_SLOPES[rule]), zero
-    if rule == "scaled_gelu":
-        factor = abs(c["sharpness"] * c["factor"])
-        return factor, factor * Decimal(_SLOPES["gelu"]), zero
-    if rule == "scale":
-        return abs(c["factor"]), abs(c["factor"]), zero
-    if rule == "divide":
-        return one / abs(c["divisor"]), one / abs(c["divisor"]), zero
-    if rule == "gain":
-        assert measures == ["max_abs"]
-        return Decimal(claims[0].values[0]), Decimal(claims[0].values[0]), zero
-    if rule == "linear":
-        assert measures in (["spectral"], ["spectral", "row_rms"])
-        (norm,) = _rms_norms(claims[0])
-        return norm, norm, Decimal(claims[1].values[0]) if len(claims) == 2 else zero
-    if rule == "position_mix":
-        assert measures == ["row_rms"]
-        share = abs(c["token_share"])
-        return share, share, abs(c["position_share"]) * Decimal(claims[0].values[0])
+        return _affine(x, one, slope=_SLOPES[rule])
+    match rule:
+        case "attention":
+            q, k, v = inputs
+            return _attend(q, k, v, c["scale"], claims)
+        case "add":
+            size = max(len(each.radius) for each in inputs)
+            fit = all(len(v.radius) == size or (len(v.radius) == 1 and not any(v.lipschitz)) for v in inputs)
+            require(fit, "as many heads in both, or a constant")
+            a, b = (Value(v.radius * (size // len(v.radius)), v.lipschitz * (size // len(v.radius))) for v in inputs)
+            return Value(_sum(a.radius, b.radius), _sum(a.lipschitz, b.lipschitz))
+        case "merge_heads":
+            return Value((_rms(x.radius),), (_rms(x.lipschitz),))
+        case "ball_projection":
+            require(c["radius"] > 0, "a positive radius")
+            linear = x.linear if all(r <= c["radius"] for r in x.radius) else None
+            return Value(tuple(min(r, c["radius"]) for r in x.radius), x.lipschitz, linear)
+        case "head_projection":
+            (radius,), (lipschitz,), norms = x.radius, x.lipschitz, _rms_norms(claims[0])
+            linear = Linear(x.row, radius, lipschitz, claims[0].tensors[0], claims[0].shape, norms)
+            return Value(tuple(radius * g for g in norms), tuple(lipschitz * g for g in norms), linear)
+        case "normalization":
+            require(c["eps"] > 0, "a positive eps")
+            gain = proved[0] if proved else one
+            size, slope = gain + sum(proved[1:], zero), gain / c["eps"].sqrt().next_minus()
+            return Value((size,) * len(x.radius), tuple(slope * e for e in x.lipschitz))
+        case "linear":
+            (norm,) = _rms_norms(claims[0])
+            return _affine(x, norm, shift=sum(proved[1:], zero))
+        case "position_mix":
+            return _affine(x, abs(c["token_share"]), shift=abs(c["position_share"]) * proved[0])
+        case "scaled_gelu":
+            factor = abs(c["sharpness"] * c["factor"])
+            return _affine(x, factor, slope=factor * _SLOPES["gelu"])
+        case "offset":
+            return _affine(x, one, shift=abs(c["offset"]))
+        case "scale":
+            return _affine(x, abs(c["factor"]))
+        case "divide":
+            return _affine(x, one / abs(c["divisor"]))
+        case "gain":
+            return _affine(x, proved[0])
     raise ValueError(f"unknown rule {rule!r}")
 
 
-def _attend(name: str, q: Value, k: Value, v: Value, scale: Decimal, claims: Sequence[Claim]) -> Value:
-    assert len(q.radius) == len(k.radius) == len(v.radius)
-    assert scale >= 0
+def _affine(x: Value, factor: Decimal, shift: Decimal = Decimal(0), slope: Decimal | None = None) -> Value:
+    """`|f(x)| <= factor |x| + shift`, and the slope is at most `slope`, by default the factor."""
+    slope = factor if slope is None else slope
+    return Value(tuple(r * factor + shift for r in x.radius), tuple(e * slope for e in x.lipschitz))
+
+
+def _attend(q: Value, k: Value, v: Value, scale: Decimal, claims: Sequence[Claim]) -> Value:
+    require(len(q.radius) == len(k.radius) == len(v.radius), "as many heads in queries, keys and values")
+    require(scale >= 0, "a scale that is not negative")
     scale *= 1 + Decimal("1e-15")  # scale / K is rounded by the layer
     bounds = []
     for h in range(len(q.radius)):
@@ -223,29 +221,25 @@ def _attend(name: str, q: Value, k: Value, v: Value, scale: Decimal, claims: Seq
             )
             if claims and q.linear and q.linear.source == k.linear.source:
                 (claim,) = claims
-                assert claim.measure == "product"
-                assert claim.tensors == (q.linear.weight, k.linear.weight)
-                assert len(claim.values) == len(q.radius)
+                weights = (q.linear.weight, k.linear.weight)
+                require(claim.tensors == weights, f"the product of {weights}")
+                require(len(claim.values) == len(q.radius), "one product for each head")
                 entries = q.linear.shape[0] // len(q.radius)
                 t = scale * q.linear.shape[1] / entries * Decimal(claim.values[h])
                 t *= k.linear.source_radius * k.linear.source_radius
                 found.append(k.linear.source_lipschitz * value_norm * (_root(1 + t * t) + t))
         bounds.append(min(found))
-    return Value(name, v.radius, tuple(bounds))
+    return Value(v.radius, tuple(bounds))
 
 
 def _rms_norms(claim: Claim) -> Numbers:
     rows = claim.shape[0] // len(claim.values)
-    assert rows * len(claim.values) == claim.shape[0]
+    require(rows * len(claim.values) == claim.shape[0], "parts of equal size")
     return tuple(_root(Decimal(claim.shape[1]) / rows) * Decimal(value) for value in claim.values)
 
 
 def _root(x: Decimal) -> Decimal:
     return x.sqrt().next_plus() if x else x
-
-
-def _root_down(x: Decimal) -> Decimal:
-    return x.sqrt().next_minus()
 
 
 def _sum(a: Numbers, b: Numbers) -> Numbers:

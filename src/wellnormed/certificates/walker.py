@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import operator
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,17 +14,10 @@ from torch import Tensor, fx, nn
 from wellnormed.certificates import functions as functions  # registers the rules of functions
 from wellnormed.certificates.bound import Bound, rounding_up
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.digest import tensor_digest
 from wellnormed.certificates.recorder import Recorder, UncertifiableError
 from wellnormed.certificates.rules import FUNCTION_RULES, RULES
+from wellnormed.certificates.safetensors_file import DTYPES, raw_tensor
 from wellnormed.certificates.tracing import EMBEDDINGS, owner, place, shown, trace
-
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.bool: "BOOL", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8",
-}  # fmt: skip
-"""Names of dtypes in the safetensors format."""
 
 _TOKENS = object()  # stands for the integers that an embedding looks up
 
@@ -31,18 +25,15 @@ _TOKENS = object()  # stands for the integers that an embedding looks up
 def certify(model: nn.Module, example_input: Tensor | None = None, radius: float = 1.0) -> Certificate:
     """A proved Lipschitz bound of the executed model, by largest token RMS (LT section 4.2, corrected).
 
-    The input variable is what the model's embedding looks up, or the model's input if it has no embedding.
-    Every operation needs a rule (`rules.rule`, `functions`); what has none is refused. The bound covers real
-    arithmetic with the parameters as they are stored.
+    The input variable is what the model's embedding looks up, or the model's input if it has no embedding. Every
+    operation needs a rule (`rules.rule`, `functions`). The bound covers real arithmetic with the parameters as they are
+    stored.
 
     Args:
-        model: Any module with one tensor in and one out, `(*, tokens, width)` or integers `(*, tokens)`; in
-            evaluation mode, or without layers that differ in training.
+        model: Any module with one tensor in and one out, `(*, tokens, width)` or integers `(*, tokens)`; in evaluation
+            mode, or without layers that differ in training.
         example_input: Run through model and graph as a check that they agree.
         radius: Largest RMS of an input token.
-
-    Returns:
-        The certificate: bound, domain, one row per operation, digests of all tensors.
 
     Raises:
         UncertifiableError: An operation has no rule, is used outside its rule, or cannot be traced; names the
@@ -60,7 +51,7 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         raise ValueError(f"radius={radius} must be positive and finite")
     tensors = stored_tensors(model)
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             raise UncertifiableError(f"{name} is stored as {tensor.dtype}; certificates cover {list(DTYPES)}")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UncertifiableError(f"{name} has entries that are not finite; nothing holds for them")
@@ -70,8 +61,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
     recorder = Recorder(tensors)
     domain = _walk(graph, recorder, float(radius))
     return Certificate(
-        layers=tuple(recorder.rows),
-        tensors={name: _digest(tensor) for name, tensor in sorted(tensors.items())},
+        layers=tuple(recorder.rows.values()),
+        tensors={name: raw_tensor(tensor).digest for name, tensor in sorted(tensors.items())},
         domain=domain,
         input_radius=float(radius),
         versions={name: _version(name) for name in ("wellnormed", "torch", "numpy")}
@@ -88,8 +79,7 @@ def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
     """The lookup that makes vectors of the model's integers; None if the model takes vectors.
 
     Raises:
-        UncertifiableError: Two lookups, or the integers are used besides: the input would be more than the
-            vectors.
+        UncertifiableError: Two lookups, or the integers are used besides: the input would be more than the vectors.
     """
     (tokens,) = (node for node in graph.graph.nodes if node.op == "placeholder")
     lookups = [
@@ -122,27 +112,22 @@ def _walk(graph: fx.GraphModule, recorder: Recorder, radius: float) -> str:
             values[node] = _embed(graph.get_submodule(str(node.target)), recorder, radius)
             domain = f"all sequences whose tokens have RMS <= {radius}, those of `{recorder.name}` among them"
         elif node.op == "get_attr":
-            values[node] = _attribute(graph, node.target)
+            values[node] = operator.attrgetter(str(node.target))(graph)
         elif node.op == "output":
             _finish(args[0], recorder)
         else:
-            function, args = _rule_of(graph, node, recorder, args)
-            values[node] = _apply(function, recorder, args, keywords)
+            values[node] = _apply(graph, node, recorder, args, keywords)
     return domain
 
 
-def _rule_of(
-    graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple
-) -> tuple[Callable[..., Bound], tuple]:
+def _apply(graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple, keywords: Mapping[str, Any]) -> Bound:
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
-        return RULES[type(module)], (module, recorder, *args)
-    if node.target not in FUNCTION_RULES:
+        function, args = RULES[type(module)], (module, recorder, *args)
+    elif node.target in FUNCTION_RULES:
+        function, args = FUNCTION_RULES[node.target], (recorder, *args)
+    else:
         raise recorder.refuse("there is no rule for it; write one with `rule` for a module or `function_rule`")
-    return FUNCTION_RULES[node.target], (recorder, *args)
-
-
-def _apply(function: Callable[..., Bound], recorder: Recorder, args: tuple, keywords: Mapping[str, Any]) -> Bound:
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
@@ -173,7 +158,7 @@ def _finish(output: Any, recorder: Recorder) -> None:
         raise recorder.refuse(
             "the model must return one tensor that its operations computed; wrap it if it returns more"
         )
-    if recorder.rows[-1].name != output.row:
+    if next(reversed(recorder.rows)) != output.row:
         recorder.name = "output"
         recorder.derive("identity", output)
 
@@ -185,13 +170,6 @@ def _row_name(node: fx.Node) -> str:
     return ".".join(filter(None, (owner(node), operation)))
 
 
-def _attribute(graph: fx.GraphModule, target: str) -> Any:
-    value: Any = graph
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tensor) -> None:
     with torch.no_grad():
         executed, traced = model(example_input), graph(example_input)
@@ -200,11 +178,6 @@ def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tenso
             f"{type(model).__name__} does not compute on example_input what was traced: its control flow "
             "depends on something that tracing cannot see; remove it"
         )
-
-
-def _digest(tensor: Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous()
-    return tensor_digest(DTYPES[plain.dtype], plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _version(package: str) -> str:

@@ -52,17 +52,11 @@ class CharacterText:
     validation: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        symbols = "".join(sorted(set(self.text)))
+        symbols, sha256 = "".join(sorted(set(self.text))), hashlib.sha256(self.text.encode()).hexdigest()
         tokens = encode(self.text, symbols)
-        border = int(0.9 * len(tokens))
-        # a frozen dataclass sets derived fields this way
-        for name, value in (
-            ("symbols", symbols),
-            ("sha256", hashlib.sha256(self.text.encode()).hexdigest()),
-            ("train", tokens[:border]),
-            ("validation", tokens[border:]),
-        ):
-            object.__setattr__(self, name, value)
+        train, validation = tokens.tensor_split([int(0.9 * len(tokens))])
+        # a frozen dataclass refuses assignments
+        vars(self).update(symbols=symbols, sha256=sha256, train=train, validation=validation)
 
     def encode(self, text: str) -> Tensor:
         """See `encode`."""

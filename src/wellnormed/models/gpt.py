@@ -89,10 +89,7 @@ class GPT(nn.Module):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Matrices start at norm 1 in their own norm; output projections, biases and the head at 0 (LT appendix F)."""
         for assigned in assign_norms(self):
-            starts_at_zero = (
-                assigned.name.endswith((".output.weight", "bias", "bias_HT")) or assigned.name == "head.weight"
-            )
-            if starts_at_zero:
+            if assigned.name.endswith((".output.weight", "head.weight", "bias", "bias_HT")):
                 assigned.parameter.zero_()
             else:
                 assert assigned.norm is not None  # the default recipe leaves none out

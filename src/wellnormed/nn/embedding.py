@@ -19,8 +19,7 @@ class CappedEmbedding(nn.Module):
         super().__init__()
         self.symbols = symbols
         self.width = width
-        self.weight = nn.Parameter(empty(symbols, width))
-        nn.init.normal_(self.weight)
+        self.weight = nn.Parameter(nn.init.normal_(empty(symbols, width)))
 
     def parameter_norms(self) -> dict[str, Norm]:
         """Columns of the map from one-hot symbols, this weight's rows; rare ones inflated at most 16 times."""
@@ -37,14 +36,11 @@ class PositionMix(nn.Module):
     """`token_share x + (1 - token_share) position`, with a learned vector for each of `length` positions.
 
     Args:
-        length: Largest number of tokens.
+        length: Largest number of tokens; more are refused.
         width: Entries of a vector.
         token_share: Share of the token, in (0, 1]; it is also the layer's Lipschitz constant.
 
     Shape: `(*, tokens, width)` -> the same.
-
-    Raises:
-        ValueError: More tokens than positions.
     """
 
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
@@ -54,8 +50,7 @@ class PositionMix(nn.Module):
         self.length = length
         self.width = width
         self.token_share = token_share
-        self.weight = nn.Parameter(empty(length, width))
-        nn.init.normal_(self.weight)
+        self.weight = nn.Parameter(nn.init.normal_(empty(length, width)))
 
     def parameter_norms(self) -> dict[str, Norm]:
         """Every position's vector is one column of the map from positions."""

@@ -14,7 +14,7 @@ class BallProjection(nn.Module):
 
     Attributes:
         count_hits: Count while it runs (off by default: counting costs a reduction and a copy to the host).
-        hits, seen: Vectors projected and vectors seen since counting began.
+        hits, seen: Vectors projected and vectors seen since counting began; see `count_hits`.
 
     Example:
         >>> import torch
@@ -28,9 +28,7 @@ class BallProjection(nn.Module):
         if not 0 < radius < float("inf"):
             raise ValueError(f"radius={radius} must be positive and finite; to switch a projection off, leave it out")
         self.radius = radius
-        self.count_hits = False
-        self.hits = 0
-        self.seen = 0
+        self.count_hits, self.hits, self.seen = False, 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
         relative = x.square().mean(-1, keepdim=True) * self.radius**-2
@@ -39,10 +37,6 @@ class BallProjection(nn.Module):
             self.seen += relative.numel()
         # clamp before the root: inside the ball the factor is exactly 1, and the gradient is finite at 0
         return x * relative.clamp(min=1).rsqrt()
-
-    def start_counting(self) -> None:
-        """Count hits from zero."""
-        self.count_hits, self.hits, self.seen = True, 0, 0
 
     @property
     def hit_rate(self) -> float:
@@ -62,7 +56,6 @@ def count_hits(model: nn.Module, enabled: bool = True) -> None:
     """Switch the counting of hits on (from zero) or off in all ball projections of a model."""
     for module in model.modules():
         if isinstance(module, BallProjection):
+            module.count_hits = enabled
             if enabled:
-                module.start_counting()
-            else:
-                module.count_hits = False
+                module.hits = module.seen = 0
