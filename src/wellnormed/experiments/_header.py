@@ -70,11 +70,24 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, text + "\n")
 
 
-def legend_below(figure: "Figure") -> None:
-    """One legend under all panels, each label once, in the order in which lines were drawn."""
+def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple["Figure", Any]:
+    """A figure and its axes, `(rows, columns)`, with a grid; panels of one row share their vertical axis."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, layout="constrained", sharey="row", squeeze=False, **shared
+    )
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def legend_below(figure: "Figure", title: str) -> None:
+    """A title, and one legend under all panels, each label once, in the order in which lines were drawn."""
     drawn = [line for axis in figure.axes for line in axis.get_lines()]
     lines = {str(line.get_label()): line for line in drawn if not str(line.get_label()).startswith("_")}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
+    figure.suptitle(title, fontsize=11)
 
 
 def save_figure(draw: Callable[[], "Figure"], path: Path) -> None:
