@@ -9,9 +9,9 @@ from wellnormed.train import RunFolder, session
 
 
 @pytest.mark.parametrize("rule", [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)], ids=["vectors", "bounds"])
-def test_what_a_rule_remembers_survives_a_checkpoint(rule, tiny, tmp_path, monkeypatch):
+def test_what_a_constraint_remembers_survives_a_checkpoint(rule, tiny, tmp_path, monkeypatch):
     """The other runs have rules without memory; with these a lost state changes bits."""
-    monkeypatch.setitem(session.RULES, tiny.constraint, rule)
+    monkeypatch.setitem(session.CONSTRAINTS, tiny.constraint, rule)
     config = replace(tiny, learning_rate=0.5)
 
     def begin():
