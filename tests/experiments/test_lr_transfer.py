@@ -97,7 +97,7 @@ def test_a_run_stopped_halfway_is_continued_with_equal_numbers(run, tmp_path, mo
 def test_other_settings_are_not_mixed_in(run, tmp_path):
     run(tmp_path, optimizers=("adam",))
     with pytest.raises(ValueError, match="choose another --output"):
-        run(tmp_path, replace(TINY, training=replace(TRAINING, steps=5)))
+        run(tmp_path, TINY._replace(training=replace(TRAINING, steps=5)))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])

@@ -18,20 +18,16 @@ FIELDS = ("command", "commit", "seed", "machine")
 
 
 def header(command: str, seed: int | list[int], device: str = "cpu") -> dict[str, Any]:
-    """Command, commit, seed, machine (the kind of processor and its number of cores) and versions of a run.
+    """The keys of `FIELDS`, and `environment` with versions, system, threads and starting time of a run.
+
+    Nothing in it identifies a person or one machine: `machine` is the kind of processor and its number of cores.
 
     Args:
         command: What repeats the run from the root of the project.
         seed: Of everything that is drawn at random; a list where a file holds runs of several seeds.
         device: Where the run computes.
-
-    Returns:
-        The keys of `FIELDS`, and `environment` with versions, system, threads and starting time. Nothing in it
-        identifies a person or one machine.
     """
-    environment = describe(torch.device(device), 0)
-    del environment["from_step"]
-    return from_environment(command, seed, environment)
+    return from_environment(command, seed, describe(torch.device(device), 0))
 
 
 def from_environment(command: str, seed: int | list[int], environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +52,7 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
 
-    Raises:
-        ValueError: The content lacks a key of `FIELDS`, or holds NaN or infinity.
+    Content that lacks a key of `FIELDS`, or holds NaN or infinity, is refused.
     """
     missing = [key for key in FIELDS if key not in content]
     if missing:

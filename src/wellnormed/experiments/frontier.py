@@ -68,9 +68,6 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 2) -> 
         only: Points to run; all of them if none is named.
         folder: Where the files go.
         threads: CPU threads of a run.
-
-    Raises:
-        ValueError: A point is not in the grid.
     """
     from wellnormed.train import train
 
@@ -89,14 +86,7 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 2) -> 
 
 
 def draw(folder: Path = FOLDER) -> None:
-    """Draw `frontier.png` from the files, beside them.
-
-    Args:
-        folder: Where the files are.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Draw `frontier.png` from the files, beside them."""
     points = [read_json(path, _REMEDY) for path in sorted(folder.glob("*.json"))]
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")

@@ -1,8 +1,7 @@
 """Whether the best learning rate stays where it is as a network widens: Adam, Scion and modular descent.
 
-A character network of Bengio et al. (2003) reads the last `context` characters: their vectors side by side, then
-`Linear`, ReLU, `hidden` times `Linear(width, width)`, ReLU, and a `Linear` to the next character's logits. The body is
-the bias-free MLP of Modular Duality (MD, appendix A): all three shapes of matrix, tall, square and wide, and no
+A character network of Bengio et al. (2003) reads the last `context` characters: their vectors side by side, then the
+bias-free MLP of Modular Duality (MD, appendix A): all three shapes of matrix, tall, square and wide, and no
 normalisation that could hide a step that is too long. All but the width stays fixed: vectors, data, steps.
 
 - `adam`: torch's default initialisation and Adam's default settings, the "standard parameterisation" of MD A.1.
@@ -56,22 +55,14 @@ Curve = dict[int, float | None]  # base-2 logarithm of the learning rate -> loss
 class Training:
     """What all runs of one file share."""
 
-    context: int = 8
-    """Characters that the network sees."""
-    symbol_width: int = 8
-    """Entries of a character's vector; `context` of them make 64 inputs, no more than the smallest width."""
-    hidden: int = 1
-    """Square matrices."""
-    steps: int = 80
-    """Of training."""
-    batch: int = 512
-    """Predictions of a step."""
-    momentum: float = 0.9
-    """Of Scion and of modular descent, and the first beta of Adam; its second is 0.999."""
-    last_steps: int = 10
-    """Steps whose mean is the training loss."""
-    validation_windows: int = 8192
-    """Predictions of the validation loss, at fixed random places."""
+    context: int = 8  # characters that the network sees
+    symbol_width: int = 8  # entries of a character's vector; `context` of them are no more than the smallest width
+    hidden: int = 1  # square matrices
+    steps: int = 80  # of training
+    batch: int = 512  # predictions of a step
+    momentum: float = 0.9  # of Scion and of modular descent, and the first beta of Adam; its second is 0.999
+    last_steps: int = 10  # steps whose mean is the training loss
+    validation_windows: int = 8192  # predictions of the validation loss, at fixed random places
 
 
 class Preset(NamedTuple):
@@ -101,17 +92,12 @@ class Cell(NamedTuple):
 
 def network(symbols: int, width: int, training: Training) -> nn.Sequential:
     """The network, as torch initialises it."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        embedding=nn.Embedding(symbols, training.symbol_width),
-        flatten=nn.Flatten(),
-        first=nn.Linear(training.context * training.symbol_width, width, bias=False),
-        first_relu=nn.ReLU(),
-    )
-    for index in range(training.hidden):
-        layers[f"hidden_{index}"] = nn.Linear(width, width, bias=False)
-        layers[f"hidden_{index}_relu"] = nn.ReLU()
-    layers["head"] = nn.Linear(width, symbols, bias=False)
-    return nn.Sequential(layers)
+    layers: dict[str, nn.Module] = {"embedding": nn.Embedding(symbols, training.symbol_width), "flatten": nn.Flatten()}
+    inputs = training.context * training.symbol_width
+    for name in ("first", *(f"hidden_{index}" for index in range(training.hidden))):
+        layers |= {name: nn.Linear(inputs, width, bias=False), f"{name}_relu": nn.ReLU()}
+        inputs = width
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(width, symbols, bias=False)))
 
 
 def optimizer_of(model: nn.Module, cell: Cell, momentum: float) -> torch.optim.Optimizer:
@@ -188,7 +174,8 @@ def run(
 ) -> Row:
     """Train what is missing of the grid, one line for each run as soon as it ends, and write the summary.
 
-    Widths come in order, so that a run that is stopped leaves whole widths.
+    Widths come in order, so that a run that is stopped leaves whole widths. A file that holds runs of other settings or
+    of another text is refused.
 
     Args:
         preset: Sizes and learning rates.
@@ -199,12 +186,6 @@ def run(
         seeds: Of the initialisation and of the batches.
         text: As for `load_shakespeare`.
         threads: CPU threads.
-
-    Returns:
-        The summary.
-
-    Raises:
-        ValueError: The file holds runs of other settings or of another text.
     """
     torch.set_num_threads(threads)
     training, all_widths, all_exponents = PRESETS[preset]
@@ -244,11 +225,7 @@ def run(
 
 
 def read_cells(path: Path) -> tuple[Row, list[Row]]:
-    """Settings, text and sessions of a file, and its runs.
-
-    Raises:
-        ValueError: It is missing or damaged.
-    """
+    """Settings, text and sessions of a file, and its runs."""
     lines = read_bytes(path, _REMEDY).splitlines()
     settings, *rows = [parse_json(line, str(path), f"remove it, and {_REMEDY}") for line in lines]
     return settings, rows
@@ -365,12 +342,7 @@ def figure_of(settings: Row, rows: list[Row]) -> "Figure":
 
 
 def draw(preset: Literal["cpu"] = "cpu", output: Path = FOLDER) -> None:
-    """Draw the figure beside the runs' file.
-
-    Args:
-        preset: Which file.
-        output: Where it is.
-    """
+    """Draw the figure beside the runs' file."""
     settings, rows = read_cells(output / f"cells-{preset}.jsonl")
     save_figure(lambda: figure_of(settings, rows), output / f"validation-{preset}.png")
 

@@ -44,33 +44,32 @@ Row = dict[str, Any]
 class Preset:
     """Sizes of the three grids."""
 
-    shape: tuple[int, int] = (256, 1024)
-    """Of the matrices of `norm`."""
-    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))
-    """Spectral norms of the input. Scaling by powers of two is exact, so one float64 SVD serves all of them."""
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    """Of the input of `norm`; the other grids are in float32."""
-    cluster_shape: tuple[int, int] = (96, 384)
-    """Of the matrices of `distance`; a quarter of their singular values is in the cluster."""
-    distances: tuple[float, ...] = tuple(10 ** (k / 2 - 6) for k in range(12))
-    """Of the cluster from the cap."""
-    outliers: tuple[float, ...] = (1.0, 100.0)
-    """Norms of the input of `distance`: 1 for nothing above the cluster, else one singular value there."""
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    """Short sides of `cost`."""
-    aspects: tuple[int, ...] = (1, 4)
-    """Long side over short side of `cost`."""
-    rounds: int = 5
-    """Calls of each method; they take turns, and the median counts."""
-    limit_seconds: float = 5.0
-    """Methods that need longer for one call are left out, and the file says so."""
+    shape: tuple[int, int] = (256, 1024)  # of the matrices of `norm`
+    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))  # spectral norms of the input
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the input of `norm`; the other grids are in float32
+    cluster_shape: tuple[int, int] = (
+        96,
+        384,
+    )  # of the matrices of `distance`; a quarter of their singular values is in the cluster
+    distances: tuple[float, ...] = tuple(10 ** (k / 2 - 6) for k in range(12))  # of the cluster from the cap
+    outliers: tuple[float, ...] = (
+        1.0,
+        100.0,
+    )  # norms of the input of `distance`: 1 for nothing above the cluster, else one singular value there
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)  # short sides of `cost`
+    aspects: tuple[int, ...] = (1, 4)  # long side over short side of `cost`
+    rounds: int = 5  # calls of each method; they take turns, and the median counts
+    limit_seconds: float = 5.0  # methods that need longer for one call are left out, and the file says so
 
 
 PRESETS = {"cpu": Preset(), "paper": Preset(shape=(1024, 4096), limit_seconds=60.0)}
 
 
 def error_against_norm(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
-    """Gaussian matrices of every norm, every method, every dtype; the reference is that of the rounded input."""
+    """Gaussian matrices of every norm, every method, every dtype; the reference is that of the rounded input.
+
+    Scaling by powers of two is exact, so one float64 SVD serves all norms.
+    """
     entries = torch.randn(preset.shape, generator=generator, dtype=torch.float64).to(device)
     entries /= torch.linalg.matrix_norm(entries, 2)
     for dtype in preset.dtypes:
@@ -203,11 +202,7 @@ def run(
 
 
 def read(grid: Grid, preset: PresetName = "cpu", folder: Path = FOLDER) -> Row:
-    """The content of one file.
-
-    Raises:
-        ValueError: It is missing or damaged.
-    """
+    """The content of one file; a `ValueError` says what to run if it is missing."""
     remedy = "run `python -m wellnormed.experiments.spectral_clipping run` first"
     return read_json(folder / f"{grid}-{preset}.json", remedy)
 
@@ -242,9 +237,7 @@ def figure_of(result: Row) -> "Figure":
         m, n = config["cluster_shape"]
         title = f"Hard cap of {m} x {n} matrices with a cluster of singular values near it, float32"
         x, x_label = "distance", "distance from the cap (caps)"
-        larger = {
-            outlier: "nothing larger" if outlier <= 1 else f"one value at {outlier:g}" for outlier in config["outliers"]
-        }
+        larger = {size: "nothing larger" if size <= 1 else f"one value at {size:g}" for size in config["outliers"]}
         shown = [
             ("error", "error of the cluster (caps)",
              [(f"{word} the cap; {words}", {"side": side, "outlier": outlier}) for outlier, words in larger.items()])
@@ -276,12 +269,7 @@ def figure_of(result: Row) -> "Figure":
 
 
 def draw(preset: PresetName = "cpu", folder: Path = FOLDER) -> None:
-    """Draw one figure from each file there is, beside it.
-
-    Args:
-        preset: Which files.
-        folder: Where they are.
-    """
+    """Draw one figure from each file there is, beside it."""
     for grid in GRIDS:
         if (folder / f"{grid}-{preset}.json").exists():
             content = read(grid, preset, folder)

@@ -23,8 +23,11 @@ def progress_display(
     start = time.perf_counter()
 
     def show(step: int, values: str | None) -> None:
-        bar.update(task, completed=step, **({} if values is None else {"values": values}))
-        if values is not None and not console.is_terminal and (step % line_every == 0 or step == steps):
+        bar.update(task, completed=step)
+        if values is None:
+            return
+        bar.update(task, values=values)
+        if not console.is_terminal and (step % line_every == 0 or step == steps):
             left = (time.perf_counter() - start) / (step - first) * (steps - step)
             print(f"step {step:>{len(str(steps))}}/{steps}  {values}  {left:.0f} s left", flush=True)
 
