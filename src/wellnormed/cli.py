@@ -14,7 +14,7 @@ import tyro
 
 from wellnormed.train.config import PRESETS, TrainConfig
 
-Run = Annotated[Path, tyro.conf.Positional]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,10 @@ class Train:
 
 
 @dataclass(frozen=True)
-class _OnFolder:
-    folder: Run
-    """Run folder or exported model."""
-
-
-@dataclass(frozen=True)
-class Certify(_OnFolder):
+class Certify:
     """Prove a Lipschitz bound of a run or model, search for a lower one, and write certificate.json."""
 
+    folder: Run
     attack_steps: int = 50
     """Steps of the search for a lower bound; 0 leaves it out."""
     seed: int = 0
@@ -73,8 +68,10 @@ class Certify(_OnFolder):
 
 
 @dataclass(frozen=True)
-class Verify(_OnFolder):
+class Verify:
     """Check certificate.json against weights and model, by independent arithmetic; status 1 if it fails."""
+
+    folder: Run
 
     def __call__(self) -> int | None:
         import wellnormed as wn
@@ -98,9 +95,10 @@ class Verify(_OnFolder):
 
 
 @dataclass(frozen=True)
-class Sample(_OnFolder):
+class Sample:
     """Write text with a run or exported model."""
 
+    folder: Run
     prompt: str = "\n"
     """Text to continue."""
     characters: int = 500
@@ -125,8 +123,10 @@ class Sample(_OnFolder):
 
 
 @dataclass(frozen=True)
-class Report(_OnFolder):
+class Report:
     """Draw report.html again from the files of a run or exported model."""
+
+    folder: Run
 
     def __call__(self) -> int | None:
         from wellnormed.train.report import write_report
