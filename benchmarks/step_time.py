@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from wellnormed.experiments._header import header, write_result
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.session import RULES, build_optimizer
+from wellnormed.train.session import CONSTRAINTS, build_optimizer
 
 
 def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--paper-rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--constraint", choices=list(RULES), help="instead of the presets' own")
+    parser.add_argument("--constraint", choices=list(CONSTRAINTS), help="instead of the presets' own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

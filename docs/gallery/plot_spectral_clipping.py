@@ -222,13 +222,13 @@ plt.show()
 # stay within two hundredths of the cap. The Gram form (``method="auto"``) is exact to float32. In bfloat16 the exact
 # forms are no nearer than the block form, since they lower the cap by 1.6% to make room for rounding.
 
-spectral_clipping.draw(spectral_clipping.read("norm", folder=RESULTS))
+spectral_clipping.figure_of(spectral_clipping.read("norm", folder=RESULTS))
 plt.show()
 
 # %%
 # The same at the paper's size. A block form has side 5120 there; what exceeded the time limit is named in the file.
 
-spectral_clipping.draw(spectral_clipping.read("norm", "paper", RESULTS))
+spectral_clipping.figure_of(spectral_clipping.read("norm", "paper", RESULTS))
 plt.show()
 
 # %%
@@ -240,7 +240,7 @@ plt.show()
 # the sign to converge and too large not to matter. One large singular value moves that place to larger ``d``: 0.04 caps
 # at a distance of 0.1. The exact methods return a matrix inside the ball bit for bit (lower left).
 
-spectral_clipping.draw(spectral_clipping.read("distance", folder=RESULTS))
+spectral_clipping.figure_of(spectral_clipping.read("distance", folder=RESULTS))
 plt.show()
 
 # %%
@@ -250,5 +250,5 @@ plt.show()
 # Median of five calls. *gram, far* has a norm of 100 caps, where the Gram form computes in float64; *one product* is
 # ``W W^T``, the unit in which a reader can compare machines. A missing point took longer than the limit in the file.
 
-spectral_clipping.draw(spectral_clipping.read("cost", folder=RESULTS))
+spectral_clipping.figure_of(spectral_clipping.read("cost", folder=RESULTS))
 plt.show()

@@ -4,13 +4,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import types
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -19,10 +18,7 @@ MANIFEST = "manifest.json"
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file so that after a crash at any moment either the old or the new content is there, whole.
 
-    Its folder is made if needed.
-
-    Raises:
-        OSError: The system refuses, because the disk is full for instance; names the file and the reason.
+    Its folder is made if needed. An `OSError`, of a full disk for instance, names the file and the reason.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
@@ -73,18 +69,10 @@ def write_files(folder: Path, files: dict[str, bytes | str], facts: dict[str, An
 
 
 def read_files(folder: Path, remedy: str, only: str | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read what `write_files` wrote.
-
-    Args:
-        folder: Where it was written.
-        remedy: What the user can do if something is missing or damaged; ends the message.
-        only: The one file to read; all of them by default.
-
-    Returns:
-        The manifest and the content of the files by name.
+    """Read what `write_files` wrote: the manifest, and the content by name of all files, or of the only one.
 
     Raises:
-        ValueError: Manifest or file is missing, or differs from what was written.
+        ValueError: Manifest or file is missing, or differs from what was written; ends with the remedy.
     """
     manifest = read_json(folder / MANIFEST, remedy, sealed=True)
     contents = {}
@@ -110,11 +98,7 @@ def json_text(content: dict[str, Any], sealed: bool = False, indent: int | None 
 
 
 def read_bytes(path: Path, remedy: str) -> bytes:
-    """The content of a file.
-
-    Raises:
-        ValueError: It is missing or cannot be read; ends with the remedy.
-    """
+    """The content of a file; a `ValueError` that ends with the remedy if it is missing or cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -124,21 +108,21 @@ def read_bytes(path: Path, remedy: str) -> bytes:
 
 
 def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Args:
-        path: The file.
-        remedy: What the user can do if it is missing or damaged; ends the message.
-        sealed: It was written with `sealed`, so that any change is noticed.
-
-    Raises:
-        ValueError: Missing, not JSON, not an object, or changed since it was sealed.
-    """
+    """The object in a JSON file; see `parse_json`."""
     return parse_json(read_bytes(path, remedy), str(path), remedy, sealed)
 
 
 def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False) -> dict[str, Any]:
-    """The object in a JSON text; see `read_json`.
+    """The object in a JSON text.
+
+    Args:
+        text: The text.
+        where: Its file or place in one, to begin messages with.
+        remedy: What the user can do if it is damaged; ends the message.
+        sealed: It was written with `sealed`, so that any change is noticed.
+
+    Raises:
+        ValueError: Not JSON, not an object, or changed since it was sealed.
 
     Example:
         >>> parse_json(json_text({"steps": 3}, sealed=True), "config", "train again", sealed=True)
@@ -169,17 +153,10 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def nearest(name: str, options: typing.Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or the list of options if none is near."""
-    options = list(options)
-    close = get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
-
-
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
-    """Build a dataclass from JSON: every key known, none missing, every value of the declared type.
+    """Build a dataclass, and the dataclasses within it, from a JSON object that has exactly its keys.
 
-    Understands `int`, `float` (an integer is one), `bool`, `str`, `Literal`, `... | None` and dataclasses.
+    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them.
 
     Args:
         cls: The dataclass.
@@ -187,8 +164,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
         where: Place in the file, to begin messages with.
 
     Raises:
-        ValueError: Unknown key (with the nearest known one), missing key, wrong type, or a value that the
-            dataclass itself refuses.
+        ValueError: Unknown key (with the nearest known one), missing key, or a value that the dataclass refuses.
 
     Example:
         >>> @dataclasses.dataclass
@@ -202,42 +178,17 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where}: expected an object, found {content!r}")
-    assert dataclasses.is_dataclass(cls)
-    kinds = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
+    kinds, values = typing.get_type_hints(cls), {}
     for key in content:
-        if key not in names:
-            raise ValueError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
-    for name in names:
+        if key not in kinds:
+            near = get_close_matches(key, kinds, n=1, cutoff=0)
+            raise ValueError(f"{where}: unknown key {key!r}; did you mean {near[0]!r}?")
+    for name, kind in kinds.items():
         if name not in content:
-            raise ValueError(f"{where}: the key {name!r} is missing; write it, of type {_spelled(kinds[name])}")
-    values = {name: _parse(kinds[name], content[name], f"{where}.{name}") for name in names}
+            raise ValueError(f"{where}: the key {name!r} is missing; another version wrote this file, so write it anew")
+        value = content[name]
+        values[name] = parse_dataclass(kind, value, f"{where}.{name}") if dataclasses.is_dataclass(kind) else value
     try:
-        return typing.cast("type[T]", cls)(**values)
+        return cls(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def _parse(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return parse_dataclass(typing.cast("type[Any]", kind), value, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        if value in arguments and type(value) in {type(a) for a in arguments}:
-            return value
-        hint = nearest(value, arguments) if isinstance(value, str) else f"known: {', '.join(map(repr, arguments))}"
-        raise ValueError(f"{where}: {value!r} is not allowed; {hint}")
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        (kind,) = [a for a in arguments if a is not type(None)]
-        return _parse(kind, value, where)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{where}: {value!r} is a {type(value).__name__}; write a value of type {_spelled(kind)}")
-    return value
-
-
-def _spelled(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -14,7 +14,7 @@ import tyro
 
 from wellnormed.train.config import PRESETS, TrainConfig
 
-Run = Annotated[Path, tyro.conf.Positional]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Train:
     resume: Path | None = None
     """Continue this run folder, with its own config, to the same bits as if it had never stopped."""
 
-    def run(self) -> int:
-        """Train or resume."""
+    def __call__(self) -> int | None:
         from wellnormed.train import loop
 
         if self.resume is not None:
@@ -39,7 +38,6 @@ class Train:
             loop.resume(self.resume)
         else:
             loop.train(self.config, Path("runs", self.name) if self.name else _new_folder(self.preset))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,12 @@ class Certify:
     """Prove a Lipschitz bound of a run or model, search for a lower one, and write certificate.json."""
 
     folder: Run
-    """Run folder or exported model."""
     attack_steps: int = 50
     """Steps of the search for a lower bound; 0 leaves it out."""
     seed: int = 0
     """Seeds the search."""
 
-    def run(self) -> int:
-        """Certify."""
+    def __call__(self) -> int | None:
         from wellnormed.models.files import load, read_config
         from wellnormed.train.finish import certify_model
         from wellnormed.train.lock import locked
@@ -69,7 +65,6 @@ class Certify:
             certificate = certify_model(load(self.folder), self.attack_steps, generator)
             certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -77,10 +72,8 @@ class Verify:
     """Check certificate.json against weights and model, by independent arithmetic; status 1 if it fails."""
 
     folder: Run
-    """Run folder or exported model."""
 
-    def run(self) -> int:
-        """Verify."""
+    def __call__(self) -> int | None:
         import wellnormed as wn
         from wellnormed.models.files import load, model_config, weights_path
 
@@ -99,7 +92,6 @@ class Verify:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
         print(f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,6 @@ class Sample:
     """Write text with a run or exported model."""
 
     folder: Run
-    """Run folder or exported model."""
     prompt: str = "\n"
     """Text to continue."""
     characters: int = 500
@@ -117,8 +108,7 @@ class Sample:
     seed: int = 0
     """Seeds the draws."""
 
-    def run(self) -> int:
-        """Sample."""
+    def __call__(self) -> int | None:
         from wellnormed.data.characters import decode, encode
         from wellnormed.models.files import load, model_symbols
         from wellnormed.train.evaluate import sample
@@ -130,7 +120,6 @@ class Sample:
         prompt = encode(self.prompt, symbols, "the prompt")
         generator = named_generators(self.seed)["sample"]
         print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -138,24 +127,17 @@ class Report:
     """Draw report.html again from the files of a run or exported model."""
 
     folder: Run
-    """Run folder or exported model."""
 
-    def run(self) -> int:
-        """Report."""
+    def __call__(self) -> int | None:
         from wellnormed.train.report import write_report
 
         print(write_report(self.folder))
-        return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
-    Args:
-        arguments: Without the program's name; the command line's by default.
-
-    Returns:
-        The exit status: 0 for success, 1 if verification fails, 2 for an error that the message explains.
+    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
@@ -171,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,
         )
-        return command.run()
+        return command() or 0
     except (ValueError, OSError) as error:
         if debug:
             raise

@@ -18,6 +18,12 @@ TRAINING = experiment.Training(
     context=3, symbol_width=2, steps=4, batch=8, last_steps=2, validation_windows=32, hidden=1
 )
 TINY = experiment.Preset(TRAINING, widths=(8, 12), exponents={"adam": (-8, -6), "scion": (-4, -2), "modular": (-3, -1)})
+ALL = {
+    Cell(optimizer, width, exponent, 0)
+    for optimizer, exponents in TINY.exponents.items()
+    for width in TINY.widths
+    for exponent in exponents
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +38,24 @@ def text(text_file) -> CharacterText:
     return CharacterText(text_file.read_text(), "random")
 
 
-def options(text_file: Path, output: Path, **others) -> experiment.Run:
-    return experiment.Run(output=output, text=str(text_file), **others)
+@pytest.fixture
+def run(text_file, monkeypatch, capsys):
+    """Run a tiny grid; returns the summary and one printed line for each run."""
+
+    def run(output: Path, preset: experiment.Preset = TINY, **others) -> tuple[dict, list[str]]:
+        monkeypatch.setitem(experiment.PRESETS, "cpu", preset)
+        capsys.readouterr()
+        summary = experiment.run("cpu", output, text=str(text_file), threads=torch.get_num_threads(), **others)
+        return summary, capsys.readouterr().out.splitlines()
+
+    return run
 
 
-def run(text_file: Path, output: Path, preset: experiment.Preset = TINY, **others) -> tuple[dict, list[str]]:
-    lines: list[str] = []
-    return experiment.run(options(text_file, output, **others), preset, lines.append), lines
-
-
-def test_grid_is_complete_and_its_provenance_is_kept(text_file, tmp_path):
-    summary, lines = run(text_file, tmp_path)
+def test_grid_is_complete_and_its_provenance_is_kept(run, tmp_path):
+    summary, lines = run(tmp_path)
     header, rows = experiment.read_cells(tmp_path / "cells-cpu.jsonl")
     assert len(lines) == len(rows) == summary["runs"] == 12
-    assert {experiment._cell(row) for row in rows} == set(experiment.grid(options(text_file, tmp_path), TINY))
+    assert {tuple(row[key] for key in Cell._fields) for row in rows} == ALL
     assert all(math.isfinite(row["validation_loss"]) for row in rows)
     assert header["config"]["steps"] == 4
     assert {"command", "commit", "seed", "machine"} <= header["sessions"][0].keys()
@@ -54,20 +64,20 @@ def test_grid_is_complete_and_its_provenance_is_kept(text_file, tmp_path):
     assert [row["widths"] for row in summary["drift"]] == [[8, 12]] * 6
 
 
-def test_finished_runs_are_skipped_and_others_are_added(text_file, tmp_path):
-    run(text_file, tmp_path, optimizers=("adam",), widths=(8,))
+def test_finished_runs_are_skipped_and_others_are_added(run, tmp_path):
+    run(tmp_path, optimizers=("adam",), widths=(8,))
     before = (tmp_path / "cells-cpu.jsonl").read_text()
-    _, lines = run(text_file, tmp_path, optimizers=("adam",), widths=(8,))
+    _, lines = run(tmp_path, optimizers=("adam",), widths=(8,))
     assert lines == []
     assert (tmp_path / "cells-cpu.jsonl").read_text() == before
-    summary, lines = run(text_file, tmp_path, optimizers=("adam",), widths=(8,), seeds=(0, 1), exponents=(-6, -5))
+    summary, lines = run(tmp_path, optimizers=("adam",), widths=(8,), seeds=(0, 1), exponents=(-6, -5))
     assert len(lines) == 3  # one was there
     assert summary["seed"] == [0, 1]
     assert [session["environment"]["threads"] for session in summary["sessions"]] == [torch.get_num_threads()] * 2
 
 
-def test_a_run_stopped_halfway_is_continued_with_equal_numbers(text_file, tmp_path, monkeypatch):
-    whole, _ = run(text_file, tmp_path / "whole")
+def test_a_run_stopped_halfway_is_continued_with_equal_numbers(run, tmp_path, monkeypatch):
+    whole, _ = run(tmp_path / "whole")
     train, calls = experiment.train, []
 
     def dies(cell, *others):
@@ -78,16 +88,16 @@ def test_a_run_stopped_halfway_is_continued_with_equal_numbers(text_file, tmp_pa
 
     monkeypatch.setattr(experiment, "train", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(text_file, tmp_path / "pieces")
-    pieces, lines = run(text_file, tmp_path / "pieces")
+        run(tmp_path / "pieces")
+    pieces, lines = run(tmp_path / "pieces")
     assert len(lines) == 12 - 5
     assert pieces["best"] == whole["best"]
 
 
-def test_other_settings_are_not_mixed_in(text_file, tmp_path):
-    run(text_file, tmp_path, optimizers=("adam",))
+def test_other_settings_are_not_mixed_in(run, tmp_path):
+    run(tmp_path, optimizers=("adam",))
     with pytest.raises(ValueError, match="choose another --output"):
-        run(text_file, tmp_path, replace(TINY, training=replace(TRAINING, steps=5)))
+        run(tmp_path, TINY._replace(training=replace(TRAINING, steps=5)))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])
@@ -100,17 +110,17 @@ def test_a_step_lowers_the_training_loss(optimizer, text):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])
-def test_a_diverged_run_is_kept(optimizer, text_file, text, tmp_path):
+def test_a_diverged_run_is_kept(optimizer, run, text, tmp_path):
     row = experiment.train(Cell(optimizer, 8, 120, 0), TRAINING, text)
     assert row["validation_loss"] is None
     assert row["train_loss"] is None
     assert 1 <= row["diverged_at"] <= TRAINING.steps
-    summary, _ = run(text_file, tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
+    summary, _ = run(tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
     _, rows = experiment.read_cells(tmp_path / "cells-cpu.jsonl")
     assert summary["diverged"] == 1
     assert [row["validation_loss"] is None for row in rows] == [False, True]
     assert summary["best"][0]["log2_lr"] == -6
-    _, lines = run(text_file, tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
+    _, lines = run(tmp_path, optimizers=(optimizer,), widths=(8,), exponents=(-6, 120))
     assert lines == []  # it is not tried again
 
 
@@ -122,28 +132,36 @@ def test_all_optimizers_see_the_same_batches_and_start_as_announced(text):
     joined = torch.cat([inputs, targets[:, None]], 1)
     assert all(text.decode(window) in text.text for window in joined)
     for optimizer in ("scion", "modular"):
-        made = experiment.optimizer_of(widths, Cell(optimizer, 8, -1, 0), 0.9, torch.Generator().manual_seed(0))
+        made = experiment.optimizer_of(widths, Cell(optimizer, 8, -1, 0), 0.9)
         for assigned in made.assignment:
             assert float(assigned.norm.norm(assigned.parameter.detach())) == pytest.approx(1, abs=1e-4)
+
+
+def fitted(curve: dict[int, float | None]) -> float:
+    best = experiment.best_of(curve)
+    assert best is not None
+    return best["fitted_log2_lr"]
 
 
 @pytest.mark.parametrize("optimum", [-3.4, -3.0, -2.75])
 def test_the_vertex_of_a_parabola_is_found(optimum):
     curve = {e: 0.3 * (e - optimum) ** 2 + 2 for e in range(-6, 1)}
     best = experiment.best_of(curve)
-    assert best.log2_lr == round(optimum)
-    assert best.fitted_log2_lr == pytest.approx(optimum)
-    assert not best.at_edge
+    assert best is not None
+    assert best["log2_lr"] == round(optimum)
+    assert best["fitted_log2_lr"] == pytest.approx(optimum)
+    assert not best["at_edge"]
     uneven = {e: curve[e] for e in (-6, -3, -1)}
-    assert experiment.best_of(uneven).fitted_log2_lr == pytest.approx(optimum)
+    assert fitted(uneven) == pytest.approx(optimum)
 
 
 def test_edges_ties_and_diverged_neighbours():
-    assert experiment.best_of({-2: 1.0, -1: 2.0, 0: 3.0}) == experiment.Best(-2, -2.0, 1.0, True)
-    assert experiment.best_of({-2: 3.0, -1: 2.0, 0: None}) == experiment.Best(-1, -1.0, 2.0, False)
-    assert experiment.best_of({-2: 1.0, -1: 1.0, 0: 1.0}).log2_lr == -2
-    assert experiment.best_of({-2: 2.0, -1: 1.0, 0: 1.0, 1: 2.0}).fitted_log2_lr == pytest.approx(-0.5)
-    assert experiment.best_of({-2: None, -1: None}) is None
+    best = experiment.best_of
+    assert best({-2: 1.0, -1: 2.0, 0: 3.0}) == {"log2_lr": -2, "fitted_log2_lr": -2.0, "loss": 1.0, "at_edge": True}
+    assert best({-2: 3.0, -1: 2.0, 0: None}) == {"log2_lr": -1, "fitted_log2_lr": -1.0, "loss": 2.0, "at_edge": False}
+    assert fitted({-2: 1.0, -1: 1.0, 0: 1.0}) == -2
+    assert fitted({-2: 2.0, -1: 1.0, 0: 1.0, 1: 2.0}) == pytest.approx(-0.5)
+    assert best({-2: None, -1: None}) is None
 
 
 def synthetic(optima: dict[int, float]) -> list[dict]:
@@ -181,10 +199,9 @@ def test_command_line_writes_files_and_figure(text_file, tmp_path, monkeypatch):
     matplotlib.use("agg")
     monkeypatch.setitem(experiment.PRESETS, "cpu", TINY)
     arguments = ["lr_transfer", "run", "--output", str(tmp_path), "--text", str(text_file), "--seeds", "0", "1"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--exponents", "-5", "-3", "120"])
-    threads = torch.get_num_threads()
+    arguments += ["--exponents", "-5", "-3", "120", "--threads", str(torch.get_num_threads())]
+    monkeypatch.setattr("sys.argv", arguments)
     experiment.main()
-    torch.set_num_threads(threads)
     monkeypatch.setattr("sys.argv", ["lr_transfer", "draw", "--output", str(tmp_path)])
     experiment.main()
     assert (tmp_path / "validation-cpu.png").stat().st_size > 1000
@@ -194,5 +211,5 @@ def test_a_missing_or_damaged_file_says_what_to_run(tmp_path):
     with pytest.raises(ValueError, match="run `python -m wellnormed"):
         experiment.read_cells(tmp_path / "cells-cpu.jsonl")
     (tmp_path / "cells-cpu.jsonl").write_text("{}\n{")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"is not valid JSON .*remove it"):
         experiment.read_cells(tmp_path / "cells-cpu.jsonl")

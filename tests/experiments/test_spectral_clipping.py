@@ -1,7 +1,8 @@
 """The experiment on tiny matrices: its laws, its files and its figures."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -22,9 +23,17 @@ TINY = replace(
 )
 
 
+def measured(folder: Path, **settings) -> dict[str, dict]:
+    """What a run with tiny sizes writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(experiment.PRESETS, "cpu", TINY)
+        experiment.run(folder=folder, threads=torch.get_num_threads(), **settings)
+    return {grid: experiment.read(grid, folder=folder) for grid in settings.get("only", experiment.GRIDS)}
+
+
 @pytest.fixture(scope="module")
-def results() -> dict[str, dict]:
-    return {grid: experiment.measure(grid, experiment.Run(only=(grid,)), TINY) for grid in experiment.GRIDS}
+def results(tmp_path_factory) -> dict[str, dict]:
+    return measured(tmp_path_factory.mktemp("results"))
 
 
 def rows(result: dict, **where) -> list[dict]:
@@ -62,10 +71,8 @@ def test_every_method_is_timed_at_every_size(results):
             assert timed == {*experiment.METHODS, "gram, far", "soft cap", "one product"}
 
 
-def test_what_takes_longer_than_the_limit_is_left_out_and_named():
-    quick = replace(TINY, limit_seconds=0.0)
-    for grid in ("norm", "cost"):
-        result = experiment.measure(grid, experiment.Run(only=(grid,)), quick)
+def test_what_takes_longer_than_the_limit_is_left_out_and_named(tmp_path):
+    for result in measured(tmp_path, only=("norm", "cost"), limit_seconds=0.0).values():
         left_out = [row for row in result["rows"] if "left_out" in row]
         assert "block" in {row["method"] for row in left_out}
         assert all("limit 0" in row["left_out"] for row in left_out)
@@ -76,22 +83,23 @@ def test_a_seed_gives_the_same_errors():
     assert first == second
 
 
-def test_files_and_figures(results, tmp_path, monkeypatch):
-    matplotlib.use("agg")
-    monkeypatch.setitem(experiment.PRESETS, "cpu", TINY)
-    monkeypatch.setattr("sys.argv", ["spectral_clipping", "run", "--only", "norm", "--folder", str(tmp_path)])
-    threads = torch.get_num_threads()
-    experiment.main()
-    torch.set_num_threads(threads)
-    stored = experiment.read("norm", folder=tmp_path)
-    assert stored["config"] == json.loads(json.dumps(results["norm"]["config"]))
+def test_a_file_says_what_made_it(results):
+    stored = results["norm"]
     assert set(FIELDS) <= stored.keys()
     assert stored["environment"]["packages"]
-    monkeypatch.setattr("sys.argv", ["spectral_clipping", "draw", "--folder", str(tmp_path)])
-    experiment.main()
-    assert (tmp_path / "norm-cpu.png").stat().st_size > 1000
-    for grid in ("distance", "cost"):
-        assert experiment.draw(results[grid]).axes
+    assert stored["config"] == json.loads(json.dumps(asdict(TINY)))
+    assert "run --preset cpu --only norm --limit-seconds 5 --seed 0" in stored["command"]
+
+
+def test_the_command_line_runs_and_draws(tmp_path, monkeypatch):
+    matplotlib.use("agg")
+    monkeypatch.setitem(experiment.PRESETS, "cpu", TINY)
+    threads = str(torch.get_num_threads())
+    for arguments in (["run", "--threads", threads], ["draw"]):
+        monkeypatch.setattr("sys.argv", ["spectral_clipping", *arguments, "--folder", str(tmp_path)])
+        experiment.main()
+    for grid in experiment.GRIDS:
+        assert (tmp_path / f"{grid}-cpu.png").stat().st_size > 1000
 
 
 def test_a_missing_file_says_what_to_run(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from wellnormed.data import load_shakespeare
 from wellnormed.models import load
 from wellnormed.train import RunFolder, resume, sample, train, validation_loss
-from wellnormed.train.session import TrainingSession, constraint_rules, weight_roles
+from wellnormed.train.session import TrainingSession, weight_constraints, weight_roles
 
 KILLED = """
 import sys
@@ -116,23 +116,23 @@ def test_a_norm_above_its_cap_is_an_error(tiny):
 
 
 @pytest.mark.parametrize("constraint", ["soft-cap", "hard-cap", "spectral-normalize"])
-def test_every_rule_holds_after_every_step(tiny, constraint):
+def test_every_constraint_holds_after_every_step(tiny, constraint):
     s = session(replace(tiny, constraint=constraint, learning_rate=0.2))
     for _ in range(6):
         s.advance()
         assert s.require_caps() <= 1
 
 
-def test_a_learning_rate_beyond_the_rule_is_refused_before_a_folder_exists(tiny, tmp_path):
+def test_a_learning_rate_beyond_the_constraint_is_refused_before_a_folder_exists(tiny, tmp_path):
     with pytest.raises(ValueError, match="SoftCap"):
         train(replace(tiny, learning_rate=5.0), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_every_matrix_has_a_rule(tiny):
+def test_every_matrix_has_a_constraint(tiny):
     s = session(tiny)
     matrices = {n for n, p in s.model.named_parameters() if p.ndim == 2 and "bias" not in n}
-    assert set(weight_roles(s.model)) == matrices == set(constraint_rules(s.model, tiny))
+    assert set(weight_roles(s.model)) == matrices == set(weight_constraints(s.model, tiny))
     assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
 
 

@@ -8,10 +8,10 @@ from wellnormed.data import load_shakespeare
 from wellnormed.train import RunFolder, session
 
 
-@pytest.mark.parametrize("rule", [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)], ids=["vectors", "bounds"])
-def test_what_a_rule_remembers_survives_a_checkpoint(rule, tiny, tmp_path, monkeypatch):
-    """The other runs have rules without memory; with these a lost state changes bits."""
-    monkeypatch.setitem(session.RULES, tiny.constraint, rule)
+@pytest.mark.parametrize("constraint", [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)], ids=["vectors", "bounds"])
+def test_what_a_constraint_remembers_survives_a_checkpoint(constraint, tiny, tmp_path, monkeypatch):
+    """The other runs have constraints without memory; with these a lost state changes bits."""
+    monkeypatch.setitem(session.CONSTRAINTS, tiny.constraint, constraint)
     config = replace(tiny, learning_rate=0.5)
 
     def begin():

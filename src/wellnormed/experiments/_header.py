@@ -18,20 +18,16 @@ FIELDS = ("command", "commit", "seed", "machine")
 
 
 def header(command: str, seed: int | list[int], device: str = "cpu") -> dict[str, Any]:
-    """Command, commit, seed, machine (the kind of processor and its number of cores) and versions of a run.
+    """The keys of `FIELDS`, and `environment` with versions, system, threads and starting time of a run.
+
+    Nothing in it identifies a person or one machine: `machine` is the kind of processor and its number of cores.
 
     Args:
         command: What repeats the run from the root of the project.
         seed: Of everything that is drawn at random; a list where a file holds runs of several seeds.
         device: Where the run computes.
-
-    Returns:
-        The keys of `FIELDS`, and `environment` with versions, system, threads and starting time. Nothing in it
-        identifies a person or one machine.
     """
-    environment = describe(torch.device(device), 0)
-    del environment["from_step"]
-    return from_environment(command, seed, environment)
+    return from_environment(command, seed, describe(torch.device(device), 0))
 
 
 def from_environment(command: str, seed: int | list[int], environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +52,7 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
 
-    Raises:
-        ValueError: The content lacks a key of `FIELDS`, or holds NaN or infinity.
+    Content that lacks a key of `FIELDS`, or holds NaN or infinity, is refused.
     """
     missing = [key for key in FIELDS if key not in content]
     if missing:
@@ -70,11 +65,24 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, text + "\n")
 
 
-def legend_below(figure: "Figure") -> None:
-    """One legend under all panels, each label once, in the order in which lines were drawn."""
+def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple["Figure", Any]:
+    """A figure and its axes, `(rows, columns)`, with a grid; panels of one row share their vertical axis."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, layout="constrained", sharey="row", squeeze=False, **shared
+    )
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def legend_below(figure: "Figure", title: str) -> None:
+    """A title, and one legend under all panels, each label once, in the order in which lines were drawn."""
     drawn = [line for axis in figure.axes for line in axis.get_lines()]
     lines = {str(line.get_label()): line for line in drawn if not str(line.get_label()).startswith("_")}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
+    figure.suptitle(title, fontsize=11)
 
 
 def save_figure(draw: Callable[[], "Figure"], path: Path) -> None:

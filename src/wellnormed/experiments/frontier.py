@@ -9,9 +9,9 @@ the files, so a grid can be run in pieces or on several machines.
 """
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -61,46 +61,32 @@ WHAT_DIFFERS = {
 """For a reader of the figure: what sets a point apart, where its label stands (points of 1/72 inch), and alignment."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """Train points of the grid and write one file each."""
+def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 2) -> None:
+    """Train points of the grid and write one file each.
 
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Points to run; all of them if none is named."""
-    folder: Path = FOLDER
-    """Where the files go."""
-    threads: int = 2
-    """CPU threads of a run."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Draw `frontier.png` from the files."""
-
-    folder: Path = FOLDER
-    """Where the files are."""
-
-
-def run_point(name: str, threads: int) -> dict[str, Any]:
-    """One whole training run; returns what its run folder recorded."""
+    Args:
+        only: Points to run; all of them if none is named.
+        folder: Where the files go.
+        threads: CPU threads of a run.
+    """
     from wellnormed.train import train
 
-    config = replace(GRID[name], threads=threads, sample_characters=0)
-    with tempfile.TemporaryDirectory() as scratch:
-        run = train(config, Path(scratch) / name)
-        results = read_json(run.results_file, _REMEDY)
-        environment = read_json(run.environment_file, _REMEDY)
-    command = f"python -m wellnormed.experiments.frontier run --only {name} --threads {threads}"
-    described = from_environment(command, config.seed, environment["sessions"][0])
-    return {**described, "point": name, "runs": 1, "results": results, "config": asdict(config)}
+    unknown = [name for name in only if name not in GRID]
+    if unknown:
+        raise ValueError(f"no point {', '.join(unknown)} in the grid; the points are {', '.join(GRID)}")
+    for name in only or GRID:
+        config = replace(GRID[name], threads=threads, sample_characters=0)
+        with tempfile.TemporaryDirectory() as scratch:
+            trained = train(config, Path(scratch) / name)
+            results = read_json(trained.results_file, _REMEDY)
+            environment = read_json(trained.environment_file, _REMEDY)["sessions"][0]
+        command = f"python -m wellnormed.experiments.frontier run --only {name} --threads {threads}"
+        content = {**from_environment(command, config.seed, environment), "point": name, "runs": 1, "results": results}
+        write_result(folder / f"{name}.json", {**content, "config": asdict(config)})
 
 
-def draw(folder: Path) -> None:
-    """The figure of all points that have a file, `frontier.png` beside them.
-
-    Raises:
-        ValueError: There is none.
-    """
+def draw(folder: Path = FOLDER) -> None:
+    """Draw `frontier.png` from the files, beside them."""
     points = [read_json(path, _REMEDY) for path in sorted(folder.glob("*.json"))]
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
@@ -149,18 +135,5 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Fig
     return figure
 
 
-def main() -> None:
-    """Entry point."""
-    command = tyro.extras.subcommand_cli_from_dict({"run": Run, "draw": Draw})
-    if isinstance(command, Draw):
-        draw(command.folder)
-        return
-    unknown = [name for name in command.only if name not in GRID]
-    if unknown:
-        raise ValueError(f"no point {', '.join(unknown)} in the grid; the points are {', '.join(GRID)}")
-    for name in command.only or GRID:
-        write_result(command.folder / f"{name}.json", run_point(name, command.threads))
-
-
 if __name__ == "__main__":
-    main()
+    tyro.extras.subcommand_cli_from_dict({"run": run, "draw": draw})

@@ -1,6 +1,6 @@
 """How far each way of capping singular values ends from the cap, and what it costs (Spectral clipping, SC).
 
-Three grids, one JSON file each; the figures are drawn from the files.
+Three grids, one JSON file each; the figures are drawn from the files. The cap is 1, so norms and errors are in caps.
 
 - `norm`: error and resulting norm against the norm of the input (SC section 6.1: 1024 x 4096, cap 1).
 - `distance`: error of a cluster of singular values against its distance from the cap. Not in SC: there a sign is
@@ -16,16 +16,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import tyro
 from torch import Tensor
 
 from wellnormed._files import read_json
-from wellnormed.experiments._header import header, legend_below, save_figure, write_result
+from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 FOLDER = Path("results/spectral-clipping")
 METHODS = ("nested", "block", "blockwise", "gram", "svd")
 NEAR, FAR = 1.1, 100.0  # norms of the weights of `cost`, in caps: after a step, and far from it
-_OTHERS = (0.1, 0.9)  # singular values beside the cluster are spread over this part of the cap
 _BLOCK_PRODUCTS = 18  # of side m + n in one block form: three in each of six steps
-_REMEDY = "run `python -m wellnormed.experiments.spectral_clipping run` first"
 
 Grid = Literal["norm", "distance", "cost"]
 PresetName = Literal["cpu", "paper"]
@@ -45,77 +42,45 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the three grids. The cap is 1, so norms and errors are in caps."""
+    """Sizes of the three grids."""
 
-    shape: tuple[int, int] = (256, 1024)
-    """Of the matrices of `norm`."""
-    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))
-    """Spectral norms of the input. Scaling by powers of two is exact, so one float64 SVD serves all of them."""
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    """Of the input of `norm`; the other grids are in float32."""
-    cluster_shape: tuple[int, int] = (96, 384)
-    """Of the matrices of `distance`; a quarter of their singular values is in the cluster."""
-    distances: tuple[float, ...] = tuple(10 ** (k / 2 - 6) for k in range(12))
-    """Of the cluster from the cap."""
-    outliers: tuple[float, ...] = (1.0, 100.0)
-    """Norms of the input of `distance`: 1 for nothing above the cluster, else one singular value there."""
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    """Short sides of `cost`."""
-    aspects: tuple[int, ...] = (1, 4)
-    """Long side over short side of `cost`."""
-    rounds: int = 5
-    """Calls of each method; they take turns, and the median counts."""
-    limit_seconds: float = 5.0
-    """Methods that need longer for one call are left out, and the file says so."""
+    shape: tuple[int, int] = (256, 1024)  # of the matrices of `norm`
+    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))  # spectral norms of the input
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the input of `norm`; the other grids are in float32
+    cluster_shape: tuple[int, int] = (
+        96,
+        384,
+    )  # of the matrices of `distance`; a quarter of their singular values is in the cluster
+    distances: tuple[float, ...] = tuple(10 ** (k / 2 - 6) for k in range(12))  # of the cluster from the cap
+    outliers: tuple[float, ...] = (
+        1.0,
+        100.0,
+    )  # norms of the input of `distance`: 1 for nothing above the cluster, else one singular value there
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)  # short sides of `cost`
+    aspects: tuple[int, ...] = (1, 4)  # long side over short side of `cost`
+    rounds: int = 5  # calls of each method; they take turns, and the median counts
+    limit_seconds: float = 5.0  # methods that need longer for one call are left out, and the file says so
 
 
-PRESETS: dict[PresetName, Preset] = {
-    "cpu": Preset(),
-    "paper": Preset(shape=(1024, 4096), limit_seconds=60.0),
-}
-
-
-@dataclass(frozen=True)
-class Run:
-    """Measure, and write one file for each grid."""
-
-    preset: PresetName = "cpu"
-    """Sizes."""
-    only: Annotated[tuple[Grid, ...], tyro.conf.arg(metavar="GRID ...")] = ("norm", "distance", "cost")
-    """Grids to run."""
-    folder: Path = FOLDER
-    """Where the files go."""
-    limit_seconds: float | None = None
-    """Instead of the preset's."""
-    seed: int = 0
-    """Of the random matrices."""
-    threads: int = 2
-    """CPU threads."""
-    device: str = "cpu"
-    """Where the methods run, and their float64 references."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Draw one figure from each file there is, beside it."""
-
-    preset: PresetName = "cpu"
-    """Which files."""
-    folder: Path = FOLDER
-    """Where they are."""
+PRESETS = {"cpu": Preset(), "paper": Preset(shape=(1024, 4096), limit_seconds=60.0)}
 
 
 def error_against_norm(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
-    """Gaussian matrices of every norm, every method, every dtype; the reference is that of the rounded input."""
+    """Gaussian matrices of every norm, every method, every dtype; the reference is that of the rounded input.
+
+    Scaling by powers of two is exact, so one float64 SVD serves all norms.
+    """
     entries = torch.randn(preset.shape, generator=generator, dtype=torch.float64).to(device)
     entries /= torch.linalg.matrix_norm(entries, 2)
     for dtype in preset.dtypes:
         w = entries.to(getattr(torch, dtype))
         u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
+        quarter = torch.ones(2 * (sum(w.shape) // 4,), dtype=w.dtype, device=device)
+        product = min(_seconds(lambda x=quarter: x @ x, device) for _ in range(3))
         for method in METHODS:
             row: Row = {"method": method, "dtype": dtype}
-            if method.startswith("block") and (expected := _block_seconds(w)) > preset.limit_seconds:
-                yield row | {"left_out": _too_slow(expected, preset)}
+            if method.startswith("block") and (expected := _BLOCK_PRODUCTS * 4**3 * product) > preset.limit_seconds:
+                yield row | _left_out(expected, preset)
                 continue
             for norm in preset.norms:
                 result = spectral_hardcap(norm * w, 1.0, method).double()
@@ -125,17 +90,17 @@ def error_against_norm(preset: Preset, generator: torch.Generator, device: str) 
 
 def error_against_distance(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
     """A cluster at `1 + d` (side 1) or `1 - d` (side -1); the error is that between the cluster's own vectors."""
-    short, long = preset.cluster_shape
+    short = preset.cluster_shape[0]
     u, v = (
         torch.linalg.qr(torch.randn(side, short, generator=generator, dtype=torch.float64)).Q.to(device)
-        for side in (short, long)
+        for side in preset.cluster_shape
     )
     many = short // 4
-    spread = torch.linspace(*_OTHERS, short - many, dtype=torch.float64, device=device)
+    others = torch.linspace(0.1, 0.9, short - many, dtype=torch.float64, device=device)
     for outlier in preset.outliers:
         for side in (1, -1):
             for distance in preset.distances:
-                s = torch.cat((torch.full((many,), 1 + side * distance).to(spread), spread))
+                s = torch.cat((torch.full((many,), 1 + side * distance).to(others), others))
                 if outlier > 1:
                     s[-1] = outlier
                 w = ((u * s) @ v.mT).float()
@@ -150,21 +115,29 @@ def error_against_distance(preset: Preset, generator: torch.Generator, device: s
 
 def cost_against_size(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
     """Median seconds of one call in float32; the methods take turns, so that the machine's drift hits all."""
+    strength = soft_cap_strength(1.0, NEAR - 1)
     for aspect in preset.aspects:
         before: dict[str, tuple[int, float]] = {}
         for size in preset.sizes:
             entries = torch.randn(size, aspect * size, generator=generator).to(device)
-            tasks = _tasks(entries / torch.linalg.matrix_norm(entries, 2))
+            w = entries / torch.linalg.matrix_norm(entries, 2)
+            near, far = NEAR * w, FAR * w
+            tasks: dict[str, Callable[[], Tensor]] = {
+                **{name: lambda x=near, name=name: spectral_hardcap(x, 1.0, name) for name in METHODS},
+                "gram, far": lambda x=far: spectral_hardcap(x, 1.0, "gram"),
+                "soft cap": lambda x=near: soft_cap(x, strength),
+                "one product": lambda x=near: x @ x.mT,
+            }
             shape: Row = {"short": size, "aspect": aspect}
             for name, (smaller, seconds) in before.items():
                 if (expected := seconds * (size / smaller) ** 3) > preset.limit_seconds:
-                    yield shape | {"method": name, "left_out": _too_slow(expected, preset)}
+                    yield shape | {"method": name} | _left_out(expected, preset)
                     del tasks[name]
-            times = {name: [_seconds(task, device)] for name, task in tasks.items()}  # the first call warms up
-            for _ in range(preset.rounds):
+            times: dict[str, list[float]] = {name: [] for name in tasks}
+            for _ in range(1 + preset.rounds):
                 for name, task in tasks.items():
                     times[name].append(_seconds(task, device))
-            for name, (_, *warm) in times.items():
+            for name, (_, *warm) in times.items():  # the first call warms up
                 before[name] = size, statistics.median(warm)
                 yield shape | {"method": name, "seconds": statistics.median(warm), "fastest": min(warm)}
 
@@ -176,42 +149,12 @@ GRIDS: dict[Grid, Callable[[Preset, torch.Generator, str], Iterator[Row]]] = {
 }
 
 
-def measure(grid: Grid, options: Run, preset: Preset) -> dict[str, Any]:
-    """The content of one file: rows, and what is needed to make them again."""
-    command = (
-        f"python -m wellnormed.experiments.spectral_clipping run --preset {options.preset} --only {grid} "
-        f"--limit-seconds {preset.limit_seconds:g} --seed {options.seed} --threads {options.threads} "
-        f"--device {options.device}"
-    )
-    described = header(command, options.seed, options.device)
-    start = time.perf_counter()
-    rows = list(GRIDS[grid](preset, torch.Generator().manual_seed(options.seed), options.device))
-    return {
-        **described,
-        "grid": grid,
-        "runs": 1,
-        "config": asdict(preset),
-        "seconds": round(time.perf_counter() - start, 1),
-        "rows": rows,
-    }
-
-
 def _norm(x: Tensor) -> float | None:
     return float(spectral_norm(x)) if bool(x.isfinite().all()) else None
 
 
-def _too_slow(expected: float, preset: Preset) -> str:
-    return f"about {expected:.0f} seconds for one call, limit {preset.limit_seconds:g}"
-
-
-def _tasks(w: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """What `cost` times, for a matrix of norm 1."""
-    near, far, strength = NEAR * w, FAR * w, soft_cap_strength(1.0, NEAR - 1)
-    tasks: dict[str, Callable[[], Tensor]] = {name: lambda n=name: spectral_hardcap(near, 1.0, n) for name in METHODS}
-    tasks["gram, far"] = lambda: spectral_hardcap(far, 1.0, "gram")
-    tasks["soft cap"] = lambda: soft_cap(near, strength)
-    tasks["one product"] = lambda: near @ near.mT
-    return tasks
+def _left_out(expected: float, preset: Preset) -> Row:
+    return {"left_out": f"about {expected:.0f} seconds for one call, limit {preset.limit_seconds:g}"}
 
 
 def _seconds(task: Callable[[], Tensor], device: str) -> float:
@@ -222,12 +165,46 @@ def _seconds(task: Callable[[], Tensor], device: str) -> float:
     return time.perf_counter() - start
 
 
-def _block_seconds(w: Tensor) -> float:
-    """Of one block form, from one product of a quarter of its side."""
-    side = sum(w.shape) // 4
-    small = torch.ones(side, side, dtype=w.dtype, device=w.device)
-    seconds = min(_seconds(lambda: small @ small, w.device.type) for _ in range(3))
-    return _BLOCK_PRODUCTS * 4**3 * seconds
+def run(
+    preset: PresetName = "cpu",
+    only: tuple[Grid, ...] = ("norm", "distance", "cost"),
+    folder: Path = FOLDER,
+    limit_seconds: float | None = None,
+    seed: int = 0,
+    threads: int = 2,
+    device: str = "cpu",
+) -> None:
+    """Measure, and write one file for each grid.
+
+    Args:
+        preset: Sizes.
+        only: Grids to run.
+        folder: Where the files go.
+        limit_seconds: Instead of the preset's.
+        seed: Of the random matrices.
+        threads: CPU threads.
+        device: Where the methods run, and their float64 references.
+    """
+    torch.set_num_threads(threads)
+    sizes = PRESETS[preset]
+    if limit_seconds is not None:
+        sizes = replace(sizes, limit_seconds=limit_seconds)
+    for grid in only:
+        command = (
+            f"python -m wellnormed.experiments.spectral_clipping run --preset {preset} --only {grid} "
+            f"--limit-seconds {sizes.limit_seconds:g} --seed {seed} --threads {threads} --device {device}"
+        )
+        content = {**header(command, seed, device), "grid": grid, "runs": 1, "config": asdict(sizes)}
+        start = time.perf_counter()
+        rows = list(GRIDS[grid](sizes, torch.Generator().manual_seed(seed), device))
+        content |= {"seconds": round(time.perf_counter() - start, 1), "rows": rows}
+        write_result(folder / f"{grid}-{preset}.json", content)
+
+
+def read(grid: Grid, preset: PresetName = "cpu", folder: Path = FOLDER) -> Row:
+    """The content of one file; a `ValueError` says what to run if it is missing."""
+    remedy = "run `python -m wellnormed.experiments.spectral_clipping run` first"
+    return read_json(folder / f"{grid}-{preset}.json", remedy)
 
 
 _STYLES = {
@@ -243,120 +220,65 @@ _STYLES = {
 """Colours of Okabe and Ito, which all kinds of colour vision tell apart, and a marker each."""
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One pair of axes: which rows, and what of them."""
-
-    title: str
-    where: Row
-    x: str
-    y: str
-    x_label: str
-    y_label: str
-
-
-def draw(result: dict[str, Any]) -> "Figure":
+def figure_of(result: Row) -> "Figure":
     """The figure of one file. Axes are logarithmic; what was left out, not finite or zero is not drawn."""
-    import matplotlib.pyplot as plt
-
-    panels, title = _PANELS[result["grid"]](result)
-    height = 0.6 + 2.4 * len(panels)
-    figure, axes = plt.subplots(
-        len(panels), len(panels[0]), figsize=(7, height), layout="constrained", squeeze=False, sharex=True, sharey="row"
-    )
-    for axis, panel in zip(axes.flat, chain.from_iterable(panels), strict=True):
-        for method, (colour, style) in _STYLES.items():
-            rows = [r for r in result["rows"] if r["method"] == method and panel.where.items() <= r.items()]
-            points = [(r[panel.x], r[panel.y]) for r in rows if r.get(panel.y)]
-            if points:
-                x, y = zip(*points, strict=True)
-                axis.plot(x, y, style, color=colour, label=method, linewidth=1.2, fillstyle="none")
-        axis.set(xscale="log", yscale="log")
-        axis.set_title(panel.title, fontsize=10)
-        axis.grid(alpha=0.3)
-    for axis, panel in zip(axes[-1], panels[-1], strict=True):
-        axis.set_xlabel(panel.x_label)
-    for axis, row in zip(axes[:, 0], panels, strict=True):
-        axis.set_ylabel(row[0].y_label)
-    if result["grid"] == "cost":
-        sizes = result["config"]["sizes"]
-        axes[0, 0].set_xticks(sizes, [str(size) for size in sizes], minor=False)
+    config, grid = result["config"], result["grid"]
+    # rows of panels: what is drawn, its name, and for every panel of the row its title and what all its points share
+    shown: list[tuple[str, str, list[tuple[str, Row]]]]
+    if grid == "norm":
+        m, n = config["shape"]
+        title, x, x_label = f"Hard cap of {m} x {n} Gaussian matrices", "norm", "norm of the input (caps)"
+        dtypes = config["dtypes"]
+        shown = [
+            ("error", "norm of the error (caps)", [(f"{dtype} input", {"dtype": dtype}) for dtype in dtypes]),
+            ("norm_after", "norm of the result (caps)", [("", {"dtype": dtype}) for dtype in dtypes]),
+        ]
+    elif grid == "distance":
+        m, n = config["cluster_shape"]
+        title = f"Hard cap of {m} x {n} matrices with a cluster of singular values near it, float32"
+        x, x_label = "distance", "distance from the cap (caps)"
+        larger = {size: "nothing larger" if size <= 1 else f"one value at {size:g}" for size in config["outliers"]}
+        shown = [
+            ("error", "error of the cluster (caps)",
+             [(f"{word} the cap; {words}", {"side": side, "outlier": outlier}) for outlier, words in larger.items()])
+            for side, word in ((1, "above"), (-1, "below"))
+        ]  # fmt: skip
+    else:
+        title = f"float32, {result['machine']}, {result['environment']['threads']} threads"
+        x, x_label = "short", "n"
+        shapes = {aspect: "n x n" if aspect == 1 else f"n x {aspect} n" for aspect in config["aspects"]}
+        shown = [("seconds", "one call (seconds)", [(shape, {"aspect": aspect}) for aspect, shape in shapes.items()])]
+    figure, axes = panels(len(shown), len(shown[0][2]), (7, 0.6 + 2.4 * len(shown)), sharex=True)
+    for row_of_axes, (y, y_label, columns) in zip(axes, shown, strict=True):
+        row_of_axes[0].set_ylabel(y_label)
+        for axis, (panel_title, where) in zip(row_of_axes, columns, strict=True):
+            for method, (colour, style) in _STYLES.items():
+                rows = [r for r in result["rows"] if (where | {"method": method}).items() <= r.items() and r.get(y)]
+                if rows:
+                    points = [r[x] for r in rows], [r[y] for r in rows]
+                    axis.plot(*points, style, color=colour, label=method, linewidth=1.2, fillstyle="none")
+            axis.set(xscale="log", yscale="log")
+            axis.set_title(panel_title, fontsize=10)
+    for axis in axes[-1]:
+        axis.set_xlabel(x_label)
+    if grid == "cost":
+        axes[0, 0].set_xticks(config["sizes"], [str(size) for size in config["sizes"]], minor=False)
         axes[0, 0].minorticks_off()
-    legend_below(figure)
-    figure.suptitle(title, fontsize=11)
+    legend_below(figure, title)
     return figure
 
 
-def _panels_of_norm(result: dict[str, Any]) -> tuple[list[list[_Panel]], str]:
-    m, n = result["config"]["shape"]
-    kinds = (("error", "norm of the error (caps)"), ("norm_after", "norm of the result (caps)"))
-    panels = [
-        [
-            _Panel(f"{dtype} input" * (y == "error"), {"dtype": dtype}, "norm", y, "norm of the input (caps)", label)
-            for dtype in result["config"]["dtypes"]
-        ]
-        for y, label in kinds
-    ]
-    return panels, f"Hard cap of {m} x {n} Gaussian matrices"
-
-
-def _panels_of_distance(result: dict[str, Any]) -> tuple[list[list[_Panel]], str]:
-    m, n = result["config"]["cluster_shape"]
-    panels = [
-        [
-            _Panel(
-                f"{word} the cap; " + ("nothing larger" if outlier <= 1 else f"one value at {outlier:g}"),
-                {"side": side, "outlier": outlier},
-                "distance",
-                "error",
-                "distance from the cap (caps)",
-                "error of the cluster (caps)",
-            )
-            for outlier in result["config"]["outliers"]
-        ]
-        for side, word in ((1, "above"), (-1, "below"))
-    ]
-    return panels, f"Hard cap of {m} x {n} matrices with a cluster of singular values near it, float32"
-
-
-def _panels_of_cost(result: dict[str, Any]) -> tuple[list[list[_Panel]], str]:
-    panels = [
-        _Panel("n x n" if a == 1 else f"n x {a} n", {"aspect": a}, "short", "seconds", "n", "one call (seconds)")
-        for a in result["config"]["aspects"]
-    ]
-    return [panels], f"float32, {result['machine']}, {result['environment']['threads']} threads"
-
-
-_PANELS: dict[str, Callable[[dict[str, Any]], tuple[list[list[_Panel]], str]]] = {
-    "norm": _panels_of_norm,
-    "distance": _panels_of_distance,
-    "cost": _panels_of_cost,
-}
-
-
-def read(grid: Grid, preset: PresetName = "cpu", folder: Path = FOLDER) -> dict[str, Any]:
-    """The content of one file.
-
-    Raises:
-        ValueError: It is missing or damaged.
-    """
-    return read_json(folder / f"{grid}-{preset}.json", _REMEDY)
+def draw(preset: PresetName = "cpu", folder: Path = FOLDER) -> None:
+    """Draw one figure from each file there is, beside it."""
+    for grid in GRIDS:
+        if (folder / f"{grid}-{preset}.json").exists():
+            content = read(grid, preset, folder)
+            save_figure(lambda shown=content: figure_of(shown), folder / f"{grid}-{preset}.png")
 
 
 def main() -> None:
     """Entry point."""
-    options = tyro.extras.subcommand_cli_from_dict({"run": Run, "draw": Draw})
-    if isinstance(options, Run):
-        torch.set_num_threads(options.threads)
-        preset = PRESETS[options.preset]
-        if options.limit_seconds is not None:
-            preset = replace(preset, limit_seconds=options.limit_seconds)
-        for grid in options.only:
-            write_result(options.folder / f"{grid}-{options.preset}.json", measure(grid, options, preset))
-        return
-    for path in sorted(options.folder.glob(f"*-{options.preset}.json")):
-        content = read_json(path, _REMEDY)
-        save_figure(lambda shown=content: draw(shown), path.with_suffix(".png"))
+    tyro.extras.subcommand_cli_from_dict({"run": run, "draw": draw})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class TrainConfig:
     caps: Caps = field(default_factory=Caps)
     """Largest norms by role; embedding vectors are always kept at RMS at most 1."""
     constraint: Literal["soft-cap", "hard-cap", "spectral-normalize"] = "soft-cap"
-    """The rule that keeps matrices below their caps after every step."""
+    """What keeps matrices below their caps after every step."""
     steps: int = 2000
     """Optimizer steps."""
     batch: int = 12
@@ -70,41 +70,31 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         # here and not in the sections, which the command line builds under names of its own
-        for role, cap in vars(self.caps).items():
-            _require_positive(f"caps.{role}", cap)
-        for name in ("steps", "batch", "log_every", "checkpoint_every"):
-            _require_positive(name, getattr(self, name))
-        for name in POSITIVE_IN_MODEL:
-            if (value := getattr(self.model, name)) is not None:
-                _require_positive(f"model.{name}", value)
-        for name in ("residual_strength", "token_share"):
-            if not 0 <= (share := getattr(self.model, name)) <= 1:
-                raise ValueError(_refusal(f"model.{name}", share, "lie in [0, 1]: it is a share"))
+        values = {f"caps.{role}": cap for role, cap in vars(self.caps).items()}
+        values |= {f"model.{name}": value for name, value in vars(self.model).items()} | vars(self)
+        for name in (*(f"caps.{role}" for role in vars(self.caps)), *POSITIVE):
+            if (value := values[name]) is not None and not 0 < value < math.inf:
+                raise ValueError(_refusal(name, value, "be positive and finite"))
+        for name in ("embedding_rate", "bias_rate", "head_rate", "attack_steps", "sample_characters"):
+            if not 0 <= values[name] < math.inf:
+                raise ValueError(_refusal(name, values[name], "be finite and not negative"))
+        for name in ("model.residual_strength", "model.token_share"):
+            if not 0 <= values[name] <= 1:
+                raise ValueError(_refusal(name, values[name], "lie in [0, 1]: it is a share"))
         if self.model.width % self.model.heads:
             raise ValueError(_refusal("model.heads", self.model.heads, f"divide model.width={self.model.width}"))
-        _require_positive("learning_rate", self.learning_rate)
-        for name in ("embedding_rate", "bias_rate", "head_rate"):
-            _require_positive(name, getattr(self, name), or_zero=True)
-        for name in ("attack_steps", "sample_characters"):
-            _require_positive(name, getattr(self, name), or_zero=True)
-        if self.threads is not None:
-            _require_positive("threads", self.threads)
         if not 0 <= self.momentum < 1:
             raise ValueError(_refusal("momentum", self.momentum, "lie in [0, 1): it is the fraction kept"))
-
-
-def _require_positive(name: str, value: float, or_zero: bool = False) -> None:
-    if not (value >= 0 if or_zero else value > 0) or not math.isfinite(value):
-        raise ValueError(_refusal(name, value, f"be {'finite and not negative' if or_zero else 'positive and finite'}"))
 
 
 def _refusal(name: str, value: float, must: str) -> str:
     return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
 
 
-POSITIVE_IN_MODEL = (
-    "length", "width", "heads", "blocks", "expansion", "attention_scale", "output_factor", "sharpness", "logit_scale",
-    "stream_radius", "query_radius", "key_radius", "value_radius",
+POSITIVE = (
+    "steps", "batch", "log_every", "checkpoint_every", "learning_rate", "threads", "model.length", "model.width",
+    "model.heads", "model.blocks", "model.expansion", "model.attention_scale", "model.output_factor", "model.sharpness",
+    "model.logit_scale", "model.stream_radius", "model.query_radius", "model.key_radius", "model.value_radius",
 )  # fmt: skip
 PRESETS: dict[str, TrainConfig] = {
     # One wide block, small caps where the loss does not need more: docs/results.md has the alternatives.

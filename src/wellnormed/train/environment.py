@@ -51,12 +51,10 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        commit, changes = (
+            subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True, timeout=10).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
     except (OSError, subprocess.SubprocessError):
         return None  # no git, or no commit yet
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+    return commit.strip() + ("+changes" if changes else "")

@@ -18,12 +18,9 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
 
     Args:
         model: Integers `(B, T)` -> logits `(B, T, symbols)`; call `eval` where modes differ (ours do not).
-        tokens: One split, int64.
+        tokens: One split, int64, at least two tokens.
         length: Tokens of a window.
         windows: Only so many, from the start; None for all.
-
-    Raises:
-        ValueError: Fewer than two tokens.
     """
     if len(tokens) < 2:
         raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
@@ -49,32 +46,25 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
 def sample(
     model: GPT, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
 ) -> Tensor:
-    """Continue a prompt token by token; the model sees the last `config.length` tokens.
+    """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 
     Args:
         model: The model.
-        prompt: int64, at least one token.
+        prompt: What to continue.
         count: How many tokens to add.
         generator: Source of the draws, on the CPU.
         temperature: Divides the logits; 0 takes the likeliest token.
-
-    Returns:
-        Prompt and continuation.
-
-    Raises:
-        ValueError: An empty prompt or a negative temperature.
     """
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
     device = next(model.parameters()).device
-    tokens = prompt
     for _ in range(count):
-        logits = model(tokens[None, -model.config.length :].to(device))[0, -1].float().cpu()
+        logits = model(prompt[None, -model.config.length :].to(device))[0, -1].float().cpu()
         if temperature == 0:
             drawn = logits.argmax()[None]
         else:
             drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-        tokens = torch.cat([tokens, drawn])
-    return tokens
+        prompt = torch.cat([prompt, drawn])
+    return prompt

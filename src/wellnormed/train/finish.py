@@ -17,11 +17,7 @@ from wellnormed.train.session import TrainingSession, named_generators
 
 
 def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    """Prove the norms, evaluate, certify and report; the run folder is complete afterwards.
-
-    Raises:
-        ValueError: A proved norm exceeds its cap, or the certificate is refused.
-    """
+    """Prove the norms, evaluate, certify and report; the run folder is complete afterwards."""
     config, text = session.config, session.text
     proved = session.require_caps()
     count_hits(session.model)
@@ -57,8 +53,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
 
 def certify_model(model: GPT, attack_steps: int, generator: torch.Generator) -> "wn.certificates.Certificate":
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
-    example = torch.zeros(1, model.config.length, dtype=torch.long)
-    certificate = wn.certify(model, example)
+    certificate = wn.certify(model, torch.zeros(1, model.config.length, dtype=torch.long))
     if attack_steps:
         found = wn.lower_bound(model, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(float(found.value))

@@ -17,11 +17,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Be the only writer of a folder, which is made if needed. Readers take no lock; Windows has none.
 
     The file `.lock` stays and names its holder while there is one. What a killed process left in it means nothing: the
-    kernel's lock alone decides.
-
-    Raises:
-        ValueError: Another process is writing; names its id, its host and since when.
-        OSError: The folder cannot be written.
+    kernel's lock alone decides. A second writer is refused with the first one's process id, host and starting time.
     """
     path = folder / LOCK
     with writing(path):
@@ -29,7 +25,10 @@ def locked(folder: Path) -> Iterator[None]:
         file = path.open("a+b", buffering=0)
     with file:
         try:
-            _lock(file.fileno())
+            if os.name == "posix":
+                import fcntl
+
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().decode() or "another process"
@@ -42,10 +41,3 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
-
-
-def _lock(descriptor: int) -> None:
-    if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

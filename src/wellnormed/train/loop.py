@@ -16,7 +16,7 @@ from wellnormed.train.environment import describe
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.finish import finish, print_summary
 from wellnormed.train.lock import locked
-from wellnormed.train.progress import ProgressDisplay
+from wellnormed.train.progress import progress_display
 from wellnormed.train.report import write_report
 from wellnormed.train.run_folder import RunFolder
 from wellnormed.train.session import TrainingSession
@@ -38,7 +38,6 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
 
     Raises:
         ValueError: A setting or the folder is refused, or a loss or gradient is not finite.
-        OSError: The folder cannot be written.
     """
     run = RunFolder(folder)
     run.require_new()
@@ -56,14 +55,11 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
 def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """Continue a run from its newest checkpoint; the weights end bit for bit as if it had never stopped.
 
-    Args:
-        folder: The run's folder. A finished run is left as it is.
-        console: Where progress is shown; standard output by default.
+    A finished run is left as it is. Arguments are as for `train`.
 
     Raises:
         ValueError: Folder, checkpoint or text are missing, damaged, or not those the run began with; or
             another process is writing the folder.
-        OSError: The folder cannot be written.
     """
     console = console or Console()
     run = RunFolder(folder)
@@ -112,20 +108,19 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
 
 def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
     config = session.config
-    tokens_a_step = config.batch * config.model.length
     logged, since = session.step, time.perf_counter()
-    with ProgressDisplay(console, session.step, config.steps, line_every=config.checkpoint_every) as progress:
+    with progress_display(console, session.step, config.steps, config.checkpoint_every) as show:
         while session.step < config.steps:
             rate = session.rate
             loss = session.advance()
             step = session.step
-            progress.update(step)
             saving = step % config.checkpoint_every == 0 or step == config.steps
             if not (saving or step % config.log_every == 0 or step == 1):
+                show(step, None)
                 continue
             ratios = session.constraints.norm_ratios()
             now = time.perf_counter()
-            speed = (step - logged) * tokens_a_step / (now - since)
+            speed = (step - logged) * config.batch * config.model.length / (now - since)
             row = {
                 "step": step,
                 "loss": loss,
@@ -133,7 +128,8 @@ def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
                 "tokens_per_second": round(speed),
                 "norms_over_caps": ratios,
             }
-            progress.show(step, loss, rate, speed, max(ratios.values()))
+            largest = max(ratios.values())
+            show(step, f"loss {loss:.3f}  lr {rate:.4f}  {speed:,.0f} tokens/s  norm/cap {largest:.4f}")
             if saving:
                 row["proved_norm_over_cap"] = session.require_caps()
                 row["validation_loss"] = validation_loss(

@@ -33,13 +33,9 @@ BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
 
 
 def write_report(folder: str | Path) -> Path:
-    """Draw `report.html` from what a run folder or exported model holds; what it lacks is said to be missing.
+    """Draw `report.html` from what a run folder or exported model holds, and return its path.
 
-    Returns:
-        The report's path.
-
-    Raises:
-        ValueError: The folder has no readable config, or one of its files is damaged.
+    What the folder lacks is said to be missing; a damaged file is a `ValueError`.
     """
     run = RunFolder(folder)
     config = read_config(run.path)

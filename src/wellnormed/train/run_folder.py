@@ -8,24 +8,13 @@ and a checkpoint holds a copy of it.
 import dataclasses
 import shlex
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from wellnormed._files import (
-    MANIFEST,
-    json_text,
-    parse_dataclass,
-    parse_json,
-    read_bytes,
-    read_files,
-    write_files,
-    write_json,
-    writing,
-)
+from wellnormed import _files
+from wellnormed._files import MANIFEST, json_text
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
@@ -46,11 +35,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """The files of one run.
-
-    Args:
-        path: The folder; `create` makes it.
-    """
+    """The files of one run in the folder `path`, which `create` makes; what is damaged is a `ValueError`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -67,11 +52,7 @@ class RunFolder:
         self.resume_command = f"`wellnormed train --resume {shlex.quote(str(self.path))}`"
 
     def require_new(self) -> None:
-        """Refuse a folder that holds anything but what a run leaves that was killed before its config was written.
-
-        Raises:
-            ValueError: It does.
-        """
+        """Refuse a folder that holds anything but what a run leaves that was killed before its config was written."""
         if self.config_file.exists():
             raise ValueError(f"{self.path} exists; continue it with {self.resume_command} or choose another --name")
         if self.path.exists() and not self.path.is_dir():
@@ -81,28 +62,15 @@ class RunFolder:
             raise ValueError(f"{self.path} holds {min(found)!r} but no config.json; choose another --name")
 
     def create(self, config: TrainConfig, text: dict[str, str]) -> None:
-        """Write the config, with which the run begins to exist.
-
-        Args:
-            config: The run, its model's vocabulary size being that of the text.
-            text: `source`, `sha256` and `symbols` of the text.
-
-        Raises:
-            ValueError: The folder is not new.
-        """
+        """Write the config, with which the run begins to exist, beside `source`, `sha256` and `symbols` of its text."""
         self.require_new()
         self.remove_leftovers()
         settings = dataclasses.asdict(config)
-        model = settings.pop("model")
-        content = {"format": FORMAT, "model": model, "train": settings, "text": text}
-        write_json(self.config_file, content, sealed=True)
+        content = {"format": FORMAT, "model": settings.pop("model"), "train": settings, "text": text}
+        _files.write_json(self.config_file, content, sealed=True)
 
     def read_config(self) -> tuple[TrainConfig, dict[str, str]]:
-        """The config and the description of the text.
-
-        Raises:
-            ValueError: The folder or its config is missing, damaged, or of another format.
-        """
+        """The config and the description of the text, refused if missing, damaged, or of another format."""
         if self.path.is_dir() and not self.config_file.exists():
             raise ValueError(
                 f"{self.config_file} is missing: {self.path} is no run, or was killed before it began; pass the folder "
@@ -112,28 +80,24 @@ class RunFolder:
         if "train" not in content:
             raise ValueError(f"{self.path} is an exported model, which cannot be continued; pass the folder of a run")
         settings = {"model": content["model"], **content["train"]}
-        return parse_dataclass(TrainConfig, settings, str(self.config_file)), content["text"]
+        return _files.parse_dataclass(TrainConfig, settings, str(self.config_file)), content["text"]
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row of metrics."""
-        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+        with _files.writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json_text(row, sealed=True))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All rows; an unfinished last line, which a kill can leave, is not one.
-
-        Raises:
-            ValueError: A line within the file is damaged.
-        """
+        """All rows; an unfinished last line, which a kill can leave, is not one. Damage to another line is refused."""
         if not self.metrics_file.exists():
             return []
         remedy = f"{self.resume_command} writes it again"
         if self.manifest_file.exists():
-            content = read_files(self.path, remedy, only=self.metrics_file.name)[1][self.metrics_file.name]
+            content = _files.read_files(self.path, remedy, only=self.metrics_file.name)[1][self.metrics_file.name]
         else:
-            content = read_bytes(self.metrics_file, remedy)
+            content = _files.read_bytes(self.metrics_file, remedy)
         return [
-            parse_json(line, f"{self.metrics_file}, line {number},", remedy, sealed=True)
+            _files.parse_json(line, f"{self.metrics_file}, line {number},", remedy, sealed=True)
             for number, line in enumerate(content.split(b"\n")[:-1], start=1)
         ]
 
@@ -141,7 +105,7 @@ class RunFolder:
         """Complete checkpoints, oldest first."""
         return sorted(manifest.parent for manifest in self.checkpoints.glob(f"step-[0-9]*/{MANIFEST}"))
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that counts whole or not at all, then remove all but the newest."""
         folder = self.checkpoints / f"step-{checkpoint.step:08d}"
         files: dict[str, bytes | str] = {
@@ -149,41 +113,37 @@ class RunFolder:
             "state.safetensors": tensor_bytes(checkpoint.state),
             "metrics.jsonl": checkpoint.metrics,
         }
-        write_files(folder, files, {"format": FORMAT, "step": checkpoint.step})
+        _files.write_files(folder, files, {"format": FORMAT, "step": checkpoint.step})
         self.remove_leftovers()
-        return folder
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint; None if the run was killed before its first.
 
-        Raises:
-            ValueError: It is damaged: never silently skipped, since that would lose work unnoticed.
+        A damaged one is refused and never silently skipped, since that would lose work unnoticed.
         """
         folders = self.checkpoint_folders()
         if not folders:
             return None
         remedy = f"remove {folders[-1]} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
-        manifest, files = read_files(folders[-1], remedy)
-        weights, state = (
-            read_tensors(files[name], str(folders[-1] / name)) for name in ("weights.safetensors", "state.safetensors")
-        )
+        manifest, files = _files.read_files(folders[-1], remedy)
+        names = ("weights.safetensors", "state.safetensors")
+        weights, state = (read_tensors(files[name], str(folders[-1] / name)) for name in names)
         return Checkpoint(manifest["step"], weights, state, files["metrics.jsonl"])
 
     def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
         """Write what a finished run leaves beside its certificate, and last the manifest, with which it is finished."""
         files: dict[str, bytes | str] = {
             WEIGHTS: tensor_bytes(weights),
-            self.metrics_file.name: read_bytes(self.metrics_file, "run again"),
+            self.metrics_file.name: _files.read_bytes(self.metrics_file, "run again"),
             self.sample_file.name: results["sample"],
             self.results_file.name: json_text(results, sealed=True, indent=2),
         }
-        write_files(self.path, files, {"format": FORMAT})
+        _files.write_files(self.path, files, {"format": FORMAT})
 
     def unfinished(self) -> str | None:
         """What keeps this from being a finished run with all its files intact, in words; None if nothing does."""
-        remedy = "the end of the run is made again"
         try:
-            read_files(self.path, remedy)
+            _files.read_files(self.path, "the end of the run is made again")
             Certificate.load(self.certificate_file)
         except (ValueError, OSError) as error:
             return str(error)
@@ -198,34 +158,3 @@ class RunFolder:
         kept = self.checkpoint_folders()[-KEPT:]
         others = [folder for folder in self.checkpoints.glob("step-[0-9]*") if folder not in kept]
         return others + list(self.path.glob(".*.[0-9]*.tmp"))
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Per-parameter state as named tensors, `optimizer.INDEX.KEY`, and the count of steps of every group."""
-    content = optimizer.state_dict()
-    state = {
-        f"optimizer.{index}.{key}": value
-        for index, entries in content["state"].items()
-        for key, value in entries.items()
-    }
-    assert all(isinstance(value, Tensor) for value in state.values()), "optimizer state is made of tensors"
-    steps = [group.get("steps", 0) for group in content["param_groups"]]
-    return state | {"optimizer.steps": torch.tensor(steps)}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_state`, for an optimizer built from the same config."""
-    content = optimizer.state_dict()
-    entries: dict[int, dict[str, Tensor]] = {}
-    for name, value in _below(state, "optimizer."):
-        if name == "steps":
-            for group, steps in zip(content["param_groups"], value.tolist(), strict=True):
-                group["steps"] = steps
-        else:
-            index, _, key = name.partition(".")
-            entries.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": entries, "param_groups": content["param_groups"]})
-
-
-def _below(state: dict[str, Tensor], prefix: str) -> Iterable[tuple[str, Tensor]]:
-    return ((name[len(prefix) :], value) for name, value in state.items() if name.startswith(prefix))

@@ -1,5 +1,6 @@
 """One training run in memory: model, optimizer, constraints, order of the data; and its checkpoint."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,9 +15,9 @@ from wellnormed.models.gpt import GPT, Attention, FeedForward
 from wellnormed.norms import assign_norms
 from wellnormed.optim import NonFiniteGradientError, Scion
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.run_folder import Checkpoint, optimizer_state, restore_optimizer
+from wellnormed.train.run_folder import Checkpoint
 
-RULES: dict[str, Callable[[float], Constraint]] = {
+CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
     "soft-cap": constraints.SoftCap,
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
@@ -24,11 +25,7 @@ RULES: dict[str, Callable[[float], Constraint]] = {
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
-    """One generator for each use, so that more draws for one never move another.
-
-    Raises:
-        ValueError: The seed is negative or too large.
-    """
+    """One generator for each use, so that more draws for one never move another."""
     if not 0 <= seed < 2**60:
         raise ValueError(f"seed={seed} must lie in [0, 2**60); choose another (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
@@ -50,11 +47,11 @@ def weight_roles(model: GPT) -> dict[str, str]:
     return roles
 
 
-def constraint_rules(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
+def weight_constraints(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
     """Name of every weight matrix -> what keeps it in bounds."""
-    rule = RULES[config.constraint]
+    constraint = CONSTRAINTS[config.constraint]
     return {
-        name: ColumnCap(1.0) if role == "embedding" else rule(getattr(config.caps, role))
+        name: ColumnCap(1.0) if role == "embedding" else constraint(getattr(config.caps, role))
         for name, role in weight_roles(model).items()
     }
 
@@ -69,7 +66,7 @@ def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
 
 
 def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
-    """The optimizer of a run, with the rules that hold after each of its steps."""
+    """The optimizer of a run, with the constraints that hold after each of its steps."""
     optimizer = Scion(
         assign_norms(model, recipe="modular"),
         lr=config.learning_rate,
@@ -77,25 +74,17 @@ def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints
         nesterov=True,
         lr_factors=_rate_factors(model, config),
     )
-    return optimizer, constraints.constrain(optimizer, constraint_rules(model, config))
+    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
 
 
 class TrainingSession:
     """Everything that one step changes, built from a config; a checkpoint then moves it to any step.
 
-    Args:
-        config: The run.
-        text: The data.
-        device: Where the model lives. The order of the data is drawn on the CPU, the same everywhere.
-
-    Raises:
-        ValueError: A setting that a layer, norm, optimizer or constraint refuses, or too short a text.
+    The order of the data is drawn on the CPU, so it is the same on every device.
     """
 
     def __init__(self, config: TrainConfig, text: CharacterText, device: torch.device) -> None:
-        self.config = config
-        self.text = text
-        self.device = device
+        self.config, self.text, self.device = config, text, device
         if min(len(text.train), len(text.validation)) <= config.model.length:
             raise ValueError(
                 f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
@@ -115,22 +104,23 @@ class TrainingSession:
         return self.config.learning_rate * (1 - self.step / self.config.steps)
 
     def advance(self) -> float:
-        """Take one step.
-
-        Returns:
-            The loss before it.
+        """Take one step, and return the loss before it.
 
         Raises:
-            ValueError: Loss or gradient is not finite (nothing changed), or a rule cannot hold its promise.
+            ValueError: Loss or gradient is not finite (nothing changed), or a constraint cannot hold its promise.
         """
-        inputs, targets = self._next_batch()
-        logits = self.model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        length = self.config.model.length
+        starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.order)
+        windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
+        loss = F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
         self.optimizer.zero_grad()
         loss.backward()
         value = float(loss.detach())
-        if not abs(value) < float("inf"):
-            self._refuse_loss(value)
+        if not math.isfinite(value):
+            raise ValueError(
+                f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
+                f"lower --learning-rate (now {self.rate:.4g}) or --model.logit-scale"
+            )
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * (1 - self.step / self.config.steps)
         try:
@@ -141,14 +131,7 @@ class TrainingSession:
         return value
 
     def require_caps(self) -> float:
-        """Prove every norm.
-
-        Returns:
-            The largest proved norm over its cap.
-
-        Raises:
-            ValueError: A norm exceeds its cap.
-        """
+        """Prove every norm, and return the largest over its cap; one above its cap is a `ValueError`."""
         ratios = self.constraints.proved_ratios()
         worst = max(ratios, key=lambda name: ratios[name])
         if not ratios[worst] <= 1:
@@ -160,35 +143,34 @@ class TrainingSession:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that the next step depends on."""
-        rules = {f"constraints.{name}": tensor for name, tensor in self.constraints.state_dict().items()}
-        state = {"generator.order": self.order.get_state()} | optimizer_state(self.optimizer) | rules
+        content = self.optimizer.state_dict()
+        state = {f"optimizer.{i}.{key}": t for i, entries in content["state"].items() for key, t in entries.items()}
+        assert all(isinstance(value, Tensor) for value in state.values()), "optimizer state is made of tensors"
+        state["optimizer.steps"] = torch.tensor([group.get("steps", 0) for group in content["param_groups"]])
+        state |= {f"constraints.{name}": tensor for name, tensor in self.constraints.state_dict().items()}
+        state["generator.order"] = self.order.get_state()
         return Checkpoint(self.step, dict(self.model.state_dict()), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same config.
-
-        Raises:
-            ValueError: Its tensors do not fit the model, the optimizer or the rules.
-        """
+        """Continue from a checkpoint of the same config; tensors that do not fit are a `ValueError`."""
         load_weights(self.model, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
-        restore_optimizer(self.optimizer, checkpoint.state)
-        prefix = "constraints."
-        rules = {name.removeprefix(prefix): t for name, t in checkpoint.state.items() if name.startswith(prefix)}
-        self.constraints.load_state_dict(rules)
+        content = self.optimizer.state_dict()
+        entries: dict[int, dict[str, Tensor]] = {}
+        remembered: dict[str, Tensor] = {}
+        for full_name, tensor in checkpoint.state.items():
+            owner, _, name = full_name.partition(".")
+            if full_name == "optimizer.steps":
+                for group, steps in zip(content["param_groups"], tensor.tolist(), strict=True):
+                    group["steps"] = steps
+            elif owner == "optimizer":
+                index, _, key = name.partition(".")
+                entries.setdefault(int(index), {})[key] = tensor
+            elif owner == "constraints":
+                remembered[name] = tensor
+        self.optimizer.load_state_dict({"state": entries, "param_groups": content["param_groups"]})
+        self.constraints.load_state_dict(remembered)
         self.order.set_state(checkpoint.state["generator.order"])
         self.step = checkpoint.step
-
-    def _next_batch(self) -> tuple[Tensor, Tensor]:
-        length = self.config.model.length
-        starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.order)
-        windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
-        return windows[:, :-1], windows[:, 1:]
-
-    def _refuse_loss(self, value: float) -> None:
-        raise ValueError(
-            f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
-            f"lower --learning-rate (now {self.rate:.4g}) or --model.logit-scale"
-        )
 
 
 def _first_not_finite(model: nn.Module) -> str:
