@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from wellnormed.norms.base import MatrixNorm, Norm
-from wellnormed.norms.columns import ColNorm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
+from wellnormed.norms.means import BiasRMS, ColNorm
 from wellnormed.norms.roles import Role
 from wellnormed.norms.slices import Experts, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
-from wellnormed.norms.vectors import BiasRMS
 
 RecipeName = Literal[
     "modular", "language", "image", "sign-only", "muon", "scion-gpt", "scion-shakespeare", "scion-mlp", "scion-cnn"
