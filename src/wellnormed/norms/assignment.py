@@ -6,7 +6,7 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -86,9 +86,7 @@ class Assignment:
             return "no parameters"
         if columns:
             rows = [("parameter", "shape", "norm", *columns, "why"), *rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines + (self._totals() if len(lines) > 1 + bool(columns) else []))
+        return "\n".join([aligned(rows), *(self._totals() if len(rows) > 1 + bool(columns) else [])])
 
     def _totals(self) -> list[str]:
         tensors = Counter(shown(a.norm) for a in self.assigned)
@@ -97,6 +95,12 @@ class Assignment:
             entries[shown(a.norm)] += a.parameter.numel()
         width = len(f"{max(entries.values(), default=0):,}")
         return [f"{entries[shown]:>{width},} entries in {tensors[shown]} x {shown}" for shown in tensors]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def shown(norm: Norm | None) -> str:

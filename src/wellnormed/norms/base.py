@@ -88,7 +88,7 @@ class MatrixNorm(Norm):
     """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
 
     So the dual norm is the sum of the slices' own, and the oracle acts on every slice alone (Modular Duality, section
-    4.1 says it for kernels). Slices of equal size are treated as one batch; spectral constraints act on the same slices.
+    4.1 says it for kernels). Slices of equal size are treated as one batch, and spectral constraints act on them.
     """
 
     @property

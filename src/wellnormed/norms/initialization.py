@@ -8,8 +8,8 @@ from torch import nn
 from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
 from wellnormed.norms.entries import Sign
-from wellnormed.norms.means import BiasRMS
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
+from wellnormed.norms.root_mean_square import BiasRMS
 
 
 @torch.no_grad()

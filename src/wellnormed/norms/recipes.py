@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
-from wellnormed.norms.means import BiasRMS, ColNorm
 from wellnormed.norms.roles import Role
+from wellnormed.norms.root_mean_square import BiasRMS, ColNorm
 from wellnormed.norms.slices import Experts, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 
