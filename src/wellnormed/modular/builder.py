@@ -107,8 +107,8 @@ class Builder:
 
     def build(self) -> NormedModule:
         """Describe the module by its own method, or else by what is registered for its class."""
-        if hasattr(self.module, "modular_tree"):
-            tree = self.module.modular_tree(self)
+        if (own := getattr(self.module, "modular_tree", None)) is not None:
+            tree = own(self)
         elif _full_name(type(self.module)) in RULES:
             tree = RULES[_full_name(type(self.module))](self.module, self)
         else:

@@ -171,7 +171,7 @@ class Scalar(Bond):
         factor: The constant, of any sign.
     """
 
-    name: str = field(init=False)
+    name: str = field(init=False, repr=False)
     sensitivity: float = field(init=False)
     factor: float
 
