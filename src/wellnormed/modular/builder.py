@@ -85,25 +85,21 @@ def modular_tree(
     placed = set(tree.names())
     if unplaced := [a.name for a in assignment if a.name not in placed]:
         raise ValueError(
-            f"the rules of {type(model).__name__} give no place to {', '.join(unplaced)}; a rule must make an atom of "
-            "every trainable parameter, or let its parent do so"
+            f"the modular rules of {type(model).__name__} give no place to {', '.join(unplaced)}; they must make an "
+            "atom of every trainable parameter"
         )
     return tree.with_masses(masses) if masses else tree
 
 
 @dataclass(frozen=True)
 class Builder:
-    """What a module's description is made with: its name, its parameters and its submodules.
-
-    Attributes:
-        name: The module's name in the model; empty for the model itself.
-        module: The module.
-        norms: Trainable parameter -> its name and norm in the assignment.
-    """
+    """What a module's description is made with: its name, its parameters and its submodules."""
 
     name: str
+    """The module's name in the model; empty for the model itself."""
     module: nn.Module
     norms: Mapping[nn.Parameter, tuple[str, Norm]]
+    """Trainable parameter -> its name and norm in the assignment."""
 
     def build(self) -> NormedModule:
         """Describe the module by its own method, or else by what is registered for its class."""

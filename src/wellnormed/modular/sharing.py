@@ -52,11 +52,7 @@ class WeightSpace(ABC):
 
     @abstractmethod
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
-        """Every place of a weight, in the order in which data flows.
-
-        Args:
-            downstream: Sensitivity of what follows the whole tree.
-        """
+        """Every place of a weight, in the order in which data flows; `downstream` is what follows the whole tree."""
 
     def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.

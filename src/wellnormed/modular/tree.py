@@ -53,21 +53,15 @@ class NormedModule(WeightSpace):
         return self
 
     def with_masses(self, masses: Mapping[str, float]) -> "NormedModule":
-        """Set the mass of single atoms.
+        """Set the mass of single atoms: name pattern -> mass of *each* atom it matches. Mass 0 fixes a weight.
 
-        Args:
-            masses: Name pattern (`fnmatch`; a module's name stands for all below it) -> mass of *each* atom it
-                matches. Mass 0 fixes a weight. For the mass of a group as a whole see `tare`.
+        Patterns are those of `fnmatch`; a module's name stands for all below it. For a group as a whole see `tare`.
         """
         owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses")
         return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
 
     def tare(self, mass: float, pattern: str = "*") -> "NormedModule":
-        """Set the total mass of the atoms that a pattern matches, keeping their proportions.
-
-        Args:
-            mass: New sum of their masses.
-            pattern: As in `with_masses`; all atoms by default.
+        """Set the sum of the masses of the atoms that a pattern matches, keeping their proportions.
 
         Example:
             LT appendix F gives all blocks together mass 32, beside an embedding and a head of mass 1:
@@ -81,9 +75,8 @@ class NormedModule(WeightSpace):
         owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare")
         total = sum(place.mass for place in self.places() if place.name in owner)
         if total == 0 and mass != 0:
-            raise ValueError(
-                f"the atoms matching {pattern!r} have mass 0, which no factor turns into {mass}; use with_masses"
-            )
+            matching = f"the atoms matching {pattern!r}"
+            raise ValueError(f"{matching} have mass 0, which no factor turns into {mass}; use with_masses")
         factor = mass / total if total else 0.0
         return self.map_atoms(lambda atom: replace(atom, mass=atom.mass * factor) if atom.name in owner else atom)
 

@@ -125,10 +125,9 @@ class MatrixNorm(Norm):
         return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
-        def of_slices(x: Tensor, unit: float) -> Tensor:
-            return torch.linalg.svdvals(x.double()).sum(-1).to(x.dtype) * unit
-
-        return self._measure(gradient, of_slices).sum(-1)
+        wide = gradient.double()
+        nuclear = self._measure(wide, lambda x, unit: torch.linalg.svdvals(x).sum(-1) * unit)
+        return nuclear.sum(-1).to(gradient.dtype)
 
     def dualize(self, gradient: Tensor) -> Tensor:
         return self.on_slices(gradient, lambda x, unit: msign(x, *self.msign_settings) * unit)
@@ -150,11 +149,10 @@ class MatrixNorm(Norm):
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:
         """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
 
-        def proved(x: Tensor, unit: float) -> Tensor:
-            bound = torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64)
-            return bound / unit * (1 + 2.0**-50)  # the roundings of the unit, the quotient and the product
+        def bound(x: Tensor, unit: float) -> Tensor:
+            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64) / unit
 
-        return self._measure(weight.detach(), proved)
+        return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
 
     @property
     def overshoot(self) -> float:

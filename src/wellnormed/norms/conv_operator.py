@@ -56,10 +56,8 @@ class ConvOperator(Norm):
         if len(self.input_size) not in (1, 2, 3) or min(self.input_size) < 1:
             raise ValueError(f"ConvOperator: input_size={self.input_size} must be 1 to 3 positive numbers of pixels")
         if self.padding_mode not in ("zeros", "circular"):
-            raise ValueError(
-                f"ConvOperator: padding_mode={self.padding_mode!r} must be 'zeros' or 'circular'; other paddings have "
-                "no bound here"
-            )
+            must = "must be 'zeros' or 'circular'; other paddings have no bound here"
+            raise ValueError(f"ConvOperator: padding_mode={self.padding_mode!r} {must}")
         least = {"stride": 1, "dilation": 1, "groups": 1} | ({} if self.padding == "same" else {"padding": 0})
         for name, low in least.items():
             values = self._each(getattr(self, name))
@@ -180,17 +178,17 @@ class ConvOperator(Norm):
             known, direction = torch.stack(basis), pull(image)[0].flatten()
             for _ in range(2):  # orthogonalised in full
                 direction = direction - known.mT @ (known @ direction)
-            least = 1e-13 * max(float(image.square().sum()) for image in images)
+            least = max(least, 1e-13 * float(image.square().sum()))
         return float(torch.linalg.matrix_norm(torch.stack(images), 2)) * largest
 
     def _torus(self, shape: torch.Size) -> list[tuple[int, int]]:
         """Pixels of the torus, and the stride that folds its frequencies, along each dimension."""
-        torus = []
-        for n, s, reach in zip(self.input_size, self._each(self.stride), self._reach(shape), strict=True):
+
+        def along(n: int, s: int, reach: int) -> tuple[int, int]:
             if self.padding_mode == "circular":
-                torus.append((n, s if n % s == 0 else 1))  # another stride still only drops outputs
-            elif reach == 0:
-                torus.append((1, 1))  # no neighbours: every pixel alone, some dropped
-            else:
-                torus.append((-(-(n + reach) // s) * s, s))
-        return torus
+                return n, s if n % s == 0 else 1  # another stride still only drops outputs
+            if reach == 0:
+                return 1, 1  # no neighbours: every pixel alone, some dropped
+            return -(-(n + reach) // s) * s, s
+
+        return list(map(along, self.input_size, self._each(self.stride), self._reach(shape)))

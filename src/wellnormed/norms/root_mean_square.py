@@ -59,13 +59,11 @@ class _LargestRMS(Norm):
 
 @dataclass(frozen=True, repr=False)
 class ColNorm(_LargestRMS):
-    """1 -> RMS operator norm: the largest RMS of the image of one input symbol.
-
-    For a weight of shape `(d_out, d_in)` that image is a column; `nn.Embedding` stores `(symbols, width)`, so there it
-    is a row: `input_axis=0`. MD's norm of an embedding.
+    """1 -> RMS operator norm: the largest RMS of the image of one input symbol. MD's norm of an embedding.
 
     Args:
-        input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`).
+        input_axis: 1 if inputs index columns, as in an `nn.Linear` of shape `(d_out, d_in)`; 0 if they index rows, as
+            in an `nn.Embedding` of shape `(symbols, width)`.
         max_inflation: The most by which `dualize` may inflate a symbol's gradient over the batch's largest one. A rare
             symbol's stale momentum would otherwise become a full step for hundreds of steps (LT appendix F, which
             uses 16). The exact oracle, which attains the dual norm, is `float("inf")`.
