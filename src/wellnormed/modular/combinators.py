@@ -53,9 +53,9 @@ def attention(
     whence the published factor 1/3.
 
     Args:
-        query: Projection into heads, of sensitivity 1 in the largest norm of a head; so are the next two.
-        key: Of the keys.
-        value: Of the values.
+        query: Projection of the queries into heads, of sensitivity 1 in the largest norm of a head.
+        key: That of the keys.
+        value: That of the values.
         scale: Factor on `<q, k> / d`.
         bias: Additive bias of the logits, learned; it depends on no input.
 

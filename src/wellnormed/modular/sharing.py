@@ -70,11 +70,7 @@ class WeightSpace(ABC):
         return {name: factor for name, (_, factor) in self._norms_and_factors().items()}
 
     def norm(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Modular norm (MD definitions 6 and 7), shape `()`. It ignores weights of mass 0.
-
-        Args:
-            weights: One tensor for each name of the tree, of the shape its norm asks for; as below.
-        """
+        """Modular norm (MD definitions 6 and 7), shape `()`, of one tensor for each name; mass 0 does not count."""
         moving = self._moving(weights)
         terms = [norm.norm(weights[name]) / factor for name, (norm, factor) in moving.items()]
         return reduce(torch.maximum, terms) if terms else torch.zeros(())

@@ -23,10 +23,9 @@ _LANCZOS_STEPS = 96  # an operator of no more dimensions is measured to rounding
 class ConvOperator(Norm):
     """Largest l2 gain of a convolution with kernel `(d_out, d_in / groups, *k)` on images `(d_in, *input_size)`.
 
-    `norm` is a Lanczos estimate from below; `upper_bound` is a proof: the largest symbol of a circular
-    convolution that contains this one, with its own rounding. It solves one eigenvalue problem for every other pixel
-    and every group. A transposed convolution is the adjoint of a convolution on its outputs, with the same norm: `of`
-    does that.
+    `norm` is a Lanczos estimate from below; `upper_bound` is a proof, which solves one eigenvalue problem for every
+    other pixel and every group. A transposed convolution is the adjoint of a convolution on its outputs, with the same
+    norm: `of` does that.
 
     Args:
         input_size: Pixels of the image along each of 1 to 3 dimensions.

@@ -51,9 +51,6 @@ class Roles:
     The first layer is the first `nn.Linear` or convolution in the order in which modules were registered (that of
     `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last `nn.Linear` that is named
     as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one.
-
-    Args:
-        model: Any module.
     """
 
     def __init__(self, model: nn.Module) -> None:
