@@ -133,7 +133,8 @@ def assign_norms(
     """
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise ValueError(f"assign_norms: model is a {kind}; pass the model, whose layers say what their parameters do")
+        remedy = "pass the model itself, whose layers say what their parameters do"
+        raise ValueError(f"assign_norms: model is a {kind}; {remedy}")
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
     return _Routing(model, recipe, overrides or {}).assignment()
