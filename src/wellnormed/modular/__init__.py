@@ -1,6 +1,6 @@
 """How one step is shared among layers: mass, sensitivity, composition, concatenation (Modular Duality)."""
 
-from wellnormed.modular import own_rules as own_rules  # registers the rules of the rooms below
+from wellnormed.modular import layers as layers  # registers the layers that are known
 from wellnormed.modular.builder import Builder as Builder
 from wellnormed.modular.builder import modular_rule as modular_rule
 from wellnormed.modular.builder import modular_tree as modular_tree

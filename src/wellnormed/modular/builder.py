@@ -1,4 +1,4 @@
-"""From a torch model to its tree: one rule per class, and a refusal for what has none."""
+"""From a torch model to its tree: a function for every class that is known, and a refusal for what is not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,24 +9,21 @@ from torch import nn
 from wellnormed.modular.tree import Atom, Bond, Composition, Concatenation, NormedModule
 from wellnormed.norms import Assignment, Norm, assign_norms
 
-Rule = Callable[[Any, "Builder"], NormedModule]
-F = TypeVar("F", bound=Rule)
+Describe = Callable[[Any, "Builder"], NormedModule]
+F = TypeVar("F", bound=Describe)
 
-RULES: dict[str, Rule] = {}
-"""Full name of a class -> its rule. A subclass may override anything, so it needs a rule of its own."""
+RULES: dict[str, Describe] = {}
+"""Full name of a class -> what describes it. A subclass may override anything, so it needs an entry of its own."""
 
 
 def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
-    """Register the rule that describes modules of exactly these classes.
+    """Decorate a function `f(module, builder) -> NormedModule` that describes modules of exactly these classes.
 
-    A class of yours can do without: give it a method `modular_tree(self, builder)` of the same meaning.
+    It reads constants from the module, and takes atoms and children from the `Builder`. A class of yours can do
+    without: give it a method `modular_tree(self, builder)` of the same meaning.
 
     Args:
         classes: Classes, or their full names (`"package.module.Class"`), which import nothing.
-
-    Returns:
-        A decorator for `f(module, builder) -> NormedModule`. The builder gives `atom` and `child`; constants must be
-        read from the module.
 
     Example:
         >>> class Halved(nn.Module):
@@ -55,8 +52,8 @@ def modular_tree(
     """Describe a model: where its weights act, in which norms, with what sensitivities.
 
     Known are `nn.Sequential` of linear layers, embeddings, convolutions, activations of known slope, pooling,
-    flattening and dropout in evaluation mode; this package's layers and GPT; classes with a rule (`modular_rule`)
-    or a method `modular_tree(builder)`. Frozen parameters move nowhere and become bonds.
+    flattening and dropout in evaluation mode; this package's layers and GPT; and what `modular_rule` or a method
+    `modular_tree(builder)` describes. Frozen parameters move nowhere and become bonds.
 
     The sensitivities are those of weights and activations in their unit balls. A bias takes a layer's output out of
     the ball; a norm other than the operator norm of the layer measures its step in its own unit only.
@@ -65,9 +62,6 @@ def modular_tree(
         model: The model whose parameters the tree names.
         assignment: What `assign_norms` returned for this model; its defaults if None.
         masses: Name pattern -> mass of each atom; 1 by default. See `NormedModule.tare` for the mass of a group.
-
-    Raises:
-        ValueError: A module has no rule, a trainable parameter has no norm or no place, or a pattern matches nothing.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
@@ -91,34 +85,28 @@ def modular_tree(
     placed = set(tree.names())
     if unplaced := [a.name for a in assignment if a.name not in placed]:
         raise ValueError(
-            f"the rules of {type(model).__name__} give no place to {', '.join(unplaced)}; a rule must make an atom of "
-            "every trainable parameter, or let its parent do so"
+            f"the modular rules of {type(model).__name__} give no place to {', '.join(unplaced)}; they must make an "
+            "atom of every trainable parameter"
         )
     return tree.with_masses(masses) if masses else tree
 
 
 @dataclass(frozen=True)
 class Builder:
-    """What a rule sees: one module, its name, and how to describe its parameters and submodules.
-
-    Attributes:
-        name: The module's name in the model; empty for the model itself.
-        module: The module.
-        norms: Trainable parameter -> its name and norm in the assignment.
-    """
+    """What a module's description is made with: its name, its parameters and its submodules."""
 
     name: str
+    """The module's name in the model; empty for the model itself."""
     module: nn.Module
     norms: Mapping[nn.Parameter, tuple[str, Norm]]
+    """Trainable parameter -> its name and norm in the assignment."""
 
     def build(self) -> NormedModule:
-        """Describe the module by its own word, or else by the rule of its class."""
-        own = getattr(self.module, "modular_tree", None)
-        rule = RULES.get(_full_name(type(self.module)))
-        if own is not None:
+        """Describe the module by its own method, or else by what is registered for its class."""
+        if (own := getattr(self.module, "modular_tree", None)) is not None:
             tree = own(self)
-        elif rule is not None:
-            tree = rule(self.module, self)
+        elif _full_name(type(self.module)) in RULES:
+            tree = RULES[_full_name(type(self.module))](self.module, self)
         else:
             raise self.refuse("has no modular rule")
         if isinstance(tree, Composition | Concatenation) and not tree.label:
@@ -130,7 +118,7 @@ class Builder:
         return self.below(path).build()
 
     def below(self, path: str) -> "Builder":
-        """The builder of a submodule, for a rule that describes the submodule's parameters itself."""
+        """The builder of a submodule, for a parent that describes the submodule's parameters itself."""
         name = f"{self.name}.{path}" if self.name else path
         return replace(self, name=name, module=self.module.get_submodule(path))
 
@@ -140,9 +128,6 @@ class Builder:
         Args:
             leaf: The parameter's name below this module.
             sensitivity: Of the output to the input through this weight; 0 if it sees no input, as a bias.
-
-        Raises:
-            ValueError: The parameter requires a gradient but is not in the assignment.
         """
         parameter = self.module.get_parameter(leaf)
         if not parameter.requires_grad:

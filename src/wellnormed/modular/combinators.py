@@ -18,11 +18,7 @@ def mean(first: NormedModule, *others: NormedModule) -> Composition:
 
 
 def scale(factor: float, module: NormedModule) -> Composition:
-    """`factor * module`: the model multiplies this module's output by a constant.
-
-    The sensitivity is multiplied by `|factor|`, and a weight inside moves `1 / |factor|` times as far for the same
-    change of the output.
-    """
+    """`factor * module`: the model multiplies this module's output by a constant, and its sensitivity by `|factor|`."""
     return compose(Scalar(factor), module)
 
 
@@ -32,9 +28,6 @@ def residual(block: NormedModule, strength: float) -> Composition:
     Args:
         block: What stands on the branch.
         strength: Share of the branch, in [0, 1]; 1 / (number of residual connections) in LT.
-
-    Raises:
-        ValueError: The strength is outside [0, 1].
 
     Example:
         >>> from wellnormed.modular import Atom
@@ -49,11 +42,7 @@ def residual(block: NormedModule, strength: float) -> Composition:
 
 
 def attention(
-    query: NormedModule,
-    key: NormedModule,
-    value: NormedModule,
-    scale: float = 1.0,
-    bias: NormedModule | None = None,
+    query: NormedModule, key: NormedModule, value: NormedModule, scale: float = 1.0, bias: NormedModule | None = None
 ) -> Composition:
     """`softmax(scale <q, k> / d + bias) v`: sensitivity `value + scale (query + key)`.
 
@@ -64,9 +53,9 @@ def attention(
     whence the published factor 1/3.
 
     Args:
-        query: Projection into heads, of sensitivity 1 in the largest norm of a head.
-        key: The same.
-        value: The same.
+        query: Projection of the queries into heads, of sensitivity 1 in the largest norm of a head.
+        key: That of the keys.
+        value: That of the values.
         scale: Factor on `<q, k> / d`.
         bias: Additive bias of the logits, learned; it depends on no input.
 

@@ -3,9 +3,9 @@
 Definitions 6 and 7 of Modular Duality (MD) nest; unrolled to the leaves of a tree, every nested ratio of masses
 cancels but the outermost. With `factor = (mass / total mass) / (sensitivity of all that follows)` for each weight,
 
-- norm(w) = max over weights of norm_i(w_i) / scale_i;
-- dual_norm(g) = sum over weights of scale_i dual_norm_i(g_i);
-- dualize(g)_i = scale_i dualize_i(g_i)  (MD section 4.3).
+- norm(w) = max over weights of norm_i(w_i) / factor_i;
+- dual_norm(g) = sum over weights of factor_i dual_norm_i(g_i);
+- dualize(g)_i = factor_i dualize_i(g_i)  (MD section 4.3).
 
 A weight of mass 0 is fixed: it is absent from both norms and its update is 0.
 """
@@ -47,26 +47,18 @@ class WeightSpace(ABC):
 
         @property
         def mass(self) -> float:
-            """Sum of the masses of the atoms."""
+            """Share of feature learning among its siblings, not negative; the sum of its atoms' masses."""
             ...
 
     @abstractmethod
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
-        """Every place of a weight, in the order in which data flows.
-
-        Args:
-            downstream: Sensitivity of what follows the whole tree.
-        """
+        """Every place of a weight, in the order in which data flows; `downstream` is what follows the whole tree."""
 
     def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
 
-        The unit is the parameter's own norm. Any optimizer whose update has norm 1 there takes the steps of MD
-        section 4.3 by these factors; for others they are learning-rate multipliers like any.
-
-        Raises:
-            ValueError: A weight with mass cannot reach the output (sensitivity 0 downstream), that sensitivity
-                overflows, or one name stands with two norms.
+        Any optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by these
+        factors; for others they are learning-rate multipliers like any.
 
         Example:
             >>> from wellnormed.modular import Atom
@@ -75,17 +67,10 @@ class WeightSpace(ABC):
             >>> tree.lr_factors()
             {'body': 1.5, 'head': 0.25}
         """
-        return {name: factor for name, (_, factor) in self._moving_norms().items()}
+        return {name: factor for name, (_, factor) in self._norms_and_factors().items()}
 
     def norm(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Modular norm (MD definitions 6 and 7), shape `()`. It ignores weights of mass 0.
-
-        Args:
-            weights: One tensor for each name of the tree, of the shape its norm asks for.
-
-        Raises:
-            ValueError: Names or shapes do not fit the tree.
-        """
+        """Modular norm (MD definitions 6 and 7), shape `()`, of one tensor for each name; mass 0 does not count."""
         moving = self._moving(weights)
         terms = [norm.norm(weights[name]) / factor for name, (norm, factor) in moving.items()]
         return reduce(torch.maximum, terms) if terms else torch.zeros(())
@@ -100,16 +85,7 @@ class WeightSpace(ABC):
         """Duality map of the modular norm (MD section 4.3): the step of norm 1 that attains the dual norm.
 
         It is as exact as the atoms' own maps: a Newton-Schulz iteration overshoots by what it declares, and a rare
-        symbol whose inflation is capped falls short.
-
-        Args:
-            gradients: One tensor for each name of the tree.
-
-        Returns:
-            Updates under the same names; zeros for weights of mass 0.
-
-        Raises:
-            ValueError: Names or shapes do not fit the tree.
+        symbol whose inflation is capped falls short. Weights of mass 0 get zeros.
 
         Example:
             >>> import torch
@@ -127,17 +103,11 @@ class WeightSpace(ABC):
         }
 
     def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for any `torch.optim.Optimizer`: one for each value of `lr_factors`.
+        """Parameter groups for any `torch.optim.Optimizer`: named `params` and an `lr` for each value of `lr_factors`.
 
         Args:
-            model: Where the names of the tree are looked up.
+            model: Where the names of the tree are looked up; it must have no other trainable parameters.
             lr: Learning rate of the whole tree; a group's own is `lr` times its factor.
-
-        Returns:
-            Dictionaries with `params`, a list of (name, parameter), and `lr`.
-
-        Raises:
-            ValueError: A trainable parameter of the model is not in the tree, or a name of the tree not in the model.
 
         Example:
             >>> import torch
@@ -157,7 +127,7 @@ class WeightSpace(ABC):
             groups[factors[name]].append((name, parameter))
         return [{"params": named, "lr": lr * factor} for factor, named in groups.items()]
 
-    def _moving_norms(self) -> dict[str, tuple[Norm, float]]:
+    def _norms_and_factors(self) -> dict[str, tuple[Norm, float]]:
         found: dict[str, tuple[Norm, float]] = {}
         for place in self.places():
             norm, smallest = found.get(place.name, (place.norm, math.inf))
@@ -166,22 +136,18 @@ class WeightSpace(ABC):
                     f"{place.name!r} stands in the tree with two norms, {norm!r} and {place.norm!r}; a shared weight "
                     "needs one: give both places the same norm, or untie them"
                 )
-            found[place.name] = norm, min(smallest, self._factor(place))
+            if place.mass and not 0 < place.downstream < math.inf:
+                raise ValueError(
+                    f"{place.name!r} has mass {place.mass:g}, but the sensitivity of what follows it is "
+                    f"{place.downstream:g}, so that no finite step would be its share; give it mass 0 (then it stays "
+                    "fixed) or mend the sensitivities and factors that follow it"
+                )
+            factor = place.mass / self.mass / place.downstream if place.mass else 0.0
+            found[place.name] = norm, min(smallest, factor)
         return found
 
-    def _factor(self, place: Place) -> float:
-        if place.mass == 0:
-            return 0.0
-        if not 0 < place.downstream < math.inf:
-            raise ValueError(
-                f"{place.name!r} has mass {place.mass:g}, but the sensitivity of what follows it is "
-                f"{place.downstream:g}, so that no finite step would be its share; give it mass 0 (then it stays "
-                "fixed) or mend the sensitivities and factors that follow it"
-            )
-        return place.mass / self.mass / place.downstream
-
     def _moving(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Norm, float]]:
-        found = self._moving_norms()
+        found = self._norms_and_factors()
         _check_names(found, tensors, "the given tensors")
         for name, (norm, _) in found.items():
             norm.check_shape(tensors[name].shape, name)

@@ -9,11 +9,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from wellnormed.modular.printing import draw
 from wellnormed.modular.sharing import Place, WeightSpace
 from wellnormed.norms import Norm
+from wellnormed.norms.assignment import aligned
 from wellnormed.norms.patterns import match_patterns
 
 
@@ -22,10 +22,6 @@ class NormedModule(WeightSpace):
 
     Operators, read from right to left like functions: `f @ g` composes, `f @ (g, h)` feeds a tuple, `f + g` adds the
     outputs, `c * f` multiplies the output.
-
-    Attributes:
-        mass: Share of feature learning among its siblings, not negative; the sum of its atoms' masses.
-        sensitivity: Lipschitz constant in the input, not negative.
 
     Example:
         >>> from wellnormed.norms import Spectral
@@ -38,46 +34,34 @@ class NormedModule(WeightSpace):
     if TYPE_CHECKING:  # as for `mass` in `WeightSpace`
 
         @property
-        def sensitivity(self) -> float:
-            """Lipschitz constant in the input."""
+        def name(self) -> str:
+            """As the printed tree shows it."""
             ...
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Name in the printed tree."""
+        @property
+        def sensitivity(self) -> float:
+            """Lipschitz constant in the input, not negative."""
+            ...
 
     @property
     def children(self) -> "tuple[NormedModule, ...]":
         """Parts, in the order in which data flows."""
         return ()
 
-    @abstractmethod
     def map_atoms(self, change: "Callable[[Atom], Atom]") -> "NormedModule":
         """The same tree with every atom changed."""
+        return self
 
     def with_masses(self, masses: Mapping[str, float]) -> "NormedModule":
-        """Set the mass of single atoms.
+        """Set the mass of single atoms: name pattern -> mass of *each* atom it matches. Mass 0 fixes a weight.
 
-        Args:
-            masses: Name pattern (`fnmatch`; a module's name stands for all below it) -> mass of *each* atom it
-                matches. Mass 0 fixes a weight. For the mass of a group as a whole see `tare`.
-
-        Raises:
-            ValueError: A pattern matches nothing or overlaps another, or a mass is not a finite number >= 0.
+        Patterns are those of `fnmatch`; a module's name stands for all below it. For a group as a whole see `tare`.
         """
         owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses")
         return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
 
     def tare(self, mass: float, pattern: str = "*") -> "NormedModule":
-        """Set the total mass of the atoms that a pattern matches, keeping their proportions.
-
-        Args:
-            mass: New sum of their masses.
-            pattern: As in `with_masses`; all atoms by default.
-
-        Raises:
-            ValueError: The pattern matches nothing, or only atoms of mass 0.
+        """Set the sum of the masses of the atoms that a pattern matches, keeping their proportions.
 
         Example:
             LT appendix F gives all blocks together mass 32, beside an embedding and a head of mass 1:
@@ -91,9 +75,8 @@ class NormedModule(WeightSpace):
         owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare")
         total = sum(place.mass for place in self.places() if place.name in owner)
         if total == 0 and mass != 0:
-            raise ValueError(
-                f"the atoms matching {pattern!r} have mass 0, which no factor turns into {mass}; use with_masses"
-            )
+            matching = f"the atoms matching {pattern!r}"
+            raise ValueError(f"{matching} have mass 0, which no factor turns into {mass}; use with_masses")
         factor = mass / total if total else 0.0
         return self.map_atoms(lambda atom: replace(atom, mass=atom.mass * factor) if atom.name in owner else atom)
 
@@ -111,7 +94,20 @@ class NormedModule(WeightSpace):
         return compose(Scalar(factor), self)
 
     def __str__(self) -> str:
-        return draw(self)
+        """One line for each node, data flowing down; its share is the part of the output's change that it may cause."""
+        header = ("module", "mass", "sensitivity", "share", "lr factor", "norm")
+        return aligned([header, *self._rows(self.mass, self.lr_factors(), "", "")])
+
+    def _rows(self, total: float, factors: Mapping[str, float], first: str, rest: str) -> Iterator[tuple[str, ...]]:
+        mass, share, factor, norm = "", "", "", ""
+        if self.mass or isinstance(self, Atom):
+            mass, share = f"{self.mass:.4g}", f"{self.mass / total:.2%}" if total else ""
+        if isinstance(self, Atom):
+            factor, norm = f"{factors[self.name]:.4g}", repr(self.weight_norm)
+        yield first + self.name, mass, f"{self.sensitivity:.4g}", share, factor, norm
+        for i, child in enumerate(self.children, 1):
+            branch, line = ("└─ ", "   ") if i == len(self.children) else ("├─ ", "│  ")
+            yield from child._rows(total, factors, rest + branch, rest + line)
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,6 @@ class Atom(NormedModule):
         weight_norm: Bounds what the weight does: |J_w dw| <= weight_norm(dw) on unit inputs (MD definition 5).
         mass: Share of feature learning; 0 fixes the weight.
         sensitivity: Of its output to its input at weight norm 1; 0 for a bias, which has no input.
-
-    Raises:
-        ValueError: Mass or sensitivity is negative or not finite.
     """
 
     name: str
@@ -136,10 +129,6 @@ class Atom(NormedModule):
     def __post_init__(self) -> None:
         _check(self.name, mass=self.mass, sensitivity=self.sensitivity)
 
-    @property
-    def title(self) -> str:
-        return self.name
-
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
         yield Place(self.name, self.weight_norm, self.mass, downstream)
 
@@ -147,68 +136,56 @@ class Atom(NormedModule):
         return change(self)
 
 
-class _Weightless(NormedModule):
-    mass = 0.0
-
-    def places(self, downstream: float = 1.0) -> Iterator[Place]:
-        yield from ()
-
-    def map_atoms(self, change: "Callable[[Atom], Atom]") -> NormedModule:
-        return self
-
-
 @dataclass(frozen=True)
-class Bond(_Weightless):
+class Bond(NormedModule):
     """A function without weights, such as an activation (MD section 4.2).
 
     Args:
         name: What it does.
         sensitivity: Its Lipschitz constant, where its inputs have norm at most 1.
-
-    Raises:
-        ValueError: The sensitivity is negative or not finite.
     """
 
     name: str
     sensitivity: float = 1.0
+    mass: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check(self.name, sensitivity=self.sensitivity)
 
-    @property
-    def title(self) -> str:
-        return self.name
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        yield from ()
 
 
 @dataclass(frozen=True)
-class Scalar(_Weightless):
+class Scalar(Bond):
     """Multiplication by a constant *in the model's forward pass*; its sensitivity is the constant's size.
 
     Args:
         factor: The constant, of any sign.
     """
 
-    factor: float
+    name: str = field(init=False, repr=False)
     sensitivity: float = field(init=False)
+    factor: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"times {self.factor:.6g}")
         object.__setattr__(self, "sensitivity", abs(self.factor))
-        _check(self.title, sensitivity=self.sensitivity)
-
-    @property
-    def title(self) -> str:
-        return f"times {self.factor:.6g}"
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
 class _Compound(NormedModule):
     modules: tuple[NormedModule, ...]
     label: str = ""
-    """Name in the printed tree, such as a module's."""
+    """Name in the printed tree, such as a module's; the kind of compound without it."""
+    name: str = field(init=False, repr=False)
     mass: float = field(init=False)
     sensitivity: float = field(init=False)
+    _kind: ClassVar[str]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.label or self._kind)
         object.__setattr__(self, "mass", math.fsum(m.mass for m in self.modules))
         object.__setattr__(self, "sensitivity", self._sensitivity())
 
@@ -223,12 +200,10 @@ class _Compound(NormedModule):
 class Composition(_Compound):
     """One module after another (MD definition 6); `modules` stand as written, the last is applied first."""
 
+    _kind = "compose"
+
     def _sensitivity(self) -> float:
         return math.prod(m.sensitivity for m in self.modules)
-
-    @property
-    def title(self) -> str:
-        return self.label or "compose"
 
     @property
     def children(self) -> tuple[NormedModule, ...]:
@@ -247,12 +222,10 @@ class Composition(_Compound):
 class Concatenation(_Compound):
     """Several modules on one input, their outputs side by side as a tuple (MD definition 7)."""
 
+    _kind = "concatenate"
+
     def _sensitivity(self) -> float:
         return math.fsum(m.sensitivity for m in self.modules)
-
-    @property
-    def title(self) -> str:
-        return self.label or "concatenate"
 
     @property
     def children(self) -> tuple[NormedModule, ...]:

@@ -12,7 +12,6 @@ library's sines and cosines are taken to be right within 2^-50.
 """
 
 import math
-from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -24,21 +23,20 @@ _UNIT = 2.0**-53
 
 
 def torus_bound(weight: Tensor, torus: list[tuple[int, int]], dilation: tuple[int, ...], groups: int) -> float:
-    """Bound the circular convolution, hence every compression of it.
+    """Bound the circular convolution with a kernel `(d_out, d_in / groups, *k)`, hence every compression of it.
 
-    Args:
-        weight: Kernel `(d_out, d_in / groups, *k)`, float64, on the CPU.
-        torus: Pixels, and the stride that divides them, along each dimension.
-        dilation: Distance of the taps along each dimension.
-        groups: Groups of channels.
+    `torus` holds the pixels, and the stride that divides them, along each dimension.
     """
     outputs, inputs, *kernel = weight.shape
     outputs //= groups
     taps = [d * torch.arange(k) for k, d in zip(kernel, dilation, strict=True)]
     flat = weight.flatten(2).movedim(-1, 0).reshape(math.prod(kernel), -1).to(torch.complex128)
     folds = math.prod(s for _, s in torus)
+    counts = [n // s for n, s in torus]
     worst = 0.0
-    for coarse in _half_of_the_frequencies([n // s for n, s in torus]):
+    for coarse in product(*(range(n) for n in counts)):
+        if coarse > tuple(-i % n for i, n in zip(coarse, counts, strict=True)):
+            continue  # the symbol of a real kernel is here the conjugate of one that was seen
         turns = torch.zeros(1, 1, dtype=torch.float64)  # (frequencies that fold onto each other, taps)
         for m, tap, (n, s) in zip(coarse, taps, torus, strict=True):
             frequencies = m + n // s * torch.arange(s)
@@ -52,13 +50,6 @@ def torus_bound(weight: Tensor, torus: list[tuple[int, int]], dilation: tuple[in
     sums = weight.abs().flatten(2).sum(-1).reshape(groups, -1)
     error = math.sqrt(2) * rounding * float(torch.linalg.vector_norm(sums, dim=-1).max())
     return (worst / math.sqrt(folds) + error) * (1 + 1e-12)
-
-
-def _half_of_the_frequencies(counts: list[int]) -> Iterator[tuple[int, ...]]:
-    """One of every pair `m, -m`: the symbol of a real kernel at the other is its conjugate."""
-    for m in product(*(range(n) for n in counts)):
-        if m <= tuple(-i % n for i, n in zip(m, counts, strict=True)):
-            yield m
 
 
 def _largest_block_bound(blocks: Tensor) -> float:

@@ -5,8 +5,8 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 """
 
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -20,15 +20,10 @@ from wellnormed.norms.roles import Roles
 
 @dataclass(frozen=True)
 class AssignedParameter:
-    """One parameter, the norm it lives in (None: no norm, AdamW moves it), and the reason.
+    """One parameter, the norm it lives in, and the reason in words.
 
-    Args:
-        name: Its name; of a tied parameter, the first.
-        parameter: The parameter.
-        norm: The norm, or None.
-        reason: Why this norm, in words.
-        radius: The radius of its norm ball that the recipe publishes; 1 where it publishes none.
-        aliases: The other names of a tied parameter.
+    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1. A tied
+    parameter has its first name, and the others as aliases.
     """
 
     name: str
@@ -58,11 +53,7 @@ class Assignment:
         return len(self.assigned)
 
     def match(self, patterns: Iterable[str], what: str) -> dict[str, str]:
-        """Which single pattern each parameter matches by any of its names: `{name: pattern}`.
-
-        Raises:
-            ValueError: A pattern matches no parameter, or two patterns match the same one; `what` says whose they are.
-        """
+        """Which single pattern each parameter matches by any of its names; see `patterns.match_patterns`."""
         return match_patterns(patterns, {a.name: (a.name, *a.aliases) for a in self}, what)
 
     def __str__(self) -> str:
@@ -71,32 +62,27 @@ class Assignment:
     def table(self, columns: Mapping[str, Mapping[str, str]] | None = None) -> str:
         """The printed table, with further columns between norm and reason: `{title: {parameter: text}}`."""
         columns = columns or {}
-        rows = [
-            (
-                a.name,
-                str(tuple(a.parameter.shape)),
-                shown(a.norm),
-                *(c.get(a.name, "") for c in columns.values()),
-                a.reason,
-            )
-            for a in self.assigned
-        ]
+        rows: list[tuple[str, ...]] = [("parameter", "shape", "norm", *columns, "why")] if columns else []
+        for a in self:
+            further = (texts.get(a.name, "") for texts in columns.values())
+            rows.append((a.name, str(tuple(a.parameter.shape)), shown(a.norm), *further, a.reason))
         rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
-        if not rows:
+        if not self.assigned and not self.frozen:
             return "no parameters"
-        if columns:
-            rows = [("parameter", "shape", "norm", *columns, "why"), *rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines + (self._totals() if len(lines) > 1 + bool(columns) else []))
+        return "\n".join([aligned(rows), *(self._totals() if len(rows) > 1 + bool(columns) else [])])
 
     def _totals(self) -> list[str]:
-        tensors = Counter(shown(a.norm) for a in self.assigned)
-        entries: Counter[str] = Counter()
-        for a in self.assigned:
-            entries[shown(a.norm)] += a.parameter.numel()
-        width = len(f"{max(entries.values(), default=0):,}")
-        return [f"{entries[shown]:>{width},} entries in {tensors[shown]} x {shown}" for shown in tensors]
+        sizes: dict[str, list[int]] = defaultdict(list)
+        for a in self:
+            sizes[shown(a.norm)].append(a.parameter.numel())
+        width = len(f"{max(map(sum, sizes.values()), default=0):,}")
+        return [f"{sum(own):>{width},} entries in {len(own)} x {norm}" for norm, own in sizes.items()]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def shown(norm: Norm | None) -> str:
@@ -137,11 +123,6 @@ def assign_norms(
         overrides: Name pattern (`fnmatch`; a module's name stands for all below it; any name of a tied parameter
             stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW.
 
-    Raises:
-        ValueError: A pattern matches nothing or overlaps another, parameters have no norm, one is empty or not
-            initialized, a norm does not fit or has no oracle, or the places of a tied parameter ask for different
-            norms.
-
     Example:
         >>> from torch import nn
         >>> print(assign_norms(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)), "language"))
@@ -151,10 +132,9 @@ def assign_norms(
         20 entries in 1 x Sign(normalized=True)
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"assign_norms: model is a {type(model).__name__}; pass the model itself, whose layers say what their "
-            "parameters do"
-        )
+        kind = type(model).__name__
+        remedy = "pass the model itself, whose layers say what their parameters do"
+        raise ValueError(f"assign_norms: model is a {kind}; {remedy}")
     if recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
     return _Routing(model, recipe, overrides or {}).assignment()
@@ -188,9 +168,8 @@ class _Routing:
             chosen = ", ".join(f"{name!r}: ..." for name in names)
             message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
             warnings.warn(message + " by print(assign_norms(model)) to confirm it", stacklevel=4)
-        return Assignment(
-            tuple(assigned), tuple(n[0] for p, n in self.places.items() if not p.requires_grad), self.recipe.lr
-        )
+        frozen = tuple(names[0] for p, names in self.places.items() if not p.requires_grad)
+        return Assignment(tuple(assigned), frozen, self.recipe.lr)
 
     def _assign(self, parameter: nn.Parameter, names: list[str]) -> AssignedParameter:
         name = names[0]
@@ -201,17 +180,15 @@ class _Routing:
                 f"parameter {name!r} of shape {tuple(parameter.shape)} is empty, so it has no norm; remove its layer, "
                 "or freeze it by requires_grad_(False)"
             )
-        radius = 1.0
         if name in self.overriding:
-            norm, reason = self.overrides[self.overriding[name]], f"override {self.overriding[name]!r}"
+            pattern = self.overriding[name]
+            norm, radius, reason = self.overrides[pattern], 1.0, f"override {pattern!r}"
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
         if norm is not None:
             norm.check_shape(parameter.shape, name)
             if not norm.has_oracle:
-                raise ValueError(
-                    f"parameter {name!r}: {norm!r} measures but has no oracle to step by; use SpectralConv"
-                )
+                raise ValueError(f"parameter {name!r}: {norm!r} has no oracle to step by; use SpectralConv")
         return AssignedParameter(name, parameter, norm, reason, radius, tuple(names[1:]))
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
@@ -257,11 +234,7 @@ class _Routing:
 
 
 def check_norm(norm: object, where: str) -> None:
-    """Refuse what is given as a norm and is none.
-
-    Raises:
-        ValueError: Naming where, value and remedy.
-    """
+    """Refuse, with a `ValueError`, what is given as a norm and is none."""
     if norm is None or isinstance(norm, Norm):
         return
     if isinstance(norm, type) and issubclass(norm, Norm):

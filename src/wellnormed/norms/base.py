@@ -13,6 +13,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from wellnormed.matrix import msign, overshoot, spectral_norm, spectral_norm_upper_bound
+
 
 class Norm(ABC):
     """A norm on a weight's space, with its dual norm and its linear minimization oracle.
@@ -74,11 +76,7 @@ class Norm(ABC):
         return self
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
-        """Refuse a weight that this norm is not defined on.
-
-        Raises:
-            ValueError: The shape does not have `ndim` dimensions.
-        """
+        """Refuse, with a `ValueError`, a weight that this norm is not defined on."""
         if len(shape) != self.ndim:
             raise ValueError(
                 f"{name} has shape {tuple(shape)}, but {self!r} is a norm on {self.ndim}-dimensional weights; "
@@ -89,10 +87,14 @@ class Norm(ABC):
 class MatrixNorm(Norm):
     """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
 
-    Spectral constraints act on the slices, in batches of equal size: `slices` shows them, `slice_units` converts one
-    unit of this norm to the largest singular value of a slice, and `from_slices` puts them together again; `on_slices`
-    does all three.
+    So the dual norm is the sum of the slices' own, and the oracle acts on every slice alone (Modular Duality, section
+    4.1 says it for kernels). Slices of equal size are treated as one batch, and spectral constraints act on them.
     """
+
+    @property
+    @abstractmethod
+    def msign_settings(self) -> tuple[str, str]:
+        """Coefficient set and method of the oracle's `msign`."""
 
     @abstractmethod
     def slices(self, weight: Tensor) -> list[Tensor]:
@@ -108,17 +110,57 @@ class MatrixNorm(Norm):
 
     def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
+        return self.from_slices(self._map(weight, function), weight)
+
+    def _map(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> list[Tensor]:
         units = self.slice_units(weight)
-        acted = [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
-        return self.from_slices(acted, weight)
+        return [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
 
-    @abstractmethod
+    def _measure(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """A number for every slice, `(*batch, slices)`."""
+        batch = weight.shape[: weight.ndim - self.ndim]
+        return torch.cat([values.reshape(*batch, -1) for values in self._map(weight, function)], -1)
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        wide = gradient.double()
+        nuclear = self._measure(wide, lambda x, unit: torch.linalg.svdvals(x).sum(-1) * unit)
+        return nuclear.sum(-1).to(gradient.dtype)
+
+    def dualize(self, gradient: Tensor) -> Tensor:
+        return self.on_slices(gradient, lambda x, unit: msign(x, *self.msign_settings) * unit)
+
+    @torch.no_grad()
+    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill every slice with a random semi-orthogonal matrix of norm 1."""
+
+        def start(slices: Tensor, unit: float) -> Tensor:
+            normal = (normal_like(one, generator, torch.float64) for one in slices.reshape(-1, *slices.shape[-2:]))
+            filled = [(msign(one, method="svd") * unit).to(slices.dtype) for one in normal]
+            return torch.stack(filled).reshape(slices.shape)
+
+        return weight.copy_(self.on_slices(weight, start))
+
+    def upper_bound(self, weight: Tensor) -> Tensor:
+        return self.slice_upper_bounds(weight).amax(-1)
+
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:
-        """A proved bound on the norm of every slice, float64, `(*batch)` or `(*batch, slices)`."""
+        """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
+
+        def bound(x: Tensor, unit: float) -> Tensor:
+            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64) / unit
+
+        return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
+
+    @property
+    def overshoot(self) -> float:
+        return overshoot(*self.msign_settings)
 
 
-def rms(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Root mean square along one dimension, without underflow or overflow for entries from 1e-30 to 1e30."""
+def rms(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """Root mean square along some dimensions, without underflow or overflow for entries from 1e-30 to 1e30."""
     scale = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     result = (x / scale).square().mean(dim, keepdim=True).sqrt() * scale
     return result if keepdim else result.squeeze(dim)

@@ -1,12 +1,10 @@
 """The l2 -> l2 operator norm of a convolution on images of a given size: measured, and proved from above.
 
-It has no oracle in closed form: updates belong to `SpectralConv`, which bounds it.
-
-The proof is in `_torus`.
+It has no oracle in closed form: updates belong to `SpectralConv`, which bounds it. The proof is in `_torus`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn, Self
 
@@ -25,10 +23,9 @@ _LANCZOS_STEPS = 96  # an operator of no more dimensions is measured to rounding
 class ConvOperator(Norm):
     """Largest l2 gain of a convolution with kernel `(d_out, d_in / groups, *k)` on images `(d_in, *input_size)`.
 
-    `norm` is a Lanczos estimate from below; `upper_bound` is a proof: the largest symbol of a circular
-    convolution that contains this one, with its own rounding. It solves one eigenvalue problem for every other pixel
-    and every group. A transposed convolution is the adjoint of a convolution on its outputs, with the same norm: `of`
-    does that.
+    `norm` is a Lanczos estimate from below; `upper_bound` is a proof, which solves one eigenvalue problem for every
+    other pixel and every group. A transposed convolution is the adjoint of a convolution on its outputs, with the same
+    norm: `of` does that.
 
     Args:
         input_size: Pixels of the image along each of 1 to 3 dimensions.
@@ -37,9 +34,6 @@ class ConvOperator(Norm):
         dilation: Distance of the kernel's taps.
         groups: Groups of channels.
         padding_mode: "zeros" or "circular".
-
-    Raises:
-        ValueError: Numbers out of range, or `dual_norm` or `dualize` is asked for.
 
     Example:
         >>> norm = ConvOperator((8, 8), padding=1)
@@ -61,10 +55,8 @@ class ConvOperator(Norm):
         if len(self.input_size) not in (1, 2, 3) or min(self.input_size) < 1:
             raise ValueError(f"ConvOperator: input_size={self.input_size} must be 1 to 3 positive numbers of pixels")
         if self.padding_mode not in ("zeros", "circular"):
-            raise ValueError(
-                f"ConvOperator: padding_mode={self.padding_mode!r} must be 'zeros' or 'circular'; other paddings have "
-                "no bound here"
-            )
+            must = "must be 'zeros' or 'circular'; other paddings have no bound here"
+            raise ValueError(f"ConvOperator: padding_mode={self.padding_mode!r} {must}")
         least = {"stride": 1, "dilation": 1, "groups": 1} | ({} if self.padding == "same" else {"padding": 0})
         for name, low in least.items():
             values = self._each(getattr(self, name))
@@ -78,9 +70,6 @@ class ConvOperator(Norm):
     def of(cls, layer: nn.Module, input_size: tuple[int, ...]) -> Self:
         """The norm of an `nn.Conv*d` or `nn.ConvTranspose*d` layer on inputs of this size.
 
-        Raises:
-            ValueError: Another layer, or a padding that has no bound here.
-
         Example:
             >>> ConvOperator.of(nn.ConvTranspose1d(4, 2, 3, stride=2), (8,))
             ConvOperator(input_size=(17,), stride=(2,), padding=(0,), dilation=(1,))
@@ -88,26 +77,36 @@ class ConvOperator(Norm):
         if not isinstance(layer, nn.modules.conv._ConvNd):
             raise ValueError(f"ConvOperator.of: {type(layer).__name__} is no convolution of torch.nn; give its weight")
         if layer.transposed:
-            settings = zip(input_size, layer.stride, layer.padding, layer.dilation, strict=True)
-            kernels = zip(layer.kernel_size, layer.output_padding, strict=True)
+            given = (input_size, layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding)
             input_size = tuple(
-                (n - 1) * s - 2 * int(p) + d * (k - 1) + extra + 1
-                for (n, s, p, d), (k, extra) in zip(settings, kernels, strict=True)
+                (n - 1) * s - 2 * int(p) + d * (k - 1) + extra + 1 for n, s, p, d, k, extra in zip(*given, strict=True)
             )
         padding = 0 if layer.padding == "valid" else layer.padding
-        mode = layer.padding_mode
-        return cls(input_size, layer.stride, padding, layer.dilation, layer.groups, mode)  # pyrefly: ignore
+        settings = (layer.stride, padding, layer.dilation, layer.groups, layer.padding_mode)
+        return cls(input_size, *settings)  # pyrefly: ignore
 
     @property
     def ndim(self) -> int:
         return 2 + len(self.input_size)
 
     def norm(self, weight: Tensor) -> Tensor:
-        values = [self._lanczos(w) for w in self._batch(weight)]
         below = 1 - torch.finfo(weight.dtype).eps  # rounding to the dtype must not lift it above the bound
-        return torch.tensor(values, dtype=torch.float64, device=weight.device).mul(below).to(weight.dtype).reshape(
-            weight.shape[: weight.ndim - self.ndim]
-        )  # fmt: skip
+        return (self._each_of(weight, self._lanczos) * below).to(weight)
+
+    @torch.no_grad()
+    def upper_bound(self, weight: Tensor) -> Tensor:
+        dilation = self._each(self.dilation)
+        return self._each_of(weight, lambda w: torus_bound(w.cpu(), self._torus(w.shape), dilation, self.groups))
+
+    def _each_of(self, weight: Tensor, measure: Callable[[Tensor], float]) -> Tensor:
+        """A number for each weight `(*batch)`, in float64."""
+        batch = weight.ndim - self.ndim
+        self.check_shape(weight.shape[batch:])
+        wide = weight.detach().double()
+        if not bool(wide.isfinite().all()):
+            raise ValueError("weight holds NaN or infinity, which has no norm; find it with torch.isfinite")
+        values = [measure(w) for w in wide.reshape(-1, *weight.shape[batch:])]
+        return torch.tensor(values, dtype=torch.float64).reshape(weight.shape[:batch])
 
     def dual_norm(self, gradient: Tensor) -> NoReturn:
         self._refuse("dual_norm")
@@ -127,12 +126,6 @@ class ConvOperator(Norm):
         kernel = normal_like(weight, generator, torch.float64)
         return weight.copy_(kernel / self.norm(kernel))
 
-    @torch.no_grad()
-    def upper_bound(self, weight: Tensor) -> Tensor:
-        dilation = self._each(self.dilation)
-        values = [torus_bound(w.cpu(), self._torus(w.shape), dilation, self.groups) for w in self._batch(weight)]
-        return torch.tensor(values, dtype=torch.float64).reshape(weight.shape[: weight.ndim - self.ndim])
-
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)
         if shape[0] % self.groups:
@@ -148,13 +141,6 @@ class ConvOperator(Norm):
 
     def _each(self, value: int | tuple[int, ...]) -> tuple[int, ...]:
         return (value,) * len(self.input_size) if isinstance(value, int) else value
-
-    def _batch(self, weight: Tensor) -> Iterator[Tensor]:
-        self.check_shape(weight.shape[weight.ndim - self.ndim :])
-        wide = weight.detach().double()
-        if not bool(wide.isfinite().all()):
-            raise ValueError("weight holds NaN or infinity, which has no norm; find it with torch.isfinite")
-        return iter(wide.reshape(-1, *weight.shape[weight.ndim - self.ndim :]))
 
     def _reach(self, shape: torch.Size | tuple[int, ...]) -> list[int]:
         """The last tap's distance from the first, along each dimension."""
@@ -174,41 +160,34 @@ class ConvOperator(Norm):
         return convolve(padded, weight, None, self._each(self.stride), 0, self._each(self.dilation), self.groups)
 
     def _lanczos(self, weight: Tensor) -> float:
-        """Largest Ritz value of `A^T A` from a fixed random start, orthogonalised in full; never above the truth."""
+        """The largest gain on a Krylov space of `A^T A`, from a fixed random start; never above the truth."""
         largest = float(weight.abs().max()) if weight.numel() else 0.0
         if largest == 0:
             return 0.0
         weight = weight / largest
         shape = (1, weight.shape[1] * self.groups, *self.input_size)
-        start = torch.randn(math.prod(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        basis = [(start / start.norm()).to(weight.device)]
-        diagonal: list[Tensor] = []
-        side: list[Tensor] = []
-        while True:
+        direction = torch.randn(math.prod(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        direction, least = direction.to(weight.device), 0.0
+        basis: list[Tensor] = []
+        images: list[Tensor] = []
+        while len(basis) < min(_LANCZOS_STEPS, math.prod(shape)) and float(direction.norm()) > least:
+            basis.append(direction / direction.norm())
             image, pull, *_ = torch.func.vjp(lambda x: self.apply(weight, x), basis[-1].reshape(shape))
-            direction = pull(image)[0].flatten()
-            diagonal.append(direction @ basis[-1])
-            known = torch.stack(basis)
-            for _ in range(2):
+            images.append(image.flatten())
+            known, direction = torch.stack(basis), pull(image)[0].flatten()
+            for _ in range(2):  # orthogonalised in full
                 direction = direction - known.mT @ (known @ direction)
-            beta = direction.norm()
-            if len(basis) == min(_LANCZOS_STEPS, math.prod(shape)) or float(beta) < 1e-13 * float(max(diagonal)):
-                break
-            side.append(beta)
-            basis.append(direction / beta)
-        tridiagonal = torch.diag(torch.stack(diagonal))
-        if side:
-            tridiagonal = tridiagonal + torch.diag(torch.stack(side), 1) + torch.diag(torch.stack(side), -1)
-        return float(torch.linalg.eigvalsh(tridiagonal)[-1].clamp_min(0).sqrt()) * largest
+            least = max(least, 1e-13 * float(image.square().sum()))
+        return float(torch.linalg.matrix_norm(torch.stack(images), 2)) * largest
 
     def _torus(self, shape: torch.Size) -> list[tuple[int, int]]:
         """Pixels of the torus, and the stride that folds its frequencies, along each dimension."""
-        torus = []
-        for n, s, reach in zip(self.input_size, self._each(self.stride), self._reach(shape), strict=True):
+
+        def along(n: int, s: int, reach: int) -> tuple[int, int]:
             if self.padding_mode == "circular":
-                torus.append((n, s if n % s == 0 else 1))  # another stride still only drops outputs
-            elif reach == 0:
-                torus.append((1, 1))  # no neighbours: every pixel alone, some dropped
-            else:
-                torus.append((-(-(n + reach) // s) * s, s))
-        return torus
+                return n, s if n % s == 0 else 1  # another stride still only drops outputs
+            if reach == 0:
+                return 1, 1  # no neighbours: every pixel alone, some dropped
+            return -(-(n + reach) // s) * s, s
+
+        return list(map(along, self.input_size, self._each(self.stride), self._reach(shape)))

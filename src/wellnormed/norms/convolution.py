@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wellnormed.norms.lifted import Lifted
+from wellnormed.norms.slices import Lifted
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 
 
@@ -38,9 +38,6 @@ class SpectralConv(Lifted):
         transposed: The weight is `(d_in, d_out / groups, *k)`, as in `nn.ConvTranspose2d`.
         inner: Settings of the oracle; its unit of `(d_out, d_in)`, divided by K, is this norm's.
             Kernels have their own layout: leave `input_axis` alone.
-
-    Raises:
-        ValueError: Unknown mode, or numbers out of range.
 
     Example:
         >>> w = SpectralConv().initialize_(torch.empty(8, 4, 3, 3), torch.Generator().manual_seed(0))
@@ -92,10 +89,9 @@ class SpectralConv(Lifted):
             x = x.transpose(-3, -2)
         return x.reshape(weight.shape)
 
-    def factor(self, weight: Tensor) -> float:
+    def slice_units(self, weight: Tensor) -> list[float]:
         d_out, d_in, positions = self._channels(weight)
-        inner_d_in = d_in * positions if self.mode == "patches" else d_in
-        return self.inner.unit_of(d_out, inner_d_in) * positions / self.inner.unit_of(d_out, d_in)
+        return [self.inner.unit_of(d_out, d_in) / positions]
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)

@@ -39,9 +39,6 @@ class Sign(_LargestEntry):
         output_axis: Axis that indexes outputs; `d_in` is the product of the others. 0 where outputs come first, 1
             for transposed convolutions, where with groups it counts the inputs of all groups.
 
-    Raises:
-        ValueError: `normalized` for a weight without inputs.
-
     Example:
         >>> Sign(normalized=True).dualize(torch.tensor([[3.0, -1.0]]))
         tensor([[ 0.5000, -0.5000]])

@@ -25,13 +25,7 @@ _WIDTH = ("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim", "dim")
 
 
 class Layout(NamedTuple):
-    """How several matrices lie in one.
-
-    Args:
-        parts: Their number along the outputs, or the size of each.
-        transposed: Whether inputs come first.
-        doubt: What is not certain, and which override decides it; empty if all is.
-    """
+    """How several matrices lie in one; the fields mean what they mean in `roles.Role`."""
 
     parts: int | tuple[int, ...] = 1
     transposed: bool = False
@@ -58,9 +52,8 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
     if _PERHAPS_FUSED.search(leaf):
         heads = _number(_HEADS, around)
         parts = f"Split({3 * heads})" if heads and d_out % (3 * heads) == 0 else "Split((...))"
-        return Layout(
-            doubt=f"may hold the queries, keys and values of every head, one after the other; {parts} takes them alone"
-        )
+        every = "may hold the queries, keys and values of every head, one after the other"
+        return Layout(doubt=f"{every}; {parts} takes them alone")
     return Layout()
 
 

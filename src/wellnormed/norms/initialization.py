@@ -9,7 +9,7 @@ from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
 from wellnormed.norms.entries import Sign
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
-from wellnormed.norms.vectors import BiasRMS
+from wellnormed.norms.root_mean_square import BiasRMS
 
 
 @torch.no_grad()
@@ -37,9 +37,6 @@ def initialize_(
     Returns:
         The norms, to make an optimizer of.
 
-    Raises:
-        ValueError: See `assign_norms`; or a parameter is on the meta device.
-
     Example:
         >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8))
         >>> norms = initialize_(model, generator=torch.Generator().manual_seed(0))
@@ -53,11 +50,9 @@ def initialize_(
         if a.parameter.is_meta:
             raise ValueError(f"parameter {a.name!r} is on the meta device; call model.to_empty(device=...) first")
     for a in assignment:
-        if a.norm is None:
-            continue
         if isinstance(a.norm, BiasRMS) or (isinstance(a.norm, Sign) and a.norm.ndim == 1):
             a.parameter.zero_()
-        else:
+        elif a.norm is not None:
             a.norm.initialize_(a.parameter, generator)
             a.parameter.mul_(radii[radius_of[a.name]] if a.name in radius_of else a.radius)
     return assignment

@@ -9,12 +9,7 @@ _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_chec
 
 
 def unwrapped(name: str) -> str:
-    """A name without the prefixes that `torch.compile`, DDP, FSDP and checkpoint wrappers add.
-
-    Example:
-        >>> unwrapped("module._orig_mod.blocks.0.weight")
-        'blocks.0.weight'
-    """
+    """A name without the prefixes that `torch.compile`, DDP, FSDP and checkpoint wrappers add."""
     return _WRAPPERS.sub("", name)
 
 
@@ -35,18 +30,10 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
-    """Which single pattern each parameter matches by any of its names.
+    """Which single pattern each parameter matches by any of its names: `{name: pattern}`, only for those that match.
 
-    Args:
-        patterns: `fnmatch` patterns.
-        names: Name of a parameter -> all its names.
-        what: Whose patterns they are, for the message.
-
-    Returns:
-        `{name: pattern}`, parameters without a match left out.
-
-    Raises:
-        ValueError: Patterns match no name, or two patterns match the same parameter.
+    A pattern without a parameter and a parameter with two patterns are errors. `names` holds all the names of every
+    parameter; `what` says in the message whose patterns they are.
     """
     owner: dict[str, str] = {}
     unmatched = []
@@ -56,10 +43,8 @@ def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], 
             unmatched.append(pattern)
         for name in hits:
             if name in owner:
-                raise ValueError(
-                    f"{what}: parameter {name!r} matches both {owner[name]!r} and {pattern!r}; "
-                    "make the patterns disjoint"
-                )
+                both = f"{owner[name]!r} and {pattern!r}"
+                raise ValueError(f"{what}: parameter {name!r} matches both {both}; make the patterns disjoint")
             owner[name] = pattern
     if unmatched:
         raise ValueError("\n".join(_no_match(pattern, names, what) for pattern in unmatched))

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from wellnormed.norms.base import MatrixNorm, Norm
-from wellnormed.norms.columns import ColNorm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.roles import Role
+from wellnormed.norms.root_mean_square import BiasRMS, ColNorm
 from wellnormed.norms.slices import Experts, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
-from wellnormed.norms.vectors import BiasRMS
 
 RecipeName = Literal[
     "modular", "language", "image", "sign-only", "muon", "scion-gpt", "scion-shakespeare", "scion-mlp", "scion-cnn"
@@ -32,19 +31,16 @@ class Radii(NamedTuple):
     last: float = 1.0
 
 
-_ONES = Radii()
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """The norms of one recipe; None leaves a parameter to AdamW.
+    """The norms of one recipe by role; None leaves a parameter to AdamW.
 
     Args:
         source: Where it is published, or what recommends it.
         embedding: Of tables whose rows are the images of symbols.
-        matrix: Of the others' matrices.
+        matrix: Of all other matrices but the last.
         last: Of the last `nn.Linear`.
-        kernels: How `SpectralConv` takes kernels.
+        kernels: The mode of `SpectralConv`.
         pixels: Whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii).
         vectors: The norm of biases; gains get `Gain` unless this is None.
         tied: Whether a table that is both embedding and last layer gets the embedding's norm or the last layer's.
@@ -60,7 +56,7 @@ class Recipe:
     pixels: bool = False
     vectors: Literal["rms", "largest entry"] | None = "rms"
     tied: Literal["embedding", "last"] = "embedding"
-    radii: Radii = _ONES
+    radii: Radii = Radii()  # noqa: RUF009 (a tuple)
     lr: float = 0.02
 
     def norm(self, role: Role, ndim: int) -> tuple[Norm | None, float, str]:

@@ -18,7 +18,6 @@ from wellnormed.norms.fused import experts, projection
 
 Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution", "gain", "vector", "attention bias"]
 
-_GAINED = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _GATES = {"LSTM": 4, "GRU": 3}
 _GAIN_NAMES = ("weight", "gain", "gamma", "scale")
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_\d)?$")
@@ -30,25 +29,20 @@ _HEADS = re.compile(
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter does, in words too.
-
-    Args:
-        kind: What it does.
-        layer: The layer, as the table of an assignment names it.
-        parts: How many equal matrices are fused along its outputs, or the size of each.
-        groups: Of a convolution.
-        transposed: Whether a convolution is, or a matrix is stored with its inputs first.
-        position: Whether its layer is the model's first or last.
-        doubt: What is not certain about it, and the override that decides it; empty if all is.
-    """
+    """What a parameter does."""
 
     kind: Kind
     layer: str
+    """The layer, as the table of an assignment names it."""
     parts: int | tuple[int, ...] = 1
+    """How many equal matrices are fused along its outputs, or the size of each."""
     groups: int = 1
     transposed: bool = False
+    """Whether a convolution is, or a matrix is stored with its inputs first."""
     position: Literal["first", "last", "both", ""] = ""
+    """Whether its layer is the model's first or last."""
     doubt: str = ""
+    """What is not certain about it, and the override that decides it; empty if all is."""
 
 
 class Roles:
@@ -57,20 +51,13 @@ class Roles:
     The first layer is the first `nn.Linear` or convolution in the order in which modules were registered (that of
     `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last `nn.Linear` that is named
     as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one.
-
-    Args:
-        model: Any module.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.owners = dict(model.named_modules(remove_duplicate=False))
-        layers = [
-            (name, module)
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear | _ConvNd) and not _adapter(name)
-        ]
-        self._first = layers[0][1] if layers else None
-        linears = [name for name, module in layers if isinstance(module, nn.Linear)]
+        layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | _ConvNd) and not _adapter(n)}
+        self._first = next(iter(layers.values()), None)
+        linears = [name for name, module in layers.items() if isinstance(module, nn.Linear)]
         outside = [name for name in linears if not self._repeated(name)]
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
         last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
@@ -80,28 +67,25 @@ class Roles:
 
     def _repeated(self, name: str) -> bool:
         """Whether a module is part of attention, or of a block beside which stands another of the same shapes."""
-        parts = name.split(".")
-        if isinstance(self.owners[".".join(parts[:-1])], nn.MultiheadAttention):
-            return True
-        for i, part in enumerate(parts[:-1]):
-            block, parent = self.owners[".".join(parts[: i + 1])], self.owners[".".join(parts[:i])]
-            if part.isdigit() and any(_alike(block, other) for other in parent.children() if other is not block):
-                return True
-        return False
+        above = self._above(name)
+        numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
+        return isinstance(above[-1], nn.MultiheadAttention) or any(
+            _alike(above[i + 1], other) for i in numbered for other in above[i].children() if other is not above[i + 1]
+        )
 
     def _in_list(self, name: str) -> bool:
+        return any(isinstance(module, nn.ModuleList) for module in self._above(name))
+
+    def _above(self, name: str) -> list[nn.Module]:
+        """The modules that hold the named one, from the model down."""
         parts = name.split(".")
-        return any(isinstance(self.owners[".".join(parts[:i])], nn.ModuleList) for i in range(len(parts)))
+        return [self.owners[".".join(parts[:i])] for i in range(len(parts))]
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
-        """The layer that a parameter belongs to, and its name there; a parametrized one belongs to the layer it serves.
-
-        Raises:
-            ValueError: A parametrization with several originals, of which none is the layer's weight.
-        """
+        """The layer that a parameter belongs to, or serves by a parametrization, and its name there."""
         module_name, _, leaf = name.rpartition(".")
         module = self.owners[module_name]
-        if isinstance(module, ParametrizationList) and (leaf == "original" or leaf.startswith("original")):
+        if isinstance(module, ParametrizationList) and leaf.startswith("original"):
             layer_name, _, served = module_name.rpartition("parametrizations.")
             if leaf != "original":
                 raise ValueError(
@@ -115,13 +99,17 @@ class Roles:
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
         """The role of a parameter; None if nothing here knows it."""
         module, leaf = self.layer_of(name)
-        found = _adapter_role(name, len(shape)) or _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
+        if len(shape) == 2 and _adapter(name):  # as `peft` and `loralib` name them; each factor is a matrix like any
+            of_table = "lora_embedding_A" in name.split(".")
+            found = Role("one-hot columns" if of_table else "matrix", "LoRA factor" + " of an embedding" * of_table)
+        else:
+            found = _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
         if found.kind == "matrix" and len(shape) == 2:
             d_out, d_in = reversed(shape) if found.transposed else shape
-            layout = projection(_own_name(self._path(name)), d_out, d_in, self._around(name))
+            layout = projection(_own_name(_path(name)), d_out, d_in, self._around(name))
             if layout.parts != 1 or layout.doubt:  # a fused projection is no head
                 last = False
                 layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
@@ -130,14 +118,9 @@ class Roles:
             found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
         return replace(found, position="both" if first and last else "first" if first else "last" if last else "")
 
-    @staticmethod
-    def _path(name: str) -> str:
-        return name.rpartition(".")[0].partition(".parametrizations")[0]
-
     def _around(self, name: str) -> list[nn.Module]:
         """The modules that hold a parameter, the nearest first."""
-        parts = self._path(name).split(".")
-        return [self.owners[".".join(parts[:i])] for i in range(len(parts), 0, -1)] + [self.owners[""]]
+        return [self.owners[_path(name)], *reversed(self._above(_path(name)))]
 
     def _by_name(self, name: str, module: nn.Module, leaf: str, shape: Sequence[int]) -> Role | None:
         """Parameters of layers that torch does not have."""
@@ -160,6 +143,11 @@ class Roles:
         return None
 
 
+def _path(name: str) -> str:
+    """The name of the module that a parameter belongs to, or serves by a parametrization."""
+    return name.rpartition(".")[0].partition(".parametrizations")[0]
+
+
 def _own_name(path: str) -> str:
     """The last part of a module's path that is a word, since the members of a sequence have numbers; empty if none."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
@@ -176,43 +164,31 @@ def _adapter(name: str) -> bool:
     return any(part.startswith("lora_") for part in name.split("."))
 
 
-def _adapter_role(name: str, ndim: int) -> Role | None:
-    """Low-rank adapters as `peft` and `loralib` name them; each factor is a matrix like any other."""
-    if ndim != 2 or not _adapter(name):
-        return None
-    if "lora_embedding_A" in name.split("."):
-        return Role("one-hot columns", "LoRA factor of an embedding")
-    return Role("matrix", "LoRA factor")
-
-
 def _by_layer(module: nn.Module, leaf: str) -> Role | None:
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and leaf == "weight":
-        return Role("embedding", "nn.Embedding")
-    if isinstance(module, nn.Linear) and leaf == "weight":
-        return Role("matrix", "nn.Linear")
-    if isinstance(module, _ConvNd) and leaf == "weight":
-        kind = "ConvTranspose" if module.transposed else "Conv"
-        layer = f"nn.{kind}{len(module.kernel_size)}d"
-        return Role("convolution", layer, groups=module.groups, transposed=module.transposed)
-    if isinstance(module, nn.MultiheadAttention):
-        return _in_attention(leaf)
+    """Parameters of torch's layers, and of `transformers`' one of its own."""
+    match module, leaf:
+        case nn.Embedding() | nn.EmbeddingBag(), "weight":
+            return Role("embedding", "nn.Embedding")
+        case nn.Linear(), "weight":
+            return Role("matrix", "nn.Linear")
+        case _ConvNd(), "weight":
+            layer = f"nn.{'ConvTranspose' if module.transposed else 'Conv'}{len(module.kernel_size)}d"
+            return Role("convolution", layer, groups=module.groups, transposed=module.transposed)
+        case nn.MultiheadAttention(), "in_proj_weight":
+            return Role("matrix", "nn.MultiheadAttention: queries, keys, values", parts=3)
+        case nn.MultiheadAttention(), "q_proj_weight" | "k_proj_weight" | "v_proj_weight":
+            return Role("matrix", "nn.MultiheadAttention")
+        case nn.MultiheadAttention(), "in_proj_bias" | "bias_k" | "bias_v":
+            return Role("vector", "nn.MultiheadAttention")
+        case nn.RNNBase(), _:
+            layer = f"nn.{module.mode.partition('_')[0]}"
+            if leaf.startswith("bias"):
+                return Role("vector", layer)
+            return Role("matrix", layer, parts=1 if leaf.startswith("weight_hr") else _GATES.get(module.mode, 1))
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight":
+            return Role("gain", "gain of a norm layer")
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "bias":
+            return Role("vector", "bias of a norm layer")
     if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
         return Role("matrix", "Conv1D of transformers", transposed=True)
-    if isinstance(module, nn.RNNBase):
-        layer = f"nn.{module.mode.partition('_')[0]}"
-        if leaf.startswith("bias"):
-            return Role("vector", layer)
-        return Role("matrix", layer, parts=1 if leaf.startswith("weight_hr") else _GATES.get(module.mode, 1))
-    if isinstance(module, _GAINED) and leaf in ("weight", "bias"):
-        kind = "gain" if leaf == "weight" else "bias"
-        return Role("gain" if leaf == "weight" else "vector", f"{kind} of a norm layer")
     return None
-
-
-def _in_attention(leaf: str) -> Role | None:
-    layer = "nn.MultiheadAttention"
-    if leaf == "in_proj_weight":
-        return Role("matrix", f"{layer}: queries, keys, values", parts=3)
-    if leaf in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        return Role("matrix", layer)
-    return Role("vector", layer) if leaf in ("in_proj_bias", "bias_k", "bias_v") else None

@@ -1,17 +1,60 @@
-"""Norms of weights that hold several matrices: heads, fused projections, experts (the mechanism is in `lifted`).
+"""Norms of weights that hold several matrices: heads, fused projections, experts.
 
-An understated norm is what they avoid: that of the whole can lie below a part's by the root of their number.
+Each is the largest norm of a part. The norm of the whole matrix would understate it, by up to the root of their number.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from abc import abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from wellnormed.norms.base import MatrixNorm
-from wellnormed.norms.lifted import Lifted, require_matrix_norm
 from wellnormed.norms.spectral import RMS_TO_RMS
+
+
+class Lifted(MatrixNorm):
+    """The largest inner norm over the parts of a weight, which are cut into batches and joined again."""
+
+    inner: MatrixNorm
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, MatrixNorm):
+            raise ValueError(
+                f"{type(self).__name__}: inner={self.inner!r} is no norm of matrices; give a norm by entries or "
+                "columns to the whole weight, where it is the largest over the parts already"
+            )
+
+    @abstractmethod
+    def cut(self, weight: Tensor) -> list[Tensor]:
+        """Batches `(*batch, parts, *part)` of the parts; one batch for every size."""
+
+    @abstractmethod
+    def join(self, batches: list[Tensor], weight: Tensor) -> Tensor:
+        """Undo `cut`, for a weight of this one's shape."""
+
+    def slices(self, weight: Tensor) -> list[Tensor]:
+        return [slices for x in self.cut(weight) for slices in self.inner.slices(x)]
+
+    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
+        left = iter(slices)
+        batches = [self.inner.from_slices([next(left) for _ in self.inner.slices(x)], x) for x in self.cut(weight)]
+        return self.join(batches, weight)
+
+    def slice_units(self, weight: Tensor) -> list[float]:
+        return [unit for x in self.cut(weight) for unit in self.inner.slice_units(x)]
+
+    @property
+    def msign_settings(self) -> tuple[str, str]:
+        return self.inner.msign_settings
+
+    def with_coefficients(self, coefficients: str) -> Self:
+        return replace(self, inner=self.inner.with_coefficients(coefficients))  # pyrefly: ignore
+
+    def with_units(self, units: str) -> Self:
+        return replace(self, inner=self.inner.with_units(units))  # pyrefly: ignore
 
 
 class _Parts(Lifted):
@@ -21,7 +64,7 @@ class _Parts(Lifted):
     dim: int
 
     def __post_init__(self) -> None:
-        require_matrix_norm(self)
+        super().__post_init__()
         sizes = (self.parts,) if isinstance(self.parts, int) else self.parts
         if not sizes or min(sizes) < 1:
             raise ValueError(f"{self!r}: the number of parts, or the size of each, must be positive")
@@ -35,20 +78,18 @@ class _Parts(Lifted):
     def _sizes(self, length: int) -> list[int]:
         return list(self.parts) if isinstance(self.parts, tuple) else [length // self.parts] * self.parts
 
-    def _dim(self, weight: Tensor) -> int:
-        return weight.ndim - self.ndim + self.dim
-
     def cut(self, weight: Tensor) -> list[Tensor]:
-        dim = self._dim(weight)
-        sizes = self._sizes(weight.shape[dim])
-        chunks = list(zip(sizes, weight.split(sizes, dim), strict=True))
-        alike = [[chunk for own, chunk in chunks if own == size] for size in dict.fromkeys(sizes)]
-        return [torch.stack(chunks, weight.ndim - self.ndim) for chunks in alike]
+        batch = weight.ndim - self.ndim
+        chunks: dict[int, list[Tensor]] = defaultdict(list)
+        for chunk in weight.split(self._sizes(weight.shape[batch + self.dim]), batch + self.dim):
+            chunks[chunk.shape[batch + self.dim]].append(chunk)
+        return [torch.stack(alike, batch) for alike in chunks.values()]
 
     def join(self, batches: list[Tensor], weight: Tensor) -> Tensor:
-        dim = self._dim(weight)
-        queues = {x.shape[dim + 1]: iter(x.unbind(weight.ndim - self.ndim)) for x in batches}
-        return torch.cat([next(queues[size]) for size in self._sizes(weight.shape[dim])], dim)
+        batch = weight.ndim - self.ndim
+        queues = {x.shape[batch + 1 + self.dim]: iter(x.unbind(batch)) for x in batches}
+        sizes = self._sizes(weight.shape[batch + self.dim])
+        return torch.cat([next(queues[size]) for size in sizes], batch + self.dim)
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)
@@ -72,10 +113,6 @@ class Split(_Parts):
         inner: Norm of one part.
         dim: Dimension of one weight along which the parts lie; 0 is the outputs of a matrix.
 
-    Raises:
-        ValueError: No part or an empty one, a dimension that a part has not, or an inner norm that is not of matrices
-            (give `Sign`, `ColNorm` or `BiasRMS` to the whole weight).
-
     Example:
         >>> qkv = torch.cat([torch.eye(4), 3 * torch.eye(4), torch.eye(4)])
         >>> Split(3).norm(qkv), Split((4, 8)).cut(qkv)[1].shape
@@ -91,9 +128,8 @@ class Split(_Parts):
 class PerHead(_Parts):
     """The largest inner norm over a projection's `heads` row slices, each of shape `(d_out / heads, d_in)`.
 
-    Several heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice;
-    the whole matrix's norm can understate it by `sqrt(heads)` (LT theorem D.1 is one head; its
-    equations 21-23 use it for many).
+    Several heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice (LT
+    theorem D.1 is one head; its equations 21-23 use the whole matrix's norm for many).
 
     Args:
         heads: Number of slices of equal height, stacked along the output dimension.
@@ -110,7 +146,7 @@ class PerHead(_Parts):
 
     @property
     def parts(self) -> int:  # pyrefly: ignore[bad-override]
-        """Their number."""
+        """The number of heads."""
         return self.heads
 
 
@@ -127,9 +163,6 @@ class Experts(Lifted):
     """
 
     inner: MatrixNorm = RMS_TO_RMS  # pyrefly: ignore[bad-override]
-
-    def __post_init__(self) -> None:
-        require_matrix_norm(self)
 
     @property
     def ndim(self) -> int:

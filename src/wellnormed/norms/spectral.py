@@ -8,13 +8,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
-import torch
 from torch import Tensor
 
 from wellnormed.matrix import coefficients as registry
-from wellnormed.matrix import msign, overshoot, spectral_norm, spectral_norm_upper_bound
 from wellnormed.matrix.msign import METHODS
-from wellnormed.norms.base import MatrixNorm, normal_like
+from wellnormed.norms.base import MatrixNorm
 
 _METHODS = tuple(method for method in METHODS if method != "sketch")
 Units = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
@@ -34,9 +32,6 @@ class Spectral(MatrixNorm):
             "match-rms-adamw": `0.2 sqrt(max(d_out, d_in))`, so that entries of an update are as large as AdamW's (Liu
             et al., 2025).
         input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`, GPT-2's `Conv1D`).
-
-    Raises:
-        ValueError: An unknown coefficient set, method, unit or axis.
 
     Example:
         >>> import torch
@@ -66,27 +61,9 @@ class Spectral(MatrixNorm):
         axis = "" if self.input_axis == 1 else f", input_axis={self.input_axis}"
         return f"Spectral(coefficients={self.coefficients!r}, method={self.method!r}{units}{axis})"
 
-    def norm(self, weight: Tensor) -> Tensor:
-        return spectral_norm(weight) / self.unit(weight)
-
-    def dual_norm(self, gradient: Tensor) -> Tensor:
-        return torch.linalg.svdvals(gradient.double()).sum(-1).to(gradient.dtype) * self.unit(gradient)
-
-    def dualize(self, gradient: Tensor) -> Tensor:
-        return msign(gradient, self.coefficients, self.method) * self.unit(gradient)
-
-    @torch.no_grad()
-    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with a random semi-orthogonal matrix of norm 1."""
-        normal = normal_like(weight, generator, torch.float64)
-        return weight.copy_(msign(normal, method="svd") * self.unit(weight))
-
-    def upper_bound(self, weight: Tensor) -> Tensor:
-        return self.slice_upper_bounds(weight)
-
-    def slice_upper_bounds(self, weight: Tensor) -> Tensor:
-        bound = torch.as_tensor(spectral_norm_upper_bound(weight.detach()), dtype=torch.float64)
-        return bound / self.unit(weight) * (1 + 2.0**-51)  # two more roundings
+    @property
+    def msign_settings(self) -> tuple[str, str]:
+        return self.coefficients, self.method
 
     def slices(self, weight: Tensor) -> list[Tensor]:
         return [weight]
@@ -113,10 +90,6 @@ class Spectral(MatrixNorm):
                 return math.sqrt(d_out)
             case "match-rms-adamw":
                 return 0.2 * math.sqrt(max(d_out, d_in))
-
-    @property
-    def overshoot(self) -> float:
-        return overshoot(self.coefficients, self.method)
 
     def with_coefficients(self, coefficients: str) -> Self:
         return replace(self, coefficients=coefficients)

@@ -1,0 +1,119 @@
+"""The trees of `torch.nn`'s layers, and of this package's own, which stand in later rooms and are known by name only.
+
+Activations are measured by the largest RMS of a token's, or a pixel's, channels (MD examples 5 to 7). The assignment is
+trusted: the norm of a weight has to bound what its layer does with it. Constants are read from the layers.
+"""
+
+import math
+from typing import Any
+
+from torch import nn
+
+from wellnormed.modular.builder import Builder, modular_rule
+from wellnormed.modular.combinators import IDENTITY, attention, residual
+from wellnormed.modular.tree import Bond, NormedModule, Scalar, compose
+
+GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)
+"""Largest slope of exact GELU, at sqrt 2: Phi(sqrt 2) + sqrt 2 phi(sqrt 2) = 1.1289..."""
+GELU_TANH_SLOPE = 1.128994
+"""Largest slope of GELU's tanh form, at 1.4185: 1.12899307, rounded up."""
+SILU_SLOPE = 1.09984
+"""Largest slope of x sigmoid(x), at 2.3994: 1.09983932, rounded up."""
+
+_SLOPE_ONE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid)
+_BONDS: dict[type[nn.Module] | str, Bond] = {
+    **{kind: Bond(kind.__name__.lower()) for kind in _SLOPE_ONE},
+    nn.Sigmoid: Bond("sigmoid", 0.25),
+    nn.SiLU: Bond("silu", SILU_SLOPE),
+    nn.Identity: IDENTITY,
+    nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
+    "wellnormed.nn.attention.MergeHeads": Bond("merge heads"),  # as for pixels
+    "wellnormed.nn.activation.ScaledGELU": Bond("scaled gelu"),  # divided by its largest slope
+    # A projection onto a convex set; its radius takes effect only on inputs outside the unit ball, or if below 1.
+    "wellnormed.nn.projection.BallProjection": Bond("ball projection"),
+}
+for _layer, _bond in _BONDS.items():
+    modular_rule(_layer)(lambda module, builder, bond=_bond: bond)
+modular_rule(nn.GELU)(lambda m, _: Bond("gelu", GELU_SLOPE if m.approximate == "none" else GELU_TANH_SLOPE))
+modular_rule(nn.LeakyReLU)(lambda m, _: Bond("leakyrelu", max(1.0, abs(m.negative_slope))))
+modular_rule(nn.ELU)(lambda m, _: Bond("elu", max(1.0, abs(m.alpha))))
+modular_rule("wellnormed.nn.scaling.Scale")(lambda m, _: Scalar(m.factor))
+
+
+@modular_rule(nn.Sequential, "wellnormed.models.gpt.FeedForward")
+def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
+    """The children, composed; one that stands there twice counts twice."""
+    names = [name for name, _ in module.named_modules(remove_duplicate=False) if name and "." not in name]
+    return compose(*(builder.child(name) for name in reversed(names)))
+
+
+@modular_rule(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+@modular_rule("wellnormed.nn.embedding.CappedEmbedding", "wellnormed.nn.attention.HeadProjection")
+def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
+    """The weight's atom, plus the bias's if there is one: a bias sees no input (MD examples 5 and 7).
+
+    Each position of a kernel adds one existing pixel or zero, whatever padding and stride. Groups are the norm's
+    concern: blocks that act apart stretch the RMS no more than the largest of them.
+    """
+    weight = builder.atom("weight")
+    return weight if getattr(module, "bias", None) is None else weight + builder.atom("bias", sensitivity=0.0)
+
+
+@modular_rule(nn.Embedding)
+def embedding(module: nn.Embedding, builder: Builder) -> NormedModule:
+    """MD example 6: inputs are one-hot, in the 1-norm."""
+    if module.max_norm is not None:
+        raise builder.refuse(f"has max_norm={module.max_norm}, which changes the weight in the forward pass")
+    return builder.atom("weight")
+
+
+@modular_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+def dropout(module: nn.Dropout, builder: Builder) -> NormedModule:
+    """The identity, in evaluation mode."""
+    if module.training and module.p > 0:
+        raise builder.refuse(f"drops entries at random (p={module.p}) in training mode; build from `model.eval()`")
+    return IDENTITY
+
+
+@modular_rule(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+def average_pool(module: nn.Module, builder: Builder) -> NormedModule:
+    """A mean of pixels is no larger than the largest."""
+    if getattr(module, "divisor_override", None) is not None:
+        raise builder.refuse("has a divisor_override, so that it is not a mean")
+    return Bond("average pool")
+
+
+@modular_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+def max_pool(module: nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d, builder: Builder) -> NormedModule:
+    """Channels may find their maxima at different pixels, so a window of n pixels can stretch the RMS by sqrt n."""
+    size, axes = module.kernel_size, int(type(module).__name__[-2])
+    return Bond("max pool", math.sqrt(math.prod(size) if isinstance(size, tuple) else size**axes))
+
+
+@modular_rule("wellnormed.nn.scaling.ConvexResidual")
+def convex_residual(module: Any, builder: Builder) -> NormedModule:
+    """LT equation 1."""
+    return residual(builder.child("block"), module.strength)
+
+
+@modular_rule("wellnormed.nn.embedding.PositionMix")
+def position_mix(module: Any, builder: Builder) -> NormedModule:
+    """`share x + (1 - share) position`; a position sees no input."""
+    position = builder.atom("weight", sensitivity=0.0)
+    return module.token_share * IDENTITY + (1 - module.token_share) * position
+
+
+@modular_rule("wellnormed.models.gpt.Attention")
+def gpt_attention(module: Any, builder: Builder) -> NormedModule:
+    """Projections, attention, output projection, output factor."""
+    bias = None if module.attend.bias_HT is None else builder.below("attend").atom("bias_HT", sensitivity=0.0)
+    query, key, value = (builder.child(name) for name in ("query", "key", "value"))
+    attend = attention(query, key, value, module.attend.scale, bias)
+    return compose(*(builder.child(name) for name in ("factor", "output", "merge")), attend)
+
+
+@modular_rule("wellnormed.models.gpt.GPT")
+def gpt(module: Any, builder: Builder) -> NormedModule:
+    """From tokens to logits."""
+    parts = ("logit_scale", "head", "layers", "position", "embedding")
+    return compose(*(builder.child(name) for name in parts))

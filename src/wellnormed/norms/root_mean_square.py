@@ -1,0 +1,147 @@
+"""Norms by root mean squares: of a matrix's columns or rows, of a vector, of all entries of a tensor.
+
+Sources: Norm-Constrained LMOs, tables 1 to 4; Modular Duality, table 1. What multiplies entry by entry is a `Gain` in
+`entries`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellnormed.norms.base import Norm, entries, normal_like, rms, widened
+
+_INSIDE = 1 - 1e-6
+"""Where random groups start: rounding in float32 must not carry them out of the unit ball."""
+
+
+class _LargestRMS(Norm):
+    """The largest, over groups of entries, of the group's RMS over `_unit`; the oracle normalises every group alone."""
+
+    def _dims(self) -> tuple[int, ...]:
+        """The dimensions, from the end, along which the entries of one group lie; all by default."""
+        return tuple(range(-self.ndim, 0))
+
+    def _unit(self, count: int) -> float:
+        """The RMS of a group of so many entries whose norm is 1."""
+        return 1.0
+
+    def _count(self, weight: Tensor) -> int:
+        return math.prod(weight.shape[dim] for dim in self._dims())
+
+    def _sizes(self, weight: Tensor) -> Tensor:
+        """The RMS of every group, with the dimensions of the weight."""
+        return rms(weight, self._dims(), keepdim=True) if self._dims() else weight.abs()
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return entries(self._sizes(weight), self.ndim).amax(-1) / self._unit(self._count(weight))
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        count = self._count(gradient)
+        return entries(self._sizes(gradient), self.ndim).sum(-1) * (count * self._unit(count))
+
+    def _divisors(self, sizes: Tensor) -> Tensor:
+        """What the oracle divides groups of these sizes by."""
+        return sizes
+
+    def dualize(self, gradient: Tensor) -> Tensor:
+        wide = widened(gradient)
+        divisors = self._divisors(self._sizes(wide)).clamp(min=torch.finfo(wide.dtype).tiny)
+        return (wide / divisors * self._unit(self._count(wide))).to(gradient.dtype)
+
+    @torch.no_grad()
+    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with Gaussian groups, each brought to norm 1."""
+        weight.copy_(normal_like(weight, generator))
+        return weight.mul_(_INSIDE / self._sizes(weight) * self._unit(self._count(weight)))
+
+
+@dataclass(frozen=True, repr=False)
+class ColNorm(_LargestRMS):
+    """1 -> RMS operator norm: the largest RMS of the image of one input symbol. MD's norm of an embedding.
+
+    Args:
+        input_axis: 1 if inputs index columns, as in an `nn.Linear` of shape `(d_out, d_in)`; 0 if they index rows, as
+            in an `nn.Embedding` of shape `(symbols, width)`.
+        max_inflation: The most by which `dualize` may inflate a symbol's gradient over the batch's largest one. A rare
+            symbol's stale momentum would otherwise become a full step for hundreds of steps (LT appendix F, which
+            uses 16). The exact oracle, which attains the dual norm, is `float("inf")`.
+
+    Example:
+        >>> ColNorm(input_axis=0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor(3.5355)
+    """
+
+    input_axis: int = 1
+    max_inflation: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if self.input_axis not in (0, 1):
+            raise ValueError(f"input_axis={self.input_axis} must be 0 (embedding rows) or 1 (matrix columns)")
+        if not self.max_inflation >= 1:
+            raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")
+
+    @property
+    def feature_dim(self) -> int:
+        """The dimension along which one symbol's image lies."""
+        return -2 if self.input_axis == 1 else -1
+
+    def _dims(self) -> tuple[int, ...]:
+        return (self.feature_dim,)
+
+    def _divisors(self, sizes: Tensor) -> Tensor:
+        return torch.maximum(sizes, sizes.amax((-2, -1), keepdim=True) / self.max_inflation)
+
+
+@dataclass(frozen=True, repr=False)
+class RowNorm(_LargestRMS):
+    """RMS -> infinity operator norm of `(d_out, d_in)` matrices: `max_j sqrt(d_in) |row_j|_2`.
+
+    It bounds the largest logit of a last layer whose inputs have RMS 1 (LMO tables 2 and 3).
+
+    Example:
+        >>> RowNorm().norm(torch.tensor([[0.3, 0.4], [0.0, 0.1]]))
+        tensor(0.7071)
+    """
+
+    def _dims(self) -> tuple[int, ...]:
+        return (-1,)
+
+    def _unit(self, count: int) -> float:
+        return 1 / count
+
+
+@dataclass(frozen=True, repr=False)
+class BiasRMS(_LargestRMS):
+    """The RMS norm of a vector; its oracle is the gradient normalised to RMS 1 (LMO table 3).
+
+    Args:
+        ndim: Dimensions of the vector; more than 1 for the biases of a layer norm over several dimensions.
+
+    Example:
+        >>> BiasRMS().norm(torch.tensor([3.0, 4.0]))
+        tensor(3.5355)
+    """
+
+    ndim: int = 1  # pyrefly: ignore[bad-override]
+
+
+@dataclass(frozen=True, repr=False)
+class Euclidean(_LargestRMS):
+    """The l2 norm of all entries of a tensor; its oracle is the normalised gradient (LMO table 1).
+
+    With `ndim=2` it is the Frobenius norm of a matrix, which has no class of its own.
+
+    Args:
+        ndim: Dimensions of the tensor.
+
+    Example:
+        >>> Euclidean(ndim=2).norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        tensor(5.)
+    """
+
+    ndim: int = 1  # pyrefly: ignore[bad-override]
+
+    def _unit(self, count: int) -> float:
+        return 1 / math.sqrt(count)
