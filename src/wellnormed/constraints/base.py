@@ -164,14 +164,16 @@ class Promise(Constraint):
         """Bring weights that a step of that norm has moved."""
 
 
-def held(weights: Tensor, norm: Norm, bound: float) -> Tensor:
-    """The weights `(*batch, *shape)`, those scaled down of which `norm(weight) <= bound` cannot be proved."""
-    margin = torch.finfo(weights.dtype).eps
-    while bool(((proved := norm.upper_bound(weights)) > bound).any()):
+def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
+    """The weights `(*batch, *shape)`, rounded to a dtype; scaled down where `norm(weight) <= bound` is not proved then."""
+    rounded = weights.to(dtype or weights.dtype)
+    margin = torch.finfo(rounded.dtype).eps
+    while bool(((proved := norm.upper_bound(rounded)) > bound).any()):
         factor = torch.where(proved > bound, (1 - margin) * bound / proved, 1).to(weights.device)
-        weights = (weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)).to(weights.dtype)
+        weights = weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)
+        rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
-    return weights
+    return rounded
 
 
 class SpectralPromise(Promise):
@@ -208,7 +210,11 @@ class SpectralCap(SpectralPromise):
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         assert isinstance(norm, MatrixNorm)
-        return norm.on_slices(weights, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
+        return norm.on_slices(weights, lambda slices, unit: self._start(slices, self.max_norm * TARGET * unit))
+
+    def _start(self, slices: Tensor, cap: float) -> Tensor:
+        """Bring slices from anywhere to the cap, a largest singular value."""
+        return spectral_hardcap(slices, cap)
 
     def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
         return self._cap(slices, self.max_norm * TARGET * unit, update_norm)

@@ -22,7 +22,7 @@ from wellnormed.constraints.base import (
     require_update_norm,
 )
 from wellnormed.matrix import coefficients as registry
-from wellnormed.norms import ColNorm, MatrixNorm, Norm
+from wellnormed.norms import ColNorm, Norm
 from wellnormed.norms.base import rms
 
 
@@ -139,7 +139,7 @@ class Clip(SpectralPromise):
 
 
 @dataclass(frozen=True)
-class Stiefel(SpectralPromise):
+class Stiefel(SpectralCap):
     """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
 
     Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, it aims below by as much. With J. You's
@@ -151,25 +151,18 @@ class Stiefel(SpectralPromise):
         method: Method of `msign`.
     """
 
-    max_norm: float
     coefficients: str = "you-6"
     method: str = "auto"
 
     def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
+        super().__post_init__()
         registry.get(self.coefficients)
 
-    @property
-    def bound(self) -> float:
-        return self.max_norm
+    def _start(self, slices: Tensor, cap: float) -> Tensor:
+        return matrix.stiefel_project(slices, cap, method="svd")
 
-    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        aim = self.max_norm * TARGET
-        return norm.on_slices(weights, lambda x, unit: matrix.stiefel_project(x, aim * unit, method="svd"))
-
-    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
-        aim = self.max_norm * TARGET / matrix.overshoot(self.coefficients, self.method) * unit
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        aim = cap / matrix.overshoot(self.coefficients, self.method)
         return matrix.stiefel_project(slices, aim, self.coefficients, self.method)
 
 

@@ -27,10 +27,10 @@ from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
 from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.rounding import Rounding, by_entries, count_agreement
+from wellnormed.optim.rounding import Rounding, by_entries
 from wellnormed.optim.routing import Params, by_name, named, resolve, split
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
-from wellnormed.parallel import Job, in_buckets, placement_for
+from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
 
 _M = "momentum_buffer"
@@ -103,7 +103,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         for a in assignment:
             refuse_parameter(a.name, a.parameter)
         self.assignment = assignment
-        self.placement = placement_for({a.name: a.parameter for a in assignment}, self._process_group)
+        self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
 
     def __str__(self) -> str:
@@ -229,23 +229,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         gradients = [_gradient(p) for p in parameters]
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        entries = by_entries(parameters[0], norm)
-        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters, entries)
         states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
-        if doubtful and states:
-            columns = _column(states, "agreement"), gradients, _column(states, _M)
-            count_agreement(*([own[i] for i in doubtful] for own in columns), entries=entries)
-        kept = 0.0  # the share of the average that its start at zero still takes
-        if not states or group["step_rule"] == "averaged":
-            seen = gradients
-        else:
-            seen, kept = self._average(parameters, gradients, group), group["momentum"] ** group["steps"]
+        averaged = group["step_rule"] == "averaged"
+        if group["step_rule"] != "sharp":
+            self._rounding.judge(parameters, gradients, states, norm, sized=not averaged)
+        seen = gradients
+        if states and not averaged:
+            seen = self._average(parameters, gradients, group)
             if group["nesterov"]:
-                seen, kept = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"])), kept * group["momentum"]
-        if doubtful:
-            agreements = [states[i]["agreement"] for i in doubtful] if states else None
-            doubted = [parameters[i] for i in doubtful], [seen[i] for i in doubtful]
-            self._rounding.judge(*doubted, 1 - kept, agreements, entries=entries)
+                seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
         direction = oracle(norm, group)
         if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
             return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))

@@ -9,29 +9,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from wellnormed.parallel.layout import Cut, like, local, part_lengths
-from wellnormed.parallel.placement import Job
-
-
-class SameEverywhere:
-    """A job that every process does for itself."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def collect(self) -> None:
-        """Every process has it all."""
-
-    def compute(self) -> None:
-        """Left until the result is asked for: others' results are on their way meanwhile."""
-
-    def results(self) -> tuple[list[Tensor], ...]:
-        job = self._job
-        parts = Job(tuple([local(t) for t in tensors] for tensors in job.inputs), job.function).run()
-        return tuple([like(p, t) for p, t in zip(*pair, strict=True)] for pair in zip(parts, job.replaced, strict=True))
+from wellnormed.parallel.job import Job
 
 
 class DealtJob:
-    """A job whose members have owners. Call `collect`, `compute` and `results` in this order, on every rank.
+    """A job whose members have owners. Call `collect`, `compute` and `run` in this order, on every rank.
 
     Args:
         job: What to do.
@@ -65,7 +47,8 @@ class DealtJob:
         for argument, result in zip(self._returned, results, strict=True):
             argument.spread(result)
 
-    def results(self) -> tuple[list[Tensor], ...]:
+    def run(self) -> tuple[list[Tensor], ...]:
+        """The results, as of `Job.run`, once they have come."""
         return tuple(argument.results() for argument in self._returned)
 
 
