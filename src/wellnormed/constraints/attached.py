@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.constraints.base import Constraint, State, held
-from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
+from wellnormed.norms import MatrixNorm, Norm
 from wellnormed.norms.base import widened
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets
@@ -40,7 +40,6 @@ class Constraints:
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
-        self._versions: dict[str, int] = {}
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -63,7 +62,7 @@ class Constraints:
 
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
-        buckets = in_buckets(self._constrained, _parameter, lambda c: c.norm)
+        buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
         return self._measure([members for _, members in buckets], lambda norm, weights: norm.norm(weights))
 
     def promised(self) -> dict[str, float]:
@@ -77,10 +76,7 @@ class Constraints:
         return {name: norms[name] / bound for name, bound in self.promised().items()}
 
     def proved_ratios(self) -> dict[str, float]:
-        """Proved bound on the norm over the promised one: at most 1, or the promise is broken.
-
-        Parameters whose constraint promises nothing are left out.
-        """
+        """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
         bound = self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
@@ -113,16 +109,18 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
-        self._remember_versions(self._constrained)
+        self._remember_versions()
 
     def _flat_state(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
 
     def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        own = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
-        self._known: dict[Tensor, AssignedParameter] = {a.parameter: a for a in own}
-        self._own_placement = Placement({} if own else {c.name: c.parameter for c in self._constrained})
+        self._own_placement, self._names_there = Placement({c.name: c.parameter for c in self._constrained}), {}
+        if isinstance(optimizer, ConditionalGradient):
+            there = {(a.parameter, a.norm): a.name for a in optimizer.assignment}
+            self._names_there = {c.name: there.get((c.parameter, c.norm)) for c in self._constrained}
+        self._versions = {c.name: -1 for c in self._constrained}
 
     def _hook(self) -> None:
         self._hooks = (
@@ -144,11 +142,8 @@ class Constraints:
 
     def _update_norm(self, c: Constrained) -> float | None:
         """Bound on the coming step in the norm of the constraint; None if the optimizer measures in another."""
-        known = self._known.get(c.parameter)
-        if known is None or known.norm != c.norm:
-            return None
-        assert isinstance(self._optimizer, ConditionalGradient)  # others know no norms
-        return self._optimizer.update_norm(known.name)
+        own, name = self._optimizer, self._names_there.get(c.name)
+        return own.update_norm(name) if isinstance(own, ConditionalGradient) and name is not None else None
 
     def _before(self) -> None:
         self._check()
@@ -158,8 +153,7 @@ class Constraints:
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
         """Bring weights below their caps that are new, or that someone else has changed since the last step."""
-        for c in changed:
-            self._state[c.name] = {}
+        self._state |= {c.name: {} for c in changed}
         self._write([[c] for c in changed], lambda c, weights, state: (c.constraint.project(weights, c.norm), state))
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
@@ -168,13 +162,12 @@ class Constraints:
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
         moved = [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
-        steps = {c: self._steps[c.name] if c.constraint.uses_update_norm else None for c in moved}
-        buckets = in_buckets(moved, _parameter, lambda c: (c.constraint, c.norm, steps[c]))
+        steps = {c.name: self._steps[c.name] if c.constraint.uses_update_norm else None for c in moved}
+        buckets = in_buckets(moved, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
         self._write(
             [members for _, members in buckets],
-            lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c], state),
+            lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
         )
-        self._remember_versions(self._constrained)
 
     @torch.no_grad()
     def _write(
@@ -186,7 +179,7 @@ class Constraints:
             copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
-            self._remember_versions(members)
+        self._remember_versions()
 
     def _job(self, members: list[Constrained], action: Callable[..., tuple[Tensor, State]]) -> Job:
         states = [self._state[c.name] for c in members]
@@ -201,8 +194,8 @@ class Constraints:
         inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
-    def _remember_versions(self, members: Iterable[Constrained]) -> None:
-        self._versions |= {c.name: c.parameter._version for c in members}
+    def _remember_versions(self) -> None:
+        self._versions = {c.name: c.parameter._version for c in self._constrained}
 
     @torch.no_grad()
     def _measure(
@@ -242,21 +235,16 @@ def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) ->
 
 
 def _restored(
-    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: tuple[Constraints, ...]
+    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: Iterable[Constraints]
 ) -> torch.optim.Optimizer:
     optimizer = cls.__new__(cls)
     optimizer.__setstate__(state)
     for constraints in attached:
         own = copy.copy(constraints) if "_optimizer" in vars(constraints) else constraints
-        own._versions = {}
         own._belong_to(optimizer)
-        own._remember_versions(own._constrained)
+        own._remember_versions()
         own._hook()
     return optimizer
-
-
-def _parameter(c: Constrained) -> Tensor:
-    return c.parameter
 
 
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()

@@ -73,11 +73,7 @@ class Constraint(ABC):
 
 
 def require_positive(constraint: Constraint, **values: float) -> None:
-    """Refuse a norm, in a constraint's settings, that is not positive and finite.
-
-    Raises:
-        ValueError: Naming constraint, setting and value.
-    """
+    """Refuse a norm, in a constraint's settings, that is not positive and finite."""
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(
@@ -87,11 +83,7 @@ def require_positive(constraint: Constraint, **values: float) -> None:
 
 
 def require_update_norm(constraint: Constraint, update_norm: float | None, name: str) -> float:
-    """The bound on the step's norm, for constraints that are nothing without it.
-
-    Raises:
-        ValueError: The optimizer gives none.
-    """
+    """The bound on the step's norm, refused if there is none, for constraints that are nothing without it."""
     if update_norm is None:
         raise ValueError(
             f"{type(constraint).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
@@ -165,7 +157,7 @@ class Promise(Constraint):
 
 
 def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
-    """The weights `(*batch, *shape)`, rounded to a dtype; scaled down where `norm(weight) <= bound` is not proved then."""
+    """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` could not be proved of them."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     while bool(((proved := norm.upper_bound(rounded)) > bound).any()):

@@ -13,14 +13,11 @@ from wellnormed.optim.settings import EngineSettings, Group
 class Scion(ConditionalGradient):
     """Scion (LMO, algorithms 1 and 2): every parameter moves by the oracle of its own norm.
 
+    Beside these arguments it takes those of `ConditionalGradient`.
+
     Args:
-        params: See `ConditionalGradient`.
         lr: Step size in units of each parameter's norm; with `unconstrained=False` a convex weight in [0, 1].
         unconstrained: uSCG if True, else SCG, which keeps every weight in its ball of `radius`.
-        settings: The keywords of `EngineSettings`.
-
-    Raises:
-        ValueError: See `ConditionalGradient`.
 
     Example:
         >>> import torch
@@ -45,19 +42,13 @@ class Muon(ConditionalGradient):
     """Muon: Nesterov momentum 0.95 and Jordan's five Newton-Schulz steps for every spectral norm of the assignment.
 
     With `recipe="muon"` it is `torch.optim.Muon` on hidden matrices and AdamW on the rest; with another recipe the
-    other norms keep their own oracles.
+    other norms keep their own oracles. Beside these arguments it takes those of `ConditionalGradient`.
 
     Args:
-        params: See `ConditionalGradient`.
-        lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
         adjust_lr_fn: The unit of a spectral step: None for the assignment's own, `sqrt(d_out / d_in)` (MD);
             "original" for `max(1, sqrt(d_out / d_in))` (Jordan; torch's default), "match_rms_adamw" for
             `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025). Constraints and certificates then measure in that unit.
         coefficients: Set of the registry.
-        settings: The keywords of `EngineSettings`.
-
-    Raises:
-        ValueError: See `ConditionalGradient`; or an unknown `adjust_lr_fn` or set.
 
     Example:
         >>> import torch
@@ -86,10 +77,9 @@ class Muon(ConditionalGradient):
         return groups, replace(assignment, assigned=tuple(replace(a, norm=self._adjusted(a.norm)) for a in assignment))
 
     def _adjusted(self, norm: Norm | None) -> Norm | None:
-        if norm is None:
-            return None
-        norm = norm.with_coefficients(self._coefficients)
-        return norm if self._units is None else norm.with_units(self._units)
+        if norm is not None:
+            norm = norm.with_coefficients(self._coefficients)
+        return norm if norm is None or self._units is None else norm.with_units(self._units)
 
 
 _UNITS: dict[str, Units] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}

@@ -4,30 +4,19 @@ Some parameters have no influence on the loss: softmax does not see the bias of 
 the convolution before it. The terms of their gradient cancel, and what is left is the rounding of the terms. SGD
 hardly notices; an oracle, which does not see the size of a gradient, moves such a parameter as far as any other.
 
-**Size.** A gradient is a sum of `n` terms, one for each position of a batch. Let them have size `t`. If they point one
-way the sum is about `n t`, if they point everywhere `sqrt(n) t`. Rounding errors add up like a random walk (Higham and
-Mary, 2019): `n` errors of up to `u n t`, with the unit roundoff `u`, make at most `sqrt(n) u (n t)`. The largest entry
-of all gradients stands for a sum whose terms point one way: an error is at most `sqrt(n) u` of it. The largest entry in
-the other gradients of the same module, which sum the same terms times inputs of order one, may stand for either: an
-error is at most `n u` of it. So a vector *may* be an error if it is below both. With `n = 2^16` positions that is 2e-5
-of all gradients and 4e-3 of its module's in float32, 3e-14 and 7e-12 in float64; random walks of a larger batch seldom
-go as far as their bound. The vanishing gradients of a deep layer are not below the second. A matrix, whose terms seldom
-cancel, may be an error only below `sqrt(n) u` of its module's other gradients.
+A parameter is held back while its gradient, and the average of those before it, are small **and** have no direction;
+nothing else in a step changes. `docs/optimizers.md` derives what is small and what is a direction:
 
-**Direction.** Errors have no direction: the gradient of the next step agrees with the average of those before it, in
-the sign of their product, as often as a fair coin says. Let `a` be the running average of these signs with factor `b`
-per step. By Hoeffding's inequality a fair coin brings `a` to 1/2 or above with a probability of at most
-`exp(-(1 + b) / (1 - b) / 8)`; `b` is chosen so that this is one rounding, 6e-8 in float32. A gradient whose sign
-persists is there after `log 2 / log(1 / b)` steps, 46 in float32 and 102 in float64, and so is one that agrees three
-times in four.
+- a vector is small below `sqrt(n) u` of all other gradients and `n u` of those of its module, a matrix below
+  `sqrt(n) u` of those of its module, for sums of `n` terms and the unit roundoff `u`;
+- a gradient has a direction while the running average of its signs, relative to the average before it, is above 1/2,
+  where a fair coin comes with the probability of one rounding (Hoeffding).
 
-So a parameter is held back while its gradient **and** the average of those before it are small **and** have no
-direction; nothing else in a step changes. It is judged as a whole, and entry by entry for vectors whose oracle is the
-sign, which is not continuous: so the middle third of the bias of `nn.MultiheadAttention`, which belongs to the keys,
-stays under `Signum`. What is compared does not change if all gradients are multiplied by a factor, as by clipping.
-What is not seen: a module whose gradients are all errors, or that has one parameter alone; errors of a precision lower
-than the parameter's, as from autocast; a step that is compiled; parameters that AdamW moves; errors that repeat
-exactly, step after step, because neither the data nor the other weights change.
+A gradient is judged as a whole, and entry by entry for vectors whose oracle is the sign, which is not continuous: so
+the middle third of the bias of `nn.MultiheadAttention`, which belongs to the keys, stays under `Signum`. What is not
+seen: a module whose gradients are all errors, or that has one parameter alone; errors of a precision lower than the
+parameter's, as from autocast; a step that is compiled; parameters that AdamW moves; errors that repeat exactly, step
+after step, because neither the data nor the other weights change.
 """
 
 import heapq
@@ -100,7 +89,7 @@ def doubtful_sizes(sizes: Mapping[str, float], parameters: Mapping[str, Tensor])
     return {name: size for name, size in found.items() if size > 0}
 
 
-def by_entries(parameter: Tensor, norm: Norm) -> bool:
+def by_entries(parameter: Tensor, norm: Norm | None) -> bool:
     """Whether a gradient is judged entry by entry."""
     return parameter.ndim < 2 and isinstance(norm, Sign | Gain)
 
@@ -119,7 +108,12 @@ class Rounding:
         self._factors: dict[Tensor, Tensor] = {}
 
     def judge(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], norm: Norm, sized: bool
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        states: list[dict[str, Tensor]],
+        norm: Norm,
+        sized: bool,
     ) -> None:
         """Remember one where a parameter moves and zero where not, and bring its average of signs up to date.
 

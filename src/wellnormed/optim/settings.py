@@ -80,11 +80,7 @@ GROUP_DEFAULTS: Group = {
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`.
-
-    Raises:
-        ValueError: Naming the keyword, and the nearest known one, or what to write.
-    """
+    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
         given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
@@ -101,11 +97,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
 
 
 def check_settings(settings: Group, memory: Memory) -> None:
-    """Refuse settings of a group that are out of range or contradict each other.
-
-    Raises:
-        ValueError: Naming setting, value and remedy.
-    """
+    """Refuse settings of a group that are out of range or contradict each other."""
     lr, momentum, rule = settings["lr"], settings["momentum"], settings["step_rule"]
     if not 0 <= lr < float("inf"):
         raise ValueError(f"lr={lr} must be finite and not negative")

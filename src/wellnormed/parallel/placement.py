@@ -4,17 +4,7 @@ A member whose tensors are copied in every process (DDP) needs no gathering; its
 member that is cut (FSDP2, `layout`) is sent in parts to its owner, and its result back in parts. All parts start to
 travel at once; results start as soon as they are computed, while the next members are computed.
 
-Bytes sent in one step for `S` bytes of weights whose jobs are dealt, over `W` processes:
-
-| tensors | all processes together | one process, on average | gathering everywhere would send |
-|---|---|---|---|
-| copied (DDP) | `(W - 1) S` | `(W - 1) / W S` | nothing: each would compute all |
-| cut (FSDP2) | `2 (W - 1) / W S` | `2 (W - 1) / W^2 S` | `(W - 1) S` together |
-
-The all-reduce of gradients that DDP does anyway sends `2 (W - 1) / W S` for each process. A constraint that acts on the
-weights sends the same again, with its state. Two processes with one core each halve the time of a step (181 to 96 ms,
-`results/parallel.json`). Memory beyond the optimizer's: with cut weights, what a process owns, twice; with copies, the
-directions of all that is dealt, and with Nesterov as much again.
+What is sent, and how much memory it takes, stands in `docs/parallel.md`.
 """
 
 import heapq
@@ -136,7 +126,9 @@ class Placement:
                 costs[group] += [job.cost] * len(job.inputs[0])
         owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
         return [
-            job if group is None else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
+            job
+            if group is None
+            else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
             for job, group, own in zip(jobs, groups, cuts, strict=True)
         ]
 
