@@ -188,7 +188,7 @@ def every_layout():
                 laid = weights if lie is None else [distribute_tensor(weight, *lie) for weight in weights]
                 expected.append(Job((weights, numbers), half_and_count).run())
                 jobs.append(Job((laid, numbers), half_and_count))
-                expected.append(Job((weights, numbers), count_alone).run())
+                expected.append(Job((weights, numbers), count_alone, returned=(1,)).run())
                 jobs.append(Job((laid, numbers), count_alone, returned=(1,)))
     dealt = Placement({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
     for job, results, right in zip(jobs, dealt.run(jobs), expected, strict=True):

@@ -116,11 +116,9 @@ class Constraints:
 
     def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._own_placement, self._names_there = Placement({c.name: c.parameter for c in self._constrained}), {}
-        if isinstance(optimizer, ConditionalGradient):
-            there = {(a.parameter, a.norm): a.name for a in optimizer.assignment}
-            self._names_there = {c.name: there.get((c.parameter, c.norm)) for c in self._constrained}
-        self._versions = {c.name: -1 for c in self._constrained}
+        self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
+        known = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
+        self._names_there: dict[tuple[Tensor, Norm | None], str] = {(a.parameter, a.norm): a.name for a in known}
 
     def _hook(self) -> None:
         self._hooks = (
@@ -142,7 +140,7 @@ class Constraints:
 
     def _update_norm(self, c: Constrained) -> float | None:
         """Bound on the coming step in the norm of the constraint; None if the optimizer measures in another."""
-        own, name = self._optimizer, self._names_there.get(c.name)
+        own, name = self._optimizer, self._names_there.get((c.parameter, c.norm))
         return own.update_norm(name) if isinstance(own, ConditionalGradient) and name is not None else None
 
     def _before(self) -> None:

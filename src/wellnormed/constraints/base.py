@@ -29,27 +29,21 @@ class Constraint(ABC):
     uses_update_norm: ClassVar[bool] = False
     """Whether `apply` looks at the bound on the step's norm."""
 
-    @abstractmethod
     def acts_on(self, norm: Norm) -> bool:
-        """Whether the constraint is defined for weights of this norm."""
+        """Whether the constraint is defined for weights of this norm: by default those measured by singular values."""
+        return isinstance(norm, MatrixNorm)
 
-    @abstractmethod
     def promised(self, state: State) -> float | None:
         """The bound on the norm of a weight with this state, in units of its norm, that holds after every step.
 
-        None if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
+        None, the default, if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
         """
+        return None
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
-        """Refuse, before a step, what the constraint cannot hold.
+        """Refuse, before a step, what the constraint cannot hold, by a `ValueError` that names the parameter.
 
-        Args:
-            norm: The weight's norm.
-            update_norm: Bound on the norm of the coming step; None if the optimizer gives none.
-            name: The parameter's name, for the message.
-
-        Raises:
-            ValueError: Naming parameter, value, constraint and remedy.
+        `update_norm` bounds the norm of the coming step; it is None if the optimizer gives no bound.
         """
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
@@ -62,13 +56,9 @@ class Constraint(ABC):
 
     @abstractmethod
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        """The constrained weights of a batch, and their new state, of the same keys and shapes.
+        """The constrained weights of a batch `(*batch, *shape)` after a step, and their new state, of the same keys.
 
-        Args:
-            weights: `(*batch, *shape)`, after the optimizer's step.
-            norm: Their norm.
-            update_norm: Bound on the norm of that step; None if the optimizer gives none.
-            state: What `initial_state` or the last call returned.
+        `update_norm` bounds that step as in `check`; `state` is what `initial_state` or the last call returned.
         """
 
 
@@ -98,9 +88,6 @@ class SpectralConstraint(Constraint):
     What it remembers of the first batch has its own name, of the others a name with their number.
     """
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
-
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         assert isinstance(norm, MatrixNorm)
         bound = norm.upper_bound(weights)
@@ -110,9 +97,9 @@ class SpectralConstraint(Constraint):
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         assert isinstance(norm, MatrixNorm)
         batches, after = norm.slices(weights), {}
+        keys = {key.rstrip("0123456789") for key in state}
         for i, (slices, unit) in enumerate(zip(batches, norm.slice_units(weights), strict=True)):
-            names = [key for key in state if key.removeprefix(key.rstrip("0123456789")) == str(i or "")]
-            own = {key.rstrip("0123456789"): state[key] for key in names}
+            own = {key: state[f"{key}{i or ''}"] for key in keys}
             batches[i], own = self._act(slices, unit, update_norm, own)
             after |= {f"{key}{i or ''}": value for key, value in own.items()}
         return norm.from_slices(batches, weights), after
@@ -157,7 +144,7 @@ class Promise(Constraint):
 
 
 def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
-    """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` could not be proved of them."""
+    """The weights `(*batch, *shape)` in a dtype; those not proved to have `norm(weight) <= bound` are scaled down."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     while bool(((proved := norm.upper_bound(rounded)) > bound).any()):
@@ -170,9 +157,6 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
 
 class SpectralPromise(Promise):
     """A promise that is kept by the singular values of every slice of a `MatrixNorm`."""
-
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         assert isinstance(norm, MatrixNorm)

@@ -138,9 +138,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             True
         """
         members = named([param_group])[0]["params"]
-        groups = [{**param_group, "params": members}]
-        later = any(parameter not in self._norms for _, parameter in members)
-        if later:
+        groups, entries = [{**param_group, "params": members}], ()
+        if any(parameter not in self._norms for _, parameter in members):
             entries = assign_later(members, param_group, self._known_later(members), self._owner)
             own = {key: value for key, value in param_group.items() if key != "norm"}
             own["params"] = [(a.name, a.parameter) for a in entries]
@@ -152,7 +151,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         for group in groups:
             check_settings({**self.defaults, **group}, self.memory)
-        if later:
+        if entries:
             self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
         for group in groups:
             super().add_param_group(group)

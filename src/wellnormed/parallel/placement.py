@@ -87,14 +87,10 @@ class Placement:
             yield works.popleft().run()
 
     def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
-        """The largest of every number over all processes.
+        """The largest of every number, none negative, over all processes.
 
-        Args:
-            numbers: Name -> a number that is not negative; the same names in every process.
-            among: All names there may be, the same in every process.
-
-        Raises:
-            ValueError: In every process: a name is in some processes only.
+        A name that only some processes have is refused in all of them; `among` are all names there may be, the same in
+        every process.
         """
         for group, device in self._devices.items():
             here = [name in numbers for name in among]
