@@ -118,7 +118,7 @@ class Rounding:
         """Remember one where a parameter moves and zero where not, and bring its average of signs up to date.
 
         Args:
-            parameters: Parameters of one shape.
+            parameters: Parameters of one shape and norm.
             gradients: Their gradients, before they enter their averages.
             states: What the step has averaged so far, and the averages of signs; empty where none are kept, and the
                 size of the gradient alone decides.

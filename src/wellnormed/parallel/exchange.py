@@ -69,8 +69,8 @@ class _Argument(ABC):
         self._mine = self._owned[self._rank]
         self._shape = tensors[0].shape
 
-    @abstractmethod
-    def collect(self) -> None: ...
+    def collect(self) -> None:  # noqa: B027
+        """Nothing to do where every rank has it all."""
 
     @abstractmethod
     def stacked(self) -> Tensor: ...
@@ -92,9 +92,6 @@ class _Argument(ABC):
 
 class _Copied(_Argument):
     """Whole on every rank: owners have it, and broadcast what they make of it, all their members in one message."""
-
-    def collect(self) -> None:
-        pass
 
     def stacked(self) -> Tensor:
         return torch.stack([local(self._tensors[j]) for j in self._mine]) if self._mine else self._buffer(0)

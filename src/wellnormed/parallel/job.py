@@ -1,17 +1,23 @@
-"""A job: a function of whole tensors, which a `Placement` does here at once or deals to processes.
+"""A job: a function of whole tensors, which a `Placement` does here at once or deals to processes; and what shares one.
 
 An oracle or a constraint needs its weight whole; everything else an optimizer does is elementwise. Both hand their
 whole-tensor work over as jobs, so that one mechanism decides who does it.
 """
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from wellnormed.parallel.layout import like, local
+from wellnormed._batching import batches
+from wellnormed.parallel.layout import layout, like, local
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -57,3 +63,20 @@ class Job:
         count = math.prod(shape)
         rows = shape[0] if len(shape) > 1 else 1
         return count * min(rows, count // max(rows, 1)) if self.cubic else count
+
+
+def in_buckets(
+    items: Iterable[T], parameter_of: Callable[[T], Tensor], settings_of: Callable[[T], K]
+) -> Iterator[tuple[K, list[T]]]:
+    """Items of equal settings whose parameters agree in shape, dtype, device and layout, in batches that pay.
+
+    A large bucket comes in several pieces, so that not all its results are held at once.
+    """
+    buckets: dict[tuple[K, tuple], list[T]] = defaultdict(list)
+    for item in items:
+        parameter = parameter_of(item)
+        kind = parameter.shape, parameter.dtype, parameter.device, layout(parameter)
+        buckets[settings_of(item), kind].append(item)
+    for (settings, _), members in buckets.items():
+        for piece in batches([parameter_of(item) for item in members]):
+            yield settings, members[piece]
