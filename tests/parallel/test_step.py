@@ -12,9 +12,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import wellnormed as wn
-from wellnormed.parallel import Dealt, Job, Local, sharded
+from wellnormed.parallel import Job, Placement, placement
 from wellnormed.parallel.layout import part_lengths
-from wellnormed.parallel.sharded import deal
+from wellnormed.parallel.placement import deal
 
 
 def test_dealing_is_balanced_and_total():
@@ -174,7 +174,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 def every_layout():
     """The same jobs, of weights and plain state, dealt and done here: equal in every bit and laid out as the inputs."""
-    sharded.SMALL = 0
+    placement.SMALL = 0
     line, grid = mesh_of("fsdp"), mesh_of("hsdp")
     layouts = [None, (line, [Replicate()]), (line, [Shard(0)]), (line, [Shard(-1)]), (grid, [Replicate(), Shard(0)])]
     layouts.append((grid, [Shard(0), Replicate()]))
@@ -188,10 +188,10 @@ def every_layout():
                 laid = weights if lie is None else [distribute_tensor(weight, *lie) for weight in weights]
                 expected.append(Job((weights, numbers), half_and_count).run())
                 jobs.append(Job((laid, numbers), half_and_count))
-                expected.append(Job((weights, numbers), count_alone).run())
+                expected.append(Job((weights, numbers), count_alone, returned=(1,)).run())
                 jobs.append(Job((laid, numbers), count_alone, returned=(1,)))
-    placement = Dealt({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
-    for job, results, right in zip(jobs, placement.run(jobs), expected, strict=True):
+    dealt = Placement({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
+    for job, results, right in zip(jobs, dealt.run(jobs), expected, strict=True):
         for tensors, found, wanted in zip(job.replaced, results, right, strict=True):
             assert len(found) == len(wanted)
             for tensor, value, want in zip(tensors, found, wanted, strict=True):
@@ -215,7 +215,7 @@ def test_results_return_as_the_inputs_lay(processes, world):
 
 def test_local_is_the_reference():
     jobs = [Job(([torch.ones(2, 2)],), lambda batch: (batch / 2,))]
-    assert torch.equal(next(Local().run(jobs))[0][0], torch.full((2, 2), 0.5))
+    assert torch.equal(next(Placement({}).run(jobs))[0][0], torch.full((2, 2), 0.5))
 
 
 def volume(layout, constraints):
@@ -246,14 +246,14 @@ def test_a_training_sends_no_more_than_stated(processes, layout, world, constrai
 
 def volume_of_jobs(cut):
     """What sixteen 8 x 12 matrices in two jobs send, which divide evenly."""
-    sharded.SMALL = 0
+    placement.SMALL = 0
     matrices = [torch.ones(8, 12) for _ in range(16)]
     if cut:
         matrices = [distribute_tensor(matrix, mesh_of("fsdp"), [Shard(0)]) for matrix in matrices]
-    placement = Dealt({str(i): matrix for i, matrix in enumerate(matrices)}, dist.group.WORLD)
+    dealt = Placement({str(i): matrix for i, matrix in enumerate(matrices)}, dist.group.WORLD)
     jobs = [Job((part,), lambda batch: (2 * batch,)) for part in (matrices[:4], matrices[4:])]
-    list(placement.run(jobs))
-    return placement.sent_bytes
+    list(dealt.run(jobs))
+    return dealt.sent_bytes
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["copied", "cut"])

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import wellnormed as wn
 from wellnormed.norms import Assignment
 from wellnormed.optim import AdamWSettings
-from wellnormed.parallel import sharded
+from wellnormed.parallel import placement
 
 CONSTRAINTS = {
     "1": wn.HardCap(1.1),
@@ -60,7 +60,7 @@ class Training:
     """
 
     def __init__(self, layout, optimizer, constraints=None):
-        sharded.SMALL = 0
+        placement.SMALL = 0
         self.model = self.runner = network()
         settings = {}
         if layout == "ddp":

@@ -33,9 +33,6 @@ def constrain(
     Returns:
         The attached constraints, with `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and `remove()`.
 
-    Raises:
-        ValueError: Naming parameter, value, constraint and remedy.
-
     Example:
         >>> import torch, wellnormed as wn
         >>> model = torch.nn.Linear(8, 8, bias=False)

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import Constraint, State
-from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
+from wellnormed.constraints.base import Constraint, State, held
+from wellnormed.norms import MatrixNorm, Norm
 from wellnormed.norms.base import widened
 from wellnormed.optim import ConditionalGradient
-from wellnormed.parallel import Job, Placement, in_buckets, placement_for
+from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import copy_, whole
 
 
@@ -40,7 +40,6 @@ class Constraints:
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
-        self._versions: dict[str, int] = {}
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -63,8 +62,8 @@ class Constraints:
 
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
-        buckets = in_buckets(self._constrained, _parameter, lambda c: c.norm)
-        return self._measure((members for _, members in buckets), lambda norm, weights: norm.norm(weights))
+        buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
+        return self._measure([members for _, members in buckets], lambda norm, weights: norm.norm(weights))
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
@@ -77,12 +76,9 @@ class Constraints:
         return {name: norms[name] / bound for name, bound in self.promised().items()}
 
     def proved_ratios(self) -> dict[str, float]:
-        """Proved bound on the norm over the promised one: at most 1, or the promise is broken.
-
-        Parameters whose constraint promises nothing are left out.
-        """
+        """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
-        one_by_one = ([c] for c in self._constrained if c.name in promised)  # float64 copies of a batch would be large
+        one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
         bound = self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
         return {name: bound[name] / promised[name] for name in bound}
 
@@ -113,16 +109,16 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
-        self._remember_versions(self._constrained)
+        self._remember_versions()
 
     def _flat_state(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
 
     def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        own = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
-        self._known: dict[Tensor, AssignedParameter] = {a.parameter: a for a in own}
-        self._placement_of_others = None if own else placement_for({c.name: c.parameter for c in self._constrained})
+        self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
+        known = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
+        self._names_there: dict[tuple[Tensor, Norm | None], str] = {(a.parameter, a.norm): a.name for a in known}
 
     def _hook(self) -> None:
         self._hooks = (
@@ -134,10 +130,8 @@ class Constraints:
 
     @property
     def _placement(self) -> Placement:
-        if isinstance(self._optimizer, ConditionalGradient):
-            return self._optimizer.placement
-        assert self._placement_of_others is not None  # made with the optimizer
-        return self._placement_of_others
+        own = self._optimizer
+        return own.placement if isinstance(own, ConditionalGradient) else self._own_placement
 
     def _check(self) -> None:
         self._steps = {c.name: self._update_norm(c) for c in self._constrained}
@@ -146,11 +140,8 @@ class Constraints:
 
     def _update_norm(self, c: Constrained) -> float | None:
         """Bound on the coming step in the norm of the constraint; None if the optimizer measures in another."""
-        known = self._known.get(c.parameter)
-        if known is None or known.norm != c.norm:
-            return None
-        assert isinstance(self._optimizer, ConditionalGradient)  # others know no norms
-        return self._optimizer.update_norm(known.name)
+        own, name = self._optimizer, self._names_there.get((c.parameter, c.norm))
+        return own.update_norm(name) if isinstance(own, ConditionalGradient) and name is not None else None
 
     def _before(self) -> None:
         self._check()
@@ -160,9 +151,8 @@ class Constraints:
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
         """Bring weights below their caps that are new, or that someone else has changed since the last step."""
-        for c in changed:
-            self._state[c.name] = {}
-        self._write(([c] for c in changed), self._projection)
+        self._state |= {c.name: {} for c in changed}
+        self._write([[c] for c in changed], lambda c, weights, state: (c.constraint.project(weights, c.norm), state))
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
@@ -170,25 +160,24 @@ class Constraints:
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
         moved = [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
-        buckets = in_buckets(moved, _parameter, lambda c: (c.constraint, c.norm, self._step_for(c)))
-        self._write((members for _, members in buckets), self._application)
-        self._remember_versions(self._constrained)
-
-    def _step_for(self, c: Constrained) -> float | None:
-        return self._steps[c.name] if c.constraint.uses_update_norm else None
+        steps = {c.name: self._steps[c.name] if c.constraint.uses_update_norm else None for c in moved}
+        buckets = in_buckets(moved, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
+        self._write(
+            [members for _, members in buckets],
+            lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
+        )
 
     @torch.no_grad()
     def _write(
-        self, buckets: Iterable[list[Constrained]], action: Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
+        self, buckets: list[list[Constrained]], action: Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
     ) -> None:
         """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
-        buckets = list(buckets)
         results = self._placement.run(self._job(members, action) for members in buckets)
         for members, (weights, *states) in zip(buckets, results, strict=True):
             copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
-            self._remember_versions(members)
+        self._remember_versions()
 
     def _job(self, members: list[Constrained], action: Callable[..., tuple[Tensor, State]]) -> Job:
         states = [self._state[c.name] for c in members]
@@ -197,28 +186,28 @@ class Constraints:
         def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             constrained, state = action(first, widened(weights), dict(zip(keys, values, strict=True)))
             if weights.dtype.itemsize < 4:
-                constrained = _rounded_within(constrained, weights.dtype, first, state)
+                constrained = _rounded(first, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in keys)
 
         inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
-    def _projection(self, c: Constrained, weights: Tensor, state: State) -> tuple[Tensor, State]:
-        return c.constraint.project(weights, c.norm), state
-
-    def _application(self, c: Constrained, weights: Tensor, state: State) -> tuple[Tensor, State]:
-        return c.constraint.apply(weights, c.norm, self._step_for(c), state)
-
-    def _remember_versions(self, members: Iterable[Constrained]) -> None:
-        self._versions |= {c.name: c.parameter._version for c in members}
+    def _remember_versions(self) -> None:
+        self._versions = {c.name: c.parameter._version for c in self._constrained}
 
     @torch.no_grad()
     def _measure(
-        self, buckets: Iterable[list[Constrained]], function: Callable[[Norm, Tensor], Tensor]
+        self, buckets: list[list[Constrained]], function: Callable[[Norm, Tensor], Tensor]
     ) -> dict[str, float]:
         """A number for every weight of buckets of equal norm, shape and layout."""
-        buckets = list(buckets)
-        results = self._placement.run(_measurement(members, function) for members in buckets)
+
+        def job(members: list[Constrained]) -> Job:
+            norm, weights = members[0].norm, [c.parameter.detach() for c in members]
+            numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
+            measure = lambda batch, _: (function(norm, batch).double(),)  # noqa: E731
+            return Job((weights, numbers), measure, returned=(1,), cubic=isinstance(norm, MatrixNorm))
+
+        results = self._placement.run(job(members) for members in buckets)
         return {
             c.name: number
             for members, (numbers,) in zip(buckets, results, strict=True)
@@ -229,16 +218,12 @@ class Constraints:
         return {"_constrained": self._constrained, "_state": self._state}
 
 
-def _rounded_within(weights: Tensor, dtype: torch.dtype, c: Constrained, states: State) -> Tensor:
-    """Weights of a batch in 16 bits, scaled down until their proved norm is again what was promised."""
-    rounded = weights.to(dtype)
+def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
+    """A batch in 16 bits that still keeps what was promised; one by one, for the proof makes float64 copies."""
     states = states or c.constraint.initial_state(weights, c.norm)
-    for i in range(len(rounded)):
-        promised = c.constraint.promised({key: value[i] for key, value in states.items()})
-        while promised is not None and (bound := float(c.norm.upper_bound(rounded[i]))) > promised:
-            weights[i] *= promised / bound * (1 - torch.finfo(dtype).eps)
-            rounded[i] = weights[i]
-    return rounded
+    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
+    pairs = zip(weights, bounds, strict=True)
+    return torch.stack([w.to(dtype) if bound is None else held(w, c.norm, bound, dtype) for w, bound in pairs])
 
 
 def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple[Any, ...]:
@@ -248,30 +233,17 @@ def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) ->
 
 
 def _restored(
-    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: tuple[Constraints, ...]
+    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: Iterable[Constraints]
 ) -> torch.optim.Optimizer:
     optimizer = cls.__new__(cls)
     optimizer.__setstate__(state)
     for constraints in attached:
         own = copy.copy(constraints) if "_optimizer" in vars(constraints) else constraints
-        own._versions = {}
         own._belong_to(optimizer)
-        own._remember_versions(own._constrained)
+        own._remember_versions()
         own._hook()
     return optimizer
 
 
-def _parameter(c: Constrained) -> Tensor:
-    return c.parameter
-
-
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
 """The constraints attached to every optimizer, so that no parameter gets two."""
-
-
-def _measurement(members: list[Constrained], function: Callable[[Norm, Tensor], Tensor]) -> Job:
-    norm = members[0].norm
-    weights = [c.parameter.detach() for c in members]
-    numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
-    cubic = isinstance(norm, MatrixNorm)
-    return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), returned=(1,), cubic=cubic)

@@ -29,27 +29,21 @@ class Constraint(ABC):
     uses_update_norm: ClassVar[bool] = False
     """Whether `apply` looks at the bound on the step's norm."""
 
-    @abstractmethod
     def acts_on(self, norm: Norm) -> bool:
-        """Whether the constraint is defined for weights of this norm."""
+        """Whether the constraint is defined for weights of this norm: by default those measured by singular values."""
+        return isinstance(norm, MatrixNorm)
 
-    @abstractmethod
     def promised(self, state: State) -> float | None:
         """The bound on the norm of a weight with this state, in units of its norm, that holds after every step.
 
-        None if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
+        None, the default, if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
         """
+        return None
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
-        """Refuse, before a step, what the constraint cannot hold.
+        """Refuse, before a step, what the constraint cannot hold, by a `ValueError` that names the parameter.
 
-        Args:
-            norm: The weight's norm.
-            update_norm: Bound on the norm of the coming step; None if the optimizer gives none.
-            name: The parameter's name, for the message.
-
-        Raises:
-            ValueError: Naming parameter, value, constraint and remedy.
+        `update_norm` bounds the norm of the coming step; it is None if the optimizer gives no bound.
         """
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
@@ -62,22 +56,14 @@ class Constraint(ABC):
 
     @abstractmethod
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        """The constrained weights of a batch, and their new state, of the same keys and shapes.
+        """The constrained weights of a batch `(*batch, *shape)` after a step, and their new state, of the same keys.
 
-        Args:
-            weights: `(*batch, *shape)`, after the optimizer's step.
-            norm: Their norm.
-            update_norm: Bound on the norm of that step; None if the optimizer gives none.
-            state: What `initial_state` or the last call returned.
+        `update_norm` bounds that step as in `check`; `state` is what `initial_state` or the last call returned.
         """
 
 
 def require_positive(constraint: Constraint, **values: float) -> None:
-    """Refuse a norm, in a constraint's settings, that is not positive and finite.
-
-    Raises:
-        ValueError: Naming constraint, setting and value.
-    """
+    """Refuse a norm, in a constraint's settings, that is not positive and finite."""
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(
@@ -87,11 +73,7 @@ def require_positive(constraint: Constraint, **values: float) -> None:
 
 
 def require_update_norm(constraint: Constraint, update_norm: float | None, name: str) -> float:
-    """The bound on the step's norm, for constraints that are nothing without it.
-
-    Raises:
-        ValueError: The optimizer gives none.
-    """
+    """The bound on the step's norm, refused if there is none, for constraints that are nothing without it."""
     if update_norm is None:
         raise ValueError(
             f"{type(constraint).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
@@ -106,9 +88,6 @@ class SpectralConstraint(Constraint):
     What it remembers of the first batch has its own name, of the others a name with their number.
     """
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
-
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         assert isinstance(norm, MatrixNorm)
         bound = norm.upper_bound(weights)
@@ -118,9 +97,9 @@ class SpectralConstraint(Constraint):
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         assert isinstance(norm, MatrixNorm)
         batches, after = norm.slices(weights), {}
+        keys = {key.rstrip("0123456789") for key in state}
         for i, (slices, unit) in enumerate(zip(batches, norm.slice_units(weights), strict=True)):
-            names = [key for key in state if key.removeprefix(key.rstrip("0123456789")) == str(i or "")]
-            own = {key.rstrip("0123456789"): state[key] for key in names}
+            own = {key: state[f"{key}{i or ''}"] for key in keys}
             batches[i], own = self._act(slices, unit, update_norm, own)
             after |= {f"{key}{i or ''}": value for key, value in own.items()}
         return norm.from_slices(batches, weights), after
@@ -164,21 +143,20 @@ class Promise(Constraint):
         """Bring weights that a step of that norm has moved."""
 
 
-def held(weights: Tensor, norm: Norm, bound: float) -> Tensor:
-    """The weights `(*batch, *shape)`, those scaled down of which `norm(weight) <= bound` cannot be proved."""
-    margin = torch.finfo(weights.dtype).eps
-    while bool(((proved := norm.upper_bound(weights)) > bound).any()):
+def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
+    """The weights `(*batch, *shape)` in a dtype; those not proved to have `norm(weight) <= bound` are scaled down."""
+    rounded = weights.to(dtype or weights.dtype)
+    margin = torch.finfo(rounded.dtype).eps
+    while bool(((proved := norm.upper_bound(rounded)) > bound).any()):
         factor = torch.where(proved > bound, (1 - margin) * bound / proved, 1).to(weights.device)
-        weights = (weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)).to(weights.dtype)
+        weights = weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)
+        rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
-    return weights
+    return rounded
 
 
 class SpectralPromise(Promise):
     """A promise that is kept by the singular values of every slice of a `MatrixNorm`."""
-
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, MatrixNorm)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         assert isinstance(norm, MatrixNorm)
@@ -208,7 +186,11 @@ class SpectralCap(SpectralPromise):
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         assert isinstance(norm, MatrixNorm)
-        return norm.on_slices(weights, lambda slices, unit: spectral_hardcap(slices, self.max_norm * TARGET * unit))
+        return norm.on_slices(weights, lambda slices, unit: self._start(slices, self.max_norm * TARGET * unit))
+
+    def _start(self, slices: Tensor, cap: float) -> Tensor:
+        """Bring slices from anywhere to the cap, a largest singular value."""
+        return spectral_hardcap(slices, cap)
 
     def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
         return self._cap(slices, self.max_norm * TARGET * unit, update_norm)

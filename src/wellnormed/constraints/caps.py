@@ -1,7 +1,7 @@
 """Constraints that set bounds on a weight's singular values, or on the size of its columns, after a step of any length.
 
-All but the soft cap, which refuses longer steps, serve any optimizer. Decays, which hold a norm by balance with the
-step, are in `decays`.
+All but the soft and the optimal cap, which refuse longer steps, serve any optimizer. Decays, which hold a norm by
+balance with the step, are in `decays`.
 """
 
 import functools
@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
@@ -22,7 +23,7 @@ from wellnormed.constraints.base import (
     require_update_norm,
 )
 from wellnormed.matrix import coefficients as registry
-from wellnormed.norms import ColNorm, MatrixNorm, Norm
+from wellnormed.norms import ColNorm, Norm
 from wellnormed.norms.base import rms
 
 
@@ -42,66 +43,53 @@ class SpectralNormalize(SpectralCap):
         return matrix.spectral_normalize(slices, cap)
 
 
-@dataclass(frozen=True)
-class SoftCap(SpectralCap):
-    """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
-
-    The strength comes from learning rate x overshoot of the coefficient set. It holds the promise for steps up to
-    1.6129 times the cap, and refuses longer ones before they are taken.
-    """
+class _CoupledCap(SpectralCap):
+    """A cap whose function follows from the norm of the step, and which refuses steps that are too long beforehand."""
 
     uses_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = require_update_norm(self, update_norm, name)
         try:
-            matrix.soft_cap_strength(self.max_norm * TARGET, self._growth(step, self.max_norm))
+            self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
         except ValueError as error:
-            raise ValueError(f"SoftCap({self.max_norm}) on {name!r}: {error}") from error
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, self._growth(update_norm, cap)))
-
-    @staticmethod
-    def _growth(update_norm: float, cap: float) -> float:
-        return update_norm + SLACK * cap
+            raise ValueError(f"{type(self).__name__}({self.max_norm}) on {name!r}: {error}") from error
 
 
 @dataclass(frozen=True)
-class OptimalCap(SpectralCap):
+class SoftCap(_CoupledCap):
+    """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
+
+    The strength comes from learning rate x overshoot of the coefficient set. It holds the promise for steps up to
+    1.6129 times the cap, and refuses longer ones.
+    """
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
+
+
+@dataclass(frozen=True)
+class OptimalCap(_CoupledCap):
     """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
 
     At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
     the cap, 0.986 after 100 steps of a hundredth of it, where the soft cap leaves 0.946. It is coupled to the step as
-    the soft cap is, and refuses steps longer than 2.1 times the cap before they are taken.
+    the soft cap is, and refuses steps longer than 2.1 times the cap.
 
     Args:
         max_norm: The cap, in units of the weight's norm.
         degree: Odd, from 3 to 21.
     """
 
-    uses_update_norm: ClassVar[bool] = True
-
     degree: int = 9
 
-    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = require_update_norm(self, update_norm, name)
-        try:
-            self._polynomial(step / (self.max_norm * TARGET))
-        except ValueError as error:
-            raise ValueError(f"OptimalCap({self.max_norm}) on {name!r}: {error}") from error
-
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        return cap * self._polynomial(update_norm / cap)(slices / cap)
-
-    def _polynomial(self, step: float) -> matrix.CapPolynomial:
-        """For a step in units of the cap, rounded up by at most 9%: a schedule then meets few different problems."""
-        step += SLACK
-        rounded = 2.0 ** (math.ceil(math.log2(step) * 8) / 8)
+        step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
         try:
-            return _unit_cap(rounded, self.degree)
+            polynomial = _unit_cap(2.0 ** (math.ceil(math.log2(step) * 8) / 8), self.degree)
         except ValueError:  # at the end of the reach, exactly
-            return _unit_cap(step, self.degree)
+            polynomial = _unit_cap(step, self.degree)
+        return cap * polynomial(slices / cap)
 
 
 @functools.cache
@@ -139,7 +127,7 @@ class Clip(SpectralPromise):
 
 
 @dataclass(frozen=True)
-class Stiefel(SpectralPromise):
+class Stiefel(SpectralCap):
     """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
 
     Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, it aims below by as much. With J. You's
@@ -151,25 +139,18 @@ class Stiefel(SpectralPromise):
         method: Method of `msign`.
     """
 
-    max_norm: float
     coefficients: str = "you-6"
     method: str = "auto"
 
     def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
+        super().__post_init__()
         registry.get(self.coefficients)
 
-    @property
-    def bound(self) -> float:
-        return self.max_norm
+    def _start(self, slices: Tensor, cap: float) -> Tensor:
+        return matrix.stiefel_project(slices, cap, method="svd")
 
-    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        aim = self.max_norm * TARGET
-        return norm.on_slices(weights, lambda x, unit: matrix.stiefel_project(x, aim * unit, method="svd"))
-
-    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
-        aim = self.max_norm * TARGET / matrix.overshoot(self.coefficients, self.method) * unit
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        aim = cap / matrix.overshoot(self.coefficients, self.method)
         return matrix.stiefel_project(slices, aim, self.coefficients, self.method)
 
 

@@ -16,9 +16,6 @@ from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer
 class LeadingConstraint(SpectralConstraint):
     """Keeps the leading right vector of every slice, so that finding it after a step costs a few products."""
 
-    def promised(self, state: State) -> float | None:
-        return None
-
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
         return {"vector": leading_singular_triplet(slices).v}
 

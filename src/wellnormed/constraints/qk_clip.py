@@ -23,9 +23,6 @@ class QKClip(Constraint):
         power: 1 for queries whose keys are shared by several heads and are not to be scaled.
         fused: The weight holds queries, keys and values in this order along its first dimension; values stay.
 
-    Raises:
-        ValueError: `max_logit` or `power` is not positive, or recorded heads do not divide a weight's first dimension.
-
     Example:
         >>> import torch, wellnormed as wn
         >>> q, k = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
@@ -70,9 +67,6 @@ class QKClip(Constraint):
 
     def acts_on(self, norm: Norm) -> bool:
         return norm.ndim in (1, 2)
-
-    def promised(self, state: State) -> float | None:
-        return None
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         if self._largest is None:

@@ -37,9 +37,6 @@ class NormSphere(Constraint):
     def acts_on(self, norm: Norm) -> bool:
         return True
 
-    def promised(self, state: State) -> float | None:
-        return None
-
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         return {"radius": self._norm(weights, norm)}
 

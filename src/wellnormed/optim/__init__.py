@@ -4,9 +4,9 @@ from wellnormed.optim.conditional_gradient import ConditionalGradient as Conditi
 from wellnormed.optim.conditional_gradient import NonFiniteGradientError as NonFiniteGradientError
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
+from wellnormed.optim.named import Almond as Almond
 from wellnormed.optim.named import Muon as Muon
 from wellnormed.optim.named import Scion as Scion
+from wellnormed.optim.named import SpectralDescent as SpectralDescent
 from wellnormed.optim.uniform import NormalizedSGD as NormalizedSGD
 from wellnormed.optim.uniform import Signum as Signum
-from wellnormed.optim.variants import Almond as Almond
-from wellnormed.optim.variants import SpectralDescent as SpectralDescent

@@ -1,4 +1,7 @@
-"""What an optimizer takes in, also later, and what none can serve, refused by name before anything is changed."""
+"""What an optimizer takes in, also later, and what none can serve.
+
+What is refused is refused before anything is changed, by a `ValueError` that names the parameter and the remedy.
+"""
 
 import sys
 from collections.abc import Container, Mapping
@@ -12,11 +15,7 @@ from wellnormed.parallel.layout import is_distributed, layout
 
 
 def refuse_parameter(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that cannot be trained.
-
-    Raises:
-        ValueError: It is empty, or a piece of what FSDP1 flattens; naming parameter, value and remedy.
-    """
+    """Refuse a parameter that cannot be trained: it is empty, or a piece of what FSDP1 flattens."""
     marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
     if "_fsdp_wrapped_module" in name or any(marks):
         raise ValueError(
@@ -34,9 +33,6 @@ def refuse_zero_redundancy() -> None:
     """Refuse to be made by `ZeroRedundancyOptimizer`.
 
     It hands every process some of the parameters, and says so to nobody; only the calling frames tell.
-
-    Raises:
-        ValueError: With the remedy.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -51,9 +47,8 @@ def refuse_zero_redundancy() -> None:
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
     """Refuse a gradient that no step can be made of.
 
-    Raises:
-        ValueError: The parameter has no values (meta), or the gradient is sparse or lies otherwise over processes than
-            the parameter, such as one not yet summed; naming the parameter and the remedy.
+    The parameter has no values (meta), or the gradient is sparse, or lies otherwise over processes than the parameter,
+    such as one not yet summed.
     """
     if parameter.is_meta:
         raise ValueError(
@@ -79,16 +74,13 @@ def assign_later(
     known: Mapping[nn.Parameter, AssignedParameter],
     taken: Container[str],
 ) -> tuple[AssignedParameter, ...]:
-    """Names and norms of parameters that come in the middle of training.
+    """Names and norms of parameters that come in the middle of training; refused if unknown, unfit, or named twice.
 
     Args:
         members: Names, or numbers, and parameters.
         group: Their group; its key `norm` decides for all of them.
         known: What is known of parameters without that key.
         taken: Names that the optimizer has.
-
-    Raises:
-        ValueError: A norm is unknown, is none or does not fit, or a name is taken.
     """
     entries = []
     for name, parameter in members:

@@ -9,10 +9,8 @@ minimization oracle `-dualize`:
 - `"averaged"` (ALMOND): `m` averages the oracle's outputs, not the gradients, and `w <- w - lr * radius * m`;
 - `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, steepest descent.
 
-uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3); both are tested.
-
-What other papers do to the oracle's output is in `directions`. What is only rounding error does not move a parameter:
-`rounding`.
+uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3). What other papers do to
+the oracle's output is in `directions`; what is only rounding error does not move a parameter: `rounding`.
 """
 
 import warnings
@@ -27,10 +25,10 @@ from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
 from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.rounding import Rounding, by_entries, count_agreement
+from wellnormed.optim.rounding import Rounding, by_entries
 from wellnormed.optim.routing import Params, by_name, named, resolve, split
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
-from wellnormed.parallel import Job, in_buckets, placement_for
+from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
 
 _M = "momentum_buffer"
@@ -45,9 +43,8 @@ class NonFiniteGradientError(ValueError):
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x norm x step rule, over every parameter of an assignment.
 
-    Parameters of equal norm and shape are stacked and treated in one pass. State is one momentum buffer per parameter,
-    and a number that tells whether its gradients agree with it (entry by entry for vectors that move by signs).
-    Parameters without a norm are left to AdamW.
+    Parameters of equal norm and shape are treated in one pass. State is one momentum buffer per parameter, and a number
+    that tells whether its gradients agree with it (see `rounding`). Parameters without a norm are left to AdamW.
 
     Args:
         params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
@@ -73,7 +70,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     """
 
     preset: ClassVar[EngineSettings] = {}
-    """Where a named optimizer's defaults differ from those of `EngineSettings`."""
+    """Where an optimizer's defaults differ from those of `EngineSettings`."""
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
         refuse_unknown(type(self), settings)
@@ -103,7 +100,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         for a in assignment:
             refuse_parameter(a.name, a.parameter)
         self.assignment = assignment
-        self.placement = placement_for({a.name: a.parameter for a in assignment}, self._process_group)
+        self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
 
     def __str__(self) -> str:
@@ -141,34 +138,29 @@ class ConditionalGradient(torch.optim.Optimizer):
             True
         """
         members = named([param_group])[0]["params"]
-        if all(parameter in self._norms for _, parameter in members):
-            if "norm" in param_group:
-                raise ValueError(
-                    f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
-                    "first ones by overrides= or assign_norms"
-                )
-            self._add({**param_group, "params": members})
-            return
-        entries = assign_later(members, param_group, self._known_later(members), self._owner)
-        own = {key: value for key, value in param_group.items() if key != "norm"}
-        own["params"] = [(a.name, a.parameter) for a in entries]
-        groups = split([own], Assignment(entries), self.defaults["lr"], self._chosen)
+        groups, entries = [{**param_group, "params": members}], ()
+        if any(parameter not in self._norms for _, parameter in members):
+            entries = assign_later(members, param_group, self._known_later(members), self._owner)
+            own = {key: value for key, value in param_group.items() if key != "norm"}
+            own["params"] = [(a.name, a.parameter) for a in entries]
+            groups = split([own], Assignment(entries), self.defaults["lr"], self._chosen)
+        elif "norm" in param_group:
+            raise ValueError(
+                f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
+                "first ones by overrides= or assign_norms"
+            )
         for group in groups:
             check_settings({**self.defaults, **group}, self.memory)
-        self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
+        if entries:
+            self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
         for group in groups:
-            self._add(group)
+            super().add_param_group(group)
+        self._index()
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
         """What is known of parameters that come later: all that the model holds now."""
         assignment = () if self._model is None else self._resolve(self._model, self._chosen)[1]
         return {a.parameter: a for a in assignment}
-
-    def _add(self, group: Group) -> None:
-        """One group whose parameters have their norms."""
-        check_settings({**self.defaults, **group}, self.memory)
-        super().add_param_group(group)
-        self._index()
 
     def _index(self) -> None:
         self._owner = {
@@ -182,10 +174,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step for every parameter that has a gradient.
-
-        Returns:
-            The closure's value, or None.
+        """One step for every parameter that has a gradient; returns the closure's value, or None.
 
         Raises:
             NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
@@ -214,49 +203,34 @@ class ConditionalGradient(torch.optim.Optimizer):
         """Parameters that move by an oracle, in batches of equal norm; singly to save memory."""
         alone = self.memory == "gradient"
         for group in self.param_groups:
-            moving = [
-                (parameter, norm)
-                for parameter in group["params"]
-                if parameter.grad is not None and (norm := self._norms[parameter]) is not None
-            ]
-            for (norm, _), members in in_buckets(
-                moving, lambda pair: pair[0], lambda pair: (pair[1], id(pair[0]) if alone else None)
-            ):
-                yield group, norm, [parameter for parameter, _ in members]
+            moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
+            keys = lambda p: (self._norms[p], id(p) if alone else None)  # noqa: E731
+            for (norm, _), members in in_buckets(moving, lambda p: p, keys):
+                assert norm is not None  # selected so
+                yield group, norm, members
 
     def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
         """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""
         gradients = [_gradient(p) for p in parameters]
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        entries = by_entries(parameters[0], norm)
-        doubtful = [] if group["step_rule"] == "sharp" else self._rounding.doubtful(parameters, entries)
         states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
-        if doubtful and states:
-            columns = _column(states, "agreement"), gradients, _column(states, _M)
-            count_agreement(*([own[i] for i in doubtful] for own in columns), entries=entries)
-        kept = 0.0  # the share of the average that its start at zero still takes
-        if not states or group["step_rule"] == "averaged":
-            seen = gradients
-        else:
-            seen, kept = self._average(parameters, gradients, group), group["momentum"] ** group["steps"]
+        averaged = group["step_rule"] == "averaged"
+        if group["step_rule"] != "sharp":
+            self._rounding.judge(parameters, gradients, states, norm, sized=not averaged)
+        seen = gradients
+        if states and not averaged:
+            seen = self._average(parameters, gradients, group)
             if group["nesterov"]:
-                seen, kept = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"])), kept * group["momentum"]
-        if doubtful:
-            agreements = [states[i]["agreement"] for i in doubtful] if states else None
-            doubted = [parameters[i] for i in doubtful], [seen[i] for i in doubtful]
-            self._rounding.judge(*doubted, 1 - kept, agreements, entries=entries)
+                seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
         direction = oracle(norm, group)
         if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
             return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))
         for parameter, state in zip(parameters, states, strict=True):
             if "second_moment" not in state:
                 state["second_moment"] = second_moment_like(parameter, norm)
-        keep = group["normuon"]
-        return Job(
-            (seen, _column(states, "second_moment")),
-            lambda b, second: normalize_neurons(direction(b), second, norm, keep),
-        )
+        averages, keep = [state["second_moment"] for state in states], group["normuon"]
+        return Job((seen, averages), lambda batch, own: normalize_neurons(direction(batch), own, norm, keep))
 
     def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
@@ -269,10 +243,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
         directions = self._rounding.held_back(parameters, directions)
         if group["cautious_decay"]:
-            agreeing = [(d * p).ge(0) for p, d in zip(parameters, directions, strict=True)]
-            torch._foreach_mul_(
-                parameters, [1 - (1 - shrink) * a.to(p) for a, p in zip(agreeing, parameters, strict=True)]
-            )
+            pairs = zip(parameters, directions, strict=True)
+            torch._foreach_mul_(parameters, [1 - (1 - shrink) * (d * p).ge(0).to(p) for p, d in pairs])
         elif shrink != 1:
             torch._foreach_mul_(parameters, shrink)
         torch._foreach_add_(parameters, directions, alpha=-lr * length)
@@ -286,19 +258,16 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
-        if _M not in state:
-            state[_M] = torch.zeros_like(parameter)
         if "agreement" not in state:
-            norm = self._norms[parameter]
-            assert norm is not None  # it has an oracle
-            state["agreement"] = torch.zeros_like(parameter) if by_entries(parameter, norm) else parameter.new_zeros(())
+            state.setdefault(_M, torch.zeros_like(parameter))
+            entries = by_entries(parameter, self._norms[parameter])
+            state["agreement"] = torch.zeros_like(parameter) if entries else parameter.new_zeros(())
         return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
         if self.memory == "gradient":
-            groups = [group for group in self.param_groups if group["step_rule"] == "adamw"]
-            for parameter in (parameter for group in groups for parameter in group["params"]):
+            for parameter in (p for p, norm in self._norms.items() if norm is None):
                 parameter.grad = None
         else:
             super().zero_grad(set_to_none)
@@ -326,30 +295,21 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         return sizes
 
-    def overshoot(self, name: str) -> float | None:
-        """The largest norm of one oracle output for the named parameter; None if it has no norm."""
-        norm = self._norms[self._named(name)[1]]
-        return None if norm is None else norm.overshoot
-
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
         None where there is no bound: a parameter without a norm, the step rule "sharp", and, for singular values,
         `normuon`, and `cautious_decay` with a weight decay: shrinking some entries of a matrix may raise them.
         """
-        group, parameter = self._named(name)
-        norm = self._norms[parameter]
-        cautious = group["cautious_decay"] and group["weight_decay"] > 0
-        if norm is None or group["step_rule"] == "sharp":
-            return None
-        if isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None):
-            return None
-        return float(group["lr"]) * group["radius"] * (1.0 if group["step_rule"] == "constrained" else norm.overshoot)
-
-    def _named(self, name: str) -> tuple[Group, Tensor]:
         if name not in self._owner:
             raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
-        return self._owner[name]
+        group, parameter = self._owner[name]
+        norm, step_rule = self._norms[parameter], group["step_rule"]
+        cautious = group["cautious_decay"] and group["weight_decay"] > 0
+        without_bound = isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None)
+        if norm is None or without_bound or step_rule == "sharp":
+            return None
+        return float(group["lr"]) * group["radius"] * (1.0 if step_rule == "constrained" else norm.overshoot)
 
     def state_dict(self) -> dict[str, Any]:
         """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""
@@ -361,11 +321,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, also one whose groups or names are in another order.
-
-        Raises:
-            ValueError: A parameter is missing or unknown, or one group here is in two there.
-        """
+        """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`."""
         super().load_state_dict(by_name(state_dict, self.param_groups))
         if self.memory == "gradient":
             for parameter, state in list(self.state.items()):
@@ -388,10 +344,6 @@ class ConditionalGradient(torch.optim.Optimizer):
 def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None  # the caller's selection
     return parameter.grad
-
-
-def _column(states: list[dict[str, Tensor]], key: str) -> list[Tensor]:
-    return [state[key] for state in states]
 
 
 def _largest_entries(gradients: dict[str, Tensor]) -> dict[str, float]:

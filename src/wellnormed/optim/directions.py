@@ -5,11 +5,11 @@ capped at one unit of the norm. It solves `max <k g, d> - |d|_F^2 / 2` over the 
 move little. As `k` grows it tends to `dualize(g)` (section 1.1), and below the cap it is gradient descent of rate `k`.
 
 *NorMuon* (Li et al., 2025, algorithm 1): the oracle's output `o` is divided, neuron by neuron, by the root of a running
-average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As in the authors' code a neuron is what
-the shorter side counts. The step is then no longer bounded by the oracle's: `update_norm` is None.
+average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As in the authors' code the
+longer side counts the neurons, and the squares of each are averaged along the shorter one. The step is then no longer
+bounded by the oracle's: `update_norm` is None.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +36,7 @@ def oracle(norm: Norm, group: Group) -> Callable[[Tensor], Tensor]:
 def second_moment_like(parameter: Tensor, norm: MatrixNorm) -> Tensor:
     """Zeros for NorMuon's averages of one parameter: one number for every neuron of every slice, in a row."""
     slices = norm.slices(torch.empty(parameter.shape, device="meta"))
-    return parameter.new_zeros(sum(math.prod(_neurons(x.shape)) for x in slices))
+    return parameter.new_zeros(sum(x.numel() // min(x.shape[-2:]) for x in slices))
 
 
 def normalize_neurons(directions: Tensor, second: Tensor, norm: MatrixNorm, keep: float) -> tuple[Tensor, Tensor]:
@@ -49,23 +49,13 @@ def normalize_neurons(directions: Tensor, second: Tensor, norm: MatrixNorm, keep
         keep: Fraction of the averages that is kept, `beta2`.
     """
     batches, averages = norm.slices(directions), []
-    parts = second.split([math.prod(_neurons(x.shape)[1:]) for x in batches], -1)
+    parts = second.split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
     for i, (slices, part) in enumerate(zip(batches, parts, strict=True)):
-        squares = slices.square().mean(_averaged(slices.shape), keepdim=True)
+        shorter = -1 if slices.shape[-2] >= slices.shape[-1] else -2
+        squares = slices.square().mean(shorter, keepdim=True)
         average = part.reshape(squares.shape).lerp(squares, 1 - keep)
         divided = slices * average.clamp(min=_FLOOR).rsqrt()
         before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
         batches[i] = divided * (before / after.clamp(min=_FLOOR))
         averages.append(average.flatten(1))
     return norm.from_slices(batches, directions), torch.cat(averages, -1)
-
-
-def _averaged(shape: torch.Size) -> int:
-    """The longer side, over which the squares of a neuron are averaged."""
-    return -1 if shape[-2] >= shape[-1] else -2
-
-
-def _neurons(shape: torch.Size) -> list[int]:
-    sizes = list(shape)
-    sizes[_averaged(shape)] = 1
-    return sizes

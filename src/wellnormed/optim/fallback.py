@@ -36,19 +36,16 @@ class AdamWSettings:
 
 def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, Any]], group: dict[str, Any]) -> None:
     """One step of torch's own AdamW on parameters that have a gradient; state as `torch.optim.AdamW` keeps it."""
-    gradients, averages, squares, steps = [], [], [], []
-    for parameter in parameters:
-        state = state_of(parameter)
+    if not parameters:
+        return
+    states = [state_of(parameter) for parameter in parameters]
+    for parameter, state in zip(parameters, states, strict=True):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-        averages.append(state["exp_avg"])
-        squares.append(state["exp_avg_sq"])
-        steps.append(state["step"])
-    if not parameters:
-        return
+    averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    gradients: list = [parameter.grad for parameter in parameters]
     beta1, beta2 = group["betas"]
     adamw(
         parameters, gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,

@@ -24,10 +24,6 @@ class ModularDescent(ConditionalGradient):
         settings: The keywords of `EngineSettings` but `norms`, `recipe`, `overrides` and `lr_factors`, which the tree
             decides. Momentum 0 is MD's learning-rate transfer experiment.
 
-    Raises:
-        ValueError: A module without a known sensitivity, a trainable parameter outside the tree, a name of the tree
-            that the model does not have, or a keyword that the tree decides.
-
     Example:
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
@@ -52,11 +48,10 @@ class ModularDescent(ConditionalGradient):
             raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
         for name, parameter in trainable.items():
             norms[name].check_shape(parameter.shape, name)
-        factors = self.tree.lr_factors()
-        assigned = tuple(
+        settings["lr_factors"] = factors = self.tree.lr_factors()
+        assigned = [
             AssignedParameter(name, p, norms[name], f"{factors[name]:.4g} of the modular step")
             for name, p in trainable.items()
-        )
+        ]
         frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
-        settings["lr_factors"] = factors
-        super().__init__(Assignment(assigned, frozen), lr, **settings)
+        super().__init__(Assignment(tuple(assigned), frozen), lr, **settings)

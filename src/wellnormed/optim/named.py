@@ -13,14 +13,11 @@ from wellnormed.optim.settings import EngineSettings, Group
 class Scion(ConditionalGradient):
     """Scion (LMO, algorithms 1 and 2): every parameter moves by the oracle of its own norm.
 
+    Beside these arguments it takes those of `ConditionalGradient`.
+
     Args:
-        params: See `ConditionalGradient`.
         lr: Step size in units of each parameter's norm; with `unconstrained=False` a convex weight in [0, 1].
         unconstrained: uSCG if True, else SCG, which keeps every weight in its ball of `radius`.
-        settings: The keywords of `EngineSettings`.
-
-    Raises:
-        ValueError: See `ConditionalGradient`.
 
     Example:
         >>> import torch
@@ -45,19 +42,13 @@ class Muon(ConditionalGradient):
     """Muon: Nesterov momentum 0.95 and Jordan's five Newton-Schulz steps for every spectral norm of the assignment.
 
     With `recipe="muon"` it is `torch.optim.Muon` on hidden matrices and AdamW on the rest; with another recipe the
-    other norms keep their own oracles.
+    other norms keep their own oracles. Beside these arguments it takes those of `ConditionalGradient`.
 
     Args:
-        params: See `ConditionalGradient`.
-        lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
         adjust_lr_fn: The unit of a spectral step: None for the assignment's own, `sqrt(d_out / d_in)` (MD);
             "original" for `max(1, sqrt(d_out / d_in))` (Jordan; torch's default), "match_rms_adamw" for
             `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025). Constraints and certificates then measure in that unit.
         coefficients: Set of the registry.
-        settings: The keywords of `EngineSettings`.
-
-    Raises:
-        ValueError: See `ConditionalGradient`; or an unknown `adjust_lr_fn` or set.
 
     Example:
         >>> import torch
@@ -86,10 +77,46 @@ class Muon(ConditionalGradient):
         return groups, replace(assignment, assigned=tuple(replace(a, norm=self._adjusted(a.norm)) for a in assignment))
 
     def _adjusted(self, norm: Norm | None) -> Norm | None:
-        if norm is None:
-            return None
-        norm = norm.with_coefficients(self._coefficients)
-        return norm if self._units is None else norm.with_units(self._units)
+        if norm is not None:
+            norm = norm.with_coefficients(self._coefficients)
+        return norm if norm is None or self._units is None else norm.with_units(self._units)
 
 
 _UNITS: dict[str, Units] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
+
+
+class Almond(ConditionalGradient):
+    """ALMOND: averages what the oracle returns instead of the gradients (LMO, appendix; Zhao et al., 2020, for l2).
+
+    `d <- momentum d + (1 - momentum) lmo(g)`, `w <- w + lr radius d`. It suits large batches: an oracle of one noisy
+    gradient is biased, and averaging its outputs does not mend that. Steps are no longer than Scion's. With
+    `momentum=0` it is Scion without momentum. Arguments and errors are those of `ConditionalGradient`.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 2, bias=False)
+        >>> optimizer = Almond(layer, lr=0.1)
+        >>> layer(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    preset: ClassVar[EngineSettings] = {"step_rule": "averaged"}
+
+
+class SpectralDescent(ConditionalGradient):
+    """Stochastic spectral descent (Carlson et al., 2015): steepest descent in every parameter's own norm.
+
+    `w <- w - lr |m|_* dualize(m)` with the dual norm of the momentum as length (MD, proposition 1), so the step shrinks
+    with the gradient and `lr` is the inverse of a sharpness. There is no bound on a step: of the constraints only those
+    that need none can hold. Arguments and errors are those of `ConditionalGradient`; there is no momentum by default,
+    as in the paper.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 2, bias=False)
+        >>> optimizer = SpectralDescent(layer, lr=0.1)
+        >>> layer(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    preset: ClassVar[EngineSettings] = {"step_rule": "sharp", "momentum": 0.0}

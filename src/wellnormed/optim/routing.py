@@ -18,8 +18,7 @@ Params = nn.Module | Assignment | Iterable[Any]
 def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
     """Groups whose `params` are `(name, parameter)` pairs, and the assignment that names them.
 
-    Raises:
-        ValueError: No assignment, a parameter outside it, one in two groups, or one of it in no group.
+    Every parameter of the assignment must be in one group, and no other parameter in any.
     """
     norms = settings.get("norms")
     source = norms if norms is not None else params
@@ -28,12 +27,12 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
     elif given := [key for key in ("recipe", "overrides") if key in settings]:
         raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
     if isinstance(params, nn.Module):
-        params = params.named_parameters()
+        params = params.parameters()
     if isinstance(params, Assignment):
         if norms is not None and norms is not params:
             raise ValueError("norms= is given beside an assignment; pass the assignment alone")
         norms = params
-        params = [(a.name, a.parameter) for a in params]
+        params = [a.parameter for a in params]
     if not isinstance(norms, Assignment):
         raise ValueError(
             "parameters alone do not say which norm they live in; pass the model itself, or these parameters with "
@@ -46,20 +45,20 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
             f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
             "what to_empty() replaces; make it afterwards"
         )
-    names = {id(a.parameter): a.name for a in norms}
+    names = {a.parameter: a.name for a in norms}
     seen: set[str] = set()
     resolved = []
     for index, group in enumerate(named(params)):
         pairs = []
         for _, tensor in group["params"]:
-            if not tensor.requires_grad and id(tensor) not in names:
-                continue  # frozen: listed by the assignment
-            if id(tensor) not in names:
+            if tensor not in names:
+                if not tensor.requires_grad:
+                    continue  # frozen: listed by the assignment
                 raise ValueError(
                     f"a parameter of shape {tuple(tensor.shape)} in group {index} is not in norms=; "
                     "assign norms to the same model, after it was moved, wrapped or unfrozen"
                 )
-            name = names[id(tensor)]
+            name = names[tensor]
             if name in seen:
                 raise ValueError(f"parameter {name!r} is in two groups; leave it in one")
             seen.add(name)
@@ -75,11 +74,7 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
 
 
 def named(params: Iterable[Any]) -> list[Group]:
-    """Groups whose `params` are `(name, parameter)` pairs; what has no name gets its number.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Groups whose `params` are `(name, parameter)` pairs; what has no name gets its number."""
     groups = list(params)
     if not groups:
         raise ValueError("there are no parameters to optimize")
@@ -100,16 +95,9 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
     A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
-
-    Raises:
-        ValueError: A pattern of `lr_factors` or `radii` matches nothing or overlaps another, a factor is out of range,
-            a radius is given to what AdamW moves, or `adamw` is something else than `AdamWSettings`.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
-    given = settings.get("adamw")
-    if given is not None and not isinstance(given, AdamWSettings):
-        raise ValueError(f"adamw={given!r} is a {type(given).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
-    adamw = vars(given or AdamWSettings())
+    adamw = vars(settings.get("adamw") or AdamWSettings())
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
@@ -136,7 +124,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """The same state in the order of `groups`; unchanged if it carries no names.
+    """A saved state in the order of `groups`; unchanged if it carries no names.
 
     Raises:
         ValueError: A parameter is missing or unknown, or one group here is in two there.
@@ -145,7 +133,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     if not all("param_names" in group for group in saved):
         return state_dict
     number = {n: i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
-    home = {name: index for index, group in enumerate(saved) for name in group["param_names"]}
+    home = {name: group for group in saved for name in group["param_names"]}
     names = [name for group in groups for name in group["param_names"]]
     if set(names) != number.keys():
         raise ValueError(
@@ -154,24 +142,20 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         )
     ordered, first = [], 0
     for group in groups:
-        homes = {home[name] for name in group["param_names"]}
-        if len(homes) > 1:
+        members = group["param_names"]
+        theirs = home[members[0]]
+        if (count := len({id(home[name]) for name in members})) > 1:
             raise ValueError(
-                f"{', '.join(group['param_names'])} are one group here and {len(homes)} in the saved state, with "
+                f"{', '.join(members)} are one group here and {count} in the saved state, with "
                 "settings of their own; make the groups as they were"
             )
-        theirs = saved[next(iter(homes))]["step_rule"]
-        if (theirs == "adamw") != (group["step_rule"] == "adamw"):
+        if (theirs["step_rule"] == "adamw") != (group["step_rule"] == "adamw"):
             raise ValueError(
-                f"{', '.join(group['param_names'])} follow {group['step_rule']!r} here, {theirs!r} in the saved one; "
+                f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "assign the norms as they were"
             )
-        count = len(group["param_names"])
-        ordered.append(
-            {**saved[homes.pop()], "params": list(range(first, first + count)), "param_names": group["param_names"]}
-        )
-        first += count
-    state = {
-        i: state_dict["state"][number[name]] for i, name in enumerate(names) if number[name] in state_dict["state"]
-    }
+        ordered.append({**theirs, "params": list(range(first, first + len(members))), "param_names": members})
+        first += len(members)
+    own = state_dict["state"]
+    state = {i: own[number[name]] for i, name in enumerate(names) if number[name] in own}
     return {**state_dict, "state": state, "param_groups": ordered}

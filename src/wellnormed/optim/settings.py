@@ -80,11 +80,7 @@ GROUP_DEFAULTS: Group = {
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`.
-
-    Raises:
-        ValueError: Naming the keyword, and the nearest known one, or what to write.
-    """
+    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
         given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
@@ -101,46 +97,42 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
 
 
 def check_settings(settings: Group, memory: Memory) -> None:
-    """Refuse settings of a group that are out of range or contradict each other.
-
-    Raises:
-        ValueError: Naming setting, value and remedy.
-    """
-    lr, momentum, rule = settings["lr"], settings["momentum"], settings["step_rule"]
+    """Refuse settings of a group that are out of range or contradict each other."""
+    lr, momentum, step_rule = settings["lr"], settings["momentum"], settings["step_rule"]
     if not 0 <= lr < float("inf"):
         raise ValueError(f"lr={lr} must be finite and not negative")
-    if rule == "adamw":
+    if step_rule == "adamw":
         return
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not 0 < settings["radius"] < float("inf"):
         raise ValueError(f"radius={settings['radius']} must be positive and finite")
-    if rule not in get_args(StepRule):
-        raise ValueError(f"step_rule={rule!r} must be one of {', '.join(get_args(StepRule))}")
-    if rule == "constrained" and lr > 1:
+    if step_rule not in get_args(StepRule):
+        raise ValueError(f"step_rule={step_rule!r} must be one of {', '.join(get_args(StepRule))}")
+    if step_rule == "constrained" and lr > 1:
         raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
     decay = settings["weight_decay"]
     if not 0 <= decay * lr <= 1:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
-    if decay and rule == "constrained":
+    if decay and step_rule == "constrained":
         raise ValueError(f"weight_decay={decay}: SCG has the decay 1 / radius already; change radius instead")
-    if settings["cautious_decay"] and rule == "constrained":
+    if settings["cautious_decay"] and step_rule == "constrained":
         raise ValueError("cautious_decay=True: the decay of SCG is part of its step; use step_rule='unconstrained'")
-    neurons, gain = settings["normuon"], settings["clip_gain"]
-    if neurons is not None and not 0 <= neurons < 1:
-        raise ValueError(f"normuon={neurons} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
-    if neurons is not None and (rule in ("constrained", "sharp") or memory == "gradient"):
+    keep, gain = settings["normuon"], settings["clip_gain"]
+    if keep is not None and not 0 <= keep < 1:
+        raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
+    if keep is not None and (step_rule in ("constrained", "sharp") or memory == "gradient"):
         raise ValueError(
-            f"normuon={neurons} changes the norm of a step and keeps averages; it goes with the step rules "
+            f"normuon={keep} changes the norm of a step and keeps averages; it goes with the step rules "
             "'unconstrained' and 'averaged' and memory='buffer'"
         )
-    if gain is not None and (rule == "sharp" or not 0 < gain < float("inf")):
-        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule={rule!r} not 'sharp'")
-    if settings["nesterov"] and (rule == "averaged" or memory == "gradient"):
+    if gain is not None and (step_rule == "sharp" or not 0 < gain < float("inf")):
+        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule={step_rule!r} not 'sharp'")
+    if settings["nesterov"] and (step_rule == "averaged" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
     if memory not in get_args(Memory):
         raise ValueError(f"memory={memory!r} must be 'buffer' or 'gradient'")
-    if memory == "gradient" and rule == "averaged":
+    if memory == "gradient" and step_rule == "averaged":
         raise ValueError("memory='gradient' keeps no average of oracle outputs; use memory='buffer' with ALMOND")
-    if memory == "gradient" and rule == "sharp":
+    if memory == "gradient" and step_rule == "sharp":
         raise ValueError("memory='gradient' keeps a sum, whose length a 'sharp' step would take; use memory='buffer'")

@@ -1,18 +1,20 @@
 """Optimizers that treat every parameter alike, whatever its layer: one norm for all, then the engine."""
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
-from wellnormed.norms import AssignedParameter, Assignment, Euclidean, Norm, Sign
+from wellnormed.norms import AssignedParameter, Assignment, Euclidean, Sign
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.routing import named
 from wellnormed.optim.settings import EngineSettings
 
 
 class _Uniform(ConditionalGradient):
+    """Of the arguments of `ConditionalGradient` it takes all but those that choose norms."""
+
+    norm: ClassVar[type[Sign | Euclidean]]
     recommended_lr: ClassVar[float]
 
     def __init__(
@@ -26,27 +28,20 @@ class _Uniform(ConditionalGradient):
         if isinstance(params, nn.Module):
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         groups = named(params)
-        entries = [AssignedParameter(n, p, self.norm_of(p), "every parameter") for g in groups for n, p in g["params"]]
+        entries = [a for group in groups for a in self._known_later(group["params"]).values()]
         settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
         super().__init__(groups, lr, **settings)
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
-        return {p: AssignedParameter(name, p, self.norm_of(p), "every parameter") for name, p in members}
-
-    @staticmethod
-    @abstractmethod
-    def norm_of(parameter: Tensor) -> Norm:
-        """The norm of any parameter."""
+        norms = {parameter: self.norm(ndim=parameter.ndim) for _, parameter in members}
+        return {p: AssignedParameter(name, p, norms[p], "every parameter") for name, p in members}
 
 
 class Signum(_Uniform):
     """The sign of the momentum, for every entry of every parameter (Bernstein et al., 2018).
 
-    Args:
-        params: The model; or parameters, named parameters or groups, as any torch optimizer takes them.
-        lr: How far every entry moves.
-        settings: The keywords of `EngineSettings` but those that choose norms. Momentum 0 is signSGD; a weight decay
-            bounds every entry by `1 / weight_decay`.
+    Parameters need no names and no norms; `lr` says how far every entry moves, 0.001 unless given. Momentum 0 is
+    signSGD, and a weight decay bounds every entry by `1 / weight_decay`. Arguments are those of `ConditionalGradient`.
 
     Example:
         >>> import torch
@@ -57,21 +52,14 @@ class Signum(_Uniform):
         tensor([-0.5000,  0.5000])
     """
 
-    recommended_lr: ClassVar[float] = 1e-3
-
-    @staticmethod
-    def norm_of(parameter: Tensor) -> Norm:
-        return Sign(ndim=parameter.ndim)
+    norm, recommended_lr = Sign, 1e-3
 
 
 class NormalizedSGD(_Uniform):
     """The momentum divided by its l2 norm, parameter by parameter (LMO section 4; Cutkosky and Mehta, 2020).
 
-    Args:
-        params: The model; or parameters, named parameters or groups, as any torch optimizer takes them.
-        lr: How far, in l2, every parameter moves.
-        settings: The keywords of `EngineSettings` but those that choose norms. A weight decay bounds the l2 norm of
-            every parameter by `1 / weight_decay`.
+    Parameters need no names and no norms; `lr` says how far, in l2, every one moves, 0.1 unless given. A weight decay
+    bounds the l2 norm of every parameter by `1 / weight_decay`. Arguments are those of `ConditionalGradient`.
 
     Example:
         >>> import torch
@@ -82,8 +70,4 @@ class NormalizedSGD(_Uniform):
         tensor([-0.3000,  0.4000])
     """
 
-    recommended_lr: ClassVar[float] = 0.1
-
-    @staticmethod
-    def norm_of(parameter: Tensor) -> Norm:
-        return Euclidean(ndim=parameter.ndim)
+    norm, recommended_lr = Euclidean, 0.1

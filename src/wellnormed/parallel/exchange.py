@@ -1,37 +1,19 @@
 """One job's way through a group: parts to owners, work, results to where they belong. Nothing waits before it must."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from wellnormed.parallel.job import Job
 from wellnormed.parallel.layout import Cut, like, local, part_lengths
-from wellnormed.parallel.placement import Job
-
-
-class SameEverywhere:
-    """A job that every process does for itself."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def collect(self) -> None:
-        """Every process has it all."""
-
-    def compute(self) -> None:
-        """Left until the result is asked for: others' results are on their way meanwhile."""
-
-    def results(self) -> tuple[list[Tensor], ...]:
-        job = self._job
-        parts = Job(tuple([local(t) for t in tensors] for tensors in job.inputs), job.function).run()
-        return tuple([like(p, t) for p, t in zip(*pair, strict=True)] for pair in zip(parts, job.replaced, strict=True))
 
 
 class DealtJob:
-    """A job whose members have owners. Call `collect`, `compute` and `results` in this order, on every rank.
+    """A job whose members have owners. Call `collect`, `compute` and `run` in this order, on every rank.
 
     Args:
         job: What to do.
@@ -65,12 +47,18 @@ class DealtJob:
         for argument, result in zip(self._returned, results, strict=True):
             argument.spread(result)
 
-    def results(self) -> tuple[list[Tensor], ...]:
+    def run(self) -> tuple[list[Tensor], ...]:
+        """The results, as of `Job.run`, once they have come."""
         return tuple(argument.results() for argument in self._returned)
 
 
 class _Argument(ABC):
-    """One argument of all members: how its values reach the owners, and how results leave them."""
+    """One argument of all members: how its values reach the owners, and how results leave them.
+
+    `collect` starts to bring what this rank owns here, and `stacked` waits for it and makes it one tensor. `spread`
+    starts to send the results of the same members, None from a rank that owns none; `results` waits for those of all
+    members, and lays each out as its input.
+    """
 
     def __init__(
         self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], count: Callable[[int], None]
@@ -81,21 +69,21 @@ class _Argument(ABC):
         self._mine = self._owned[self._rank]
         self._shape = tensors[0].shape
 
-    @abstractmethod
-    def collect(self) -> None:
-        """Start to bring what this rank owns here."""
+    def collect(self) -> None:  # noqa: B027
+        """Nothing to do where every rank has it all."""
 
     @abstractmethod
-    def stacked(self) -> Tensor:
-        """The members that this rank owns, whole, in one tensor."""
+    def stacked(self) -> Tensor: ...
 
     @abstractmethod
-    def spread(self, result: Tensor | None) -> None:
-        """Start to send the results of the same members; None from a rank that owns none."""
+    def spread(self, result: Tensor | None) -> None: ...
 
     @abstractmethod
+    def _arrived(self) -> Mapping[int, Tensor]: ...
+
     def results(self) -> list[Tensor]:
-        """The results of all members, each laid out as its input."""
+        found = self._arrived()
+        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
 
     def _buffer(self, entries: int) -> Tensor:
         first = self._tensors[0]
@@ -104,9 +92,6 @@ class _Argument(ABC):
 
 class _Copied(_Argument):
     """Whole on every rank: owners have it, and broadcast what they make of it, all their members in one message."""
-
-    def collect(self) -> None:
-        pass
 
     def stacked(self) -> Tensor:
         return torch.stack([local(self._tensors[j]) for j in self._mine]) if self._mine else self._buffer(0)
@@ -126,24 +111,19 @@ class _Copied(_Argument):
             assert work is not None  # this rank is in the group
             self._arriving.append((members, buffer, work))
 
-    def results(self) -> list[Tensor]:
+    def _arrived(self) -> Mapping[int, Tensor]:
         found: dict[int, Tensor] = {}
         for members, buffer, work in self._arriving:
             work.wait()
             found |= zip(members, buffer.view(-1, *self._shape).unbind(), strict=True)
-        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
+        return found
 
 
 class _Parts(_Argument):
     """Cut over the ranks: each sends every owner its parts, in one message per pair, and gets parts of results back."""
 
     def __init__(
-        self,
-        tensors: list[Tensor],
-        group: ProcessGroup,
-        owners: list[int],
-        count: Callable[[int], None],
-        cut: Cut,
+        self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], count: Callable[[int], None], cut: Cut
     ) -> None:
         super().__init__(tensors, group, owners, count)
         self._axis = cut.dim + 1  # after the members
@@ -161,10 +141,8 @@ class _Parts(_Argument):
     def stacked(self) -> Tensor:
         _, buffer, work = self._arriving
         work.wait()
-        parts = [
-            part.view(len(self._mine), *shape)
-            for part, shape in zip(buffer.split(self._there), self._part_shapes, strict=True)
-        ]
+        pairs = zip(buffer.split(self._there), self._part_shapes, strict=True)
+        parts = [part.view(len(self._mine), *shape) for part, shape in pairs]
         return torch.cat(parts, self._axis)
 
     def spread(self, result: Tensor | None) -> None:
@@ -172,13 +150,11 @@ class _Parts(_Argument):
         sent = torch.cat([part.reshape(-1) for part in parts]) if parts else self._buffer(0)
         self._arriving = self._exchange(sent, self._there, self._here)
 
-    def results(self) -> list[Tensor]:
+    def _arrived(self) -> Mapping[int, Tensor]:
         _, buffer, work = self._arriving
         work.wait()
         parts = buffer.view(len(self._tensors), *self._part_shapes[self._rank]).unbind()
-        order = [j for members in self._owned for j in members]
-        found = dict(zip(order, parts, strict=True))
-        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
+        return dict(zip((j for members in self._owned for j in members), parts, strict=True))
 
     def _exchange(self, sent: Tensor, outgoing: list[int], incoming: list[int]) -> tuple[Tensor, Tensor, dist.Work]:
         """All pairs at once; what is sent is kept until it has arrived."""

@@ -47,8 +47,7 @@ def layout(tensor: Tensor) -> Hashable:
 def cut_of(tensor: Tensor, name: str) -> Cut | None:
     """How the tensor is cut; None if it is whole in every process.
 
-    Raises:
-        ValueError: It is cut along several dimensions, unevenly interleaved, or a sum that is not yet summed.
+    Refused are cuts along several dimensions, those that interleave unevenly, and sums that are not yet summed.
     """
     if not is_distributed(tensor):
         return None

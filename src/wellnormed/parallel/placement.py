@@ -1,94 +1,139 @@
-"""Where functions of whole tensors run: here at once, or dealt to processes (`sharded`).
+"""Who does the jobs: one process, or the processes of a group, of which one computes each member.
 
-An oracle or a constraint needs its weight whole; everything else an optimizer does is elementwise. Both hand their
-whole-tensor work over as jobs, so that one mechanism decides who does it.
+A member whose tensors are copied in every process (DDP) needs no gathering; its results go from its owner to all. A
+member that is cut (FSDP2, `layout`) is sent in parts to its owner, and its result back in parts. All parts start to
+travel at once; results start as soon as they are computed, while the next members are computed.
+
+What is sent, and how much memory it takes, stands in `docs/parallel.md`.
 """
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from wellnormed.parallel.exchange import DealtJob
+from wellnormed.parallel.job import Job
+from wellnormed.parallel.layout import Cut, cut_of, layout
+
+SMALL = 2**20
+"""A copied member below this cost (about a 100 x 100 matrix) is computed in every process: the oracle's few million
+operations take less than a message."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A batched function, and the tensors of equal shape and layout that it takes.
+def deal(costs: list[int], ranks: int) -> list[int]:
+    """The rank that does each piece of work: the longest first, each to the least loaded rank (Graham 1969).
 
-    Args:
-        inputs: One list per argument, all of the same length; `inputs[i][j]` is argument `i` of member `j`.
-        function: From the arguments, each stacked along a new first dimension, to results of the same number, shapes,
-            dtypes and order.
-        returned: The arguments, by number and rising, in whose place the results stand; all of them if None.
-        cubic: Whether the work on a member grows as `m n min(m, n)`, as singular values do. False for work entry by
-            entry or column by column, whose result costs more to send than to compute.
+    The same on every rank without a word between them, and at most 4/3 of the shortest possible time.
 
     Example:
-        >>> import torch
-        >>> Job(([torch.eye(2), torch.ones(2, 2)],), lambda batch: (2 * batch,)).run()[0][1]
-        tensor([[2., 2.],
-                [2., 2.]])
+        >>> deal([1, 1, 3, 1], 2)
+        [1, 1, 0, 1]
     """
-
-    inputs: tuple[list[Tensor], ...]
-    function: Callable[..., tuple[Tensor, ...]]
-    returned: tuple[int, ...] | None = None
-    cubic: bool = True
-
-    def run(self) -> tuple[list[Tensor], ...]:
-        """The results, one list per returned argument."""
-        stacked = (torch.stack(tensors) if len(tensors) > 1 else tensors[0][None] for tensors in self.inputs)
-        return tuple(list(result.unbind()) for result in self.function(*stacked))
-
-    @property
-    def replaced(self) -> tuple[list[Tensor], ...]:
-        """The inputs in whose place the results stand."""
-        return self.inputs if self.returned is None else tuple(self.inputs[i] for i in self.returned)
-
-    @property
-    def cost(self) -> int:
-        """Multiplications for one member, up to a factor: `m n min(m, n)`, or its entries if the job is not cubic."""
-        shape = self.inputs[0][0].shape
-        count = math.prod(shape)
-        rows = shape[0] if len(shape) > 1 else 1
-        return count * min(rows, count // max(rows, 1)) if self.cubic else count
+    loads = [(0, rank) for rank in range(ranks)]
+    owners = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        load, owners[index] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + costs[index], owners[index]))
+    return owners
 
 
-class Placement(ABC):
-    """Who does the jobs."""
+class Placement:
+    """Every job goes to the group that its tensors lie on. What is small, or lies on none, every process does itself.
+
+    Args:
+        parameters: Name -> parameter, the same in every process.
+        process_group: The group that holds copies of the plain parameters, as DDP does. None: each process computes
+            all of them itself.
+
+    Raises:
+        ValueError: A parameter is cut in a way that is not served; it is named.
+    """
 
     sent_bytes: int = 0
     """What this process has sent for jobs since it started; what goes to several others counts for each of them."""
 
-    @abstractmethod
+    def __init__(self, parameters: Mapping[str, Tensor], process_group: ProcessGroup | None = None) -> None:
+        self._process_group = process_group
+        self._cuts: dict = {}
+        self._devices: dict[ProcessGroup, torch.device] = {}
+        for name, parameter in parameters.items():
+            cut = self._cut(parameter, name)
+            group = process_group if cut is None else cut.group
+            if group is not None:
+                self._devices.setdefault(group, parameter.device)
+
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Tensor], ...]]:
-        """The results of every job, in order; each laid out over processes as the input in its place.
+        """The results of every job, in order; each laid out over processes as the argument in its place.
 
         Every process passes the same jobs in the same order, and takes all results. A job's inputs are read before
-        the next result is asked for.
+        the next result is asked for; without a group it is only then that the next job is taken.
         """
-
-    @abstractmethod
-    def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
-        """The largest of every number over all processes.
-
-        Args:
-            numbers: Name -> a number that is not negative; the same names in every process.
-            among: All names there may be, the same in every process.
-
-        Raises:
-            ValueError: In every process: a name is in some processes only.
-        """
-
-
-class Local(Placement):
-    """One process with whole tensors: a job is done when its result is asked for."""
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Tensor], ...]]:
-        for job in jobs:
-            yield job.run()
+        if not self._devices:
+            yield from (job.run() for job in jobs)
+            return
+        works = deque(self._plan(list(jobs)))
+        for work in works:
+            if isinstance(work, DealtJob):
+                work.collect()
+        for work in works:
+            if isinstance(work, DealtJob):
+                work.compute()
+        while works:
+            yield works.popleft().run()
 
     def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
+        """The largest of every number, none negative, over all processes.
+
+        A name that only some processes have is refused in all of them; `among` are all names there may be, the same in
+        every process.
+        """
+        for group, device in self._devices.items():
+            here = [name in numbers for name in among]
+            own = [[numbers.get(name, 0.0), float(held), -float(held)] for name, held in zip(among, here, strict=True)]
+            most = torch.tensor(own, dtype=torch.float64, device=device)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group)
+            largest, anywhere, nowhere = most.unbind(1)
+            if partly := [name for name, some in zip(among, (anywhere + nowhere).tolist(), strict=True) if some]:
+                raise ValueError(
+                    f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
+                    "every process use every parameter, or use DDP with find_unused_parameters=True"
+                )
+            found = dict(zip(among, largest.tolist(), strict=True))
+            numbers = {name: found[name] for name in numbers}
         return numbers
+
+    def _cut(self, tensor: Tensor, name: str) -> Cut | None:
+        key = layout(tensor), tensor.ndim  # finding a mesh's group takes longer than looking it up
+        if key not in self._cuts:
+            self._cuts[key] = cut_of(tensor, name)
+        return self._cuts[key]
+
+    def _plan(self, jobs: list[Job]) -> list[DealtJob | Job]:
+        cuts = [[self._cut(tensors[0], "a job's input") for tensors in job.inputs] for job in jobs]
+        groups = [self._group(job, own) for job, own in zip(jobs, cuts, strict=True)]
+        costs: dict[ProcessGroup, list[int]] = defaultdict(list)
+        for job, group in zip(jobs, groups, strict=True):
+            if group is not None:
+                costs[group] += [job.cost] * len(job.inputs[0])
+        owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
+        return [
+            job
+            if group is None
+            else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
+            for job, group, own in zip(jobs, groups, cuts, strict=True)
+        ]
+
+    def _group(self, job: Job, cuts: list[Cut | None]) -> ProcessGroup | None:
+        groups = {cut.group for cut in cuts if cut is not None}
+        assert len(groups) <= 1  # arguments are weights or their momentum, all cut alike, and plain state
+        if groups:
+            return groups.pop()
+        return self._process_group if job.cubic and job.cost >= SMALL else None
+
+    def _count(self, sent: int) -> None:
+        self.sent_bytes += sent
