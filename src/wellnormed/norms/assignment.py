@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.patterns import match_patterns
@@ -236,6 +237,12 @@ class _Routing:
 
     def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
         module, leaf = self.roles.layer_of(name)
+        if isinstance(module, ParametrizationList):
+            self.missing.append(
+                f"parameter {name!r} is one of several that a parametrization makes a weight of, so it has no norm of "
+                "its own; torch.nn.utils.parametrize.remove_parametrizations leaves the weight"
+            )
+            return None, 1.0, "one of several originals"
         original = "" if name.endswith(leaf) else "the original of a parametrized "
         own = getattr(module, "parameter_norms", None)
         if own is not None and leaf in (norms := own()):

@@ -75,7 +75,8 @@ class Roles:
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
         last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
         self._last = None if last is None else self.owners[last]
-        in_sequence = last is not None and last.rpartition(".")[2].isdigit() and not self._in_list(last)
+        at_the_end = last is not None and layers[-1][0] == last  # no convolution comes after it
+        in_sequence = at_the_end and last.rpartition(".")[2].isdigit() and not self._in_list(last)
         self._sure_of_last = bool(heads) or in_sequence or not last
 
     def _repeated(self, name: str) -> bool:
@@ -94,21 +95,15 @@ class Roles:
         return any(isinstance(self.owners[".".join(parts[:i])], nn.ModuleList) for i in range(len(parts)))
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
-        """The layer that a parameter belongs to, and its name there; a parametrized one belongs to the layer it serves.
+        """The layer that a parameter belongs to, and its name there.
 
-        Raises:
-            ValueError: A parametrization with several originals, of which none is the layer's weight.
+        The original of a parametrized weight belongs to the layer it serves. Of several originals none is the layer's
+        weight, so they belong to the parametrization.
         """
         module_name, _, leaf = name.rpartition(".")
         module = self.owners[module_name]
-        if isinstance(module, ParametrizationList) and (leaf == "original" or leaf.startswith("original")):
+        if isinstance(module, ParametrizationList) and leaf == "original":
             layer_name, _, served = module_name.rpartition("parametrizations.")
-            if leaf != "original":
-                raise ValueError(
-                    f"parameter {name!r} is one of several that a parametrization makes {served!r} of, so it has no "
-                    "norm of its own; pass overrides for each of them, or remove the parametrization "
-                    "(torch.nn.utils.parametrize.remove_parametrizations)"
-                )
             return self.owners[layer_name.removesuffix(".")], served
         return module, leaf
 
@@ -154,6 +149,8 @@ class Roles:
             return Role("attention bias", f"{leaf}, by its name")
         if ndim == 2 and leaf == "weight" and re.search("router|gate|linear", kind.lower()):
             return Role("matrix", f"{kind}, by its name")
+        if ndim >= 3 and sum(size > 1 for size in shape) <= 1:
+            return Role("vector", "one vector, by its shape")
         layout = experts(leaf, shape, self._around(name)) if ndim == 3 else None
         if layout is not None:
             return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
@@ -198,11 +195,12 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
         return _in_attention(leaf)
     if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
         return Role("matrix", "Conv1D of transformers", transposed=True)
-    if isinstance(module, nn.RNNBase):
-        layer = f"nn.{module.mode.partition('_')[0]}"
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and leaf.startswith(("bias", "weight")):
+        layer = module.mode.partition("_")[0] if isinstance(module, nn.RNNBase) else type(module).__name__
         if leaf.startswith("bias"):
-            return Role("vector", layer)
-        return Role("matrix", layer, parts=1 if leaf.startswith("weight_hr") else _GATES.get(module.mode, 1))
+            return Role("vector", f"nn.{layer}")
+        parts = 1 if leaf.startswith("weight_hr") else _GATES.get(layer.removesuffix("Cell"), 1)
+        return Role("matrix", f"nn.{layer}", parts)
     if isinstance(module, _GAINED) and leaf in ("weight", "bias"):
         kind = "gain" if leaf == "weight" else "bias"
         return Role("gain" if leaf == "weight" else "vector", f"{kind} of a norm layer")
