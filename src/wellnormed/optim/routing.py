@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, assign_norms
+from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.settings import EngineSettings, Group
@@ -136,7 +137,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """The same state in the order of `groups`; unchanged if it carries no names.
+    """The same state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count.
 
     Raises:
         ValueError: A parameter is missing or unknown, or one group here is in two there.
@@ -144,9 +145,9 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     saved = state_dict["param_groups"]
     if not all("param_names" in group for group in saved):
         return state_dict
-    number = {n: i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
-    home = {name: index for index, group in enumerate(saved) for name in group["param_names"]}
-    names = [name for group in groups for name in group["param_names"]]
+    number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
+    home = {unwrapped(name): index for index, group in enumerate(saved) for name in group["param_names"]}
+    names = [unwrapped(name) for group in groups for name in group["param_names"]]
     if set(names) != number.keys():
         raise ValueError(
             f"the state lacks {sorted(set(names) - number.keys())} and has unknown "
@@ -154,7 +155,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         )
     ordered, first = [], 0
     for group in groups:
-        homes = {home[name] for name in group["param_names"]}
+        homes = {home[unwrapped(name)] for name in group["param_names"]}
         if len(homes) > 1:
             raise ValueError(
                 f"{', '.join(group['param_names'])} are one group here and {len(homes)} in the saved state, with "
