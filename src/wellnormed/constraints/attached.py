@@ -55,10 +55,11 @@ class Constraints:
         return "\n".join(f"{c.name:{width}}  {c.constraint!r}" for c in self._constrained)
 
     def remove(self) -> None:
-        """Detach from the optimizer."""
+        """Detach from the optimizer; a second call does nothing."""
         for hook in self._hooks:
             hook.remove()
-        ACTIVE[self._optimizer].remove(self)
+        attached = ACTIVE[self._optimizer]
+        attached[:] = [other for other in attached if other is not self]
 
     @property
     def names(self) -> list[str]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from wellnormed._inputs import require_patterns
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.patterns import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
@@ -156,9 +157,11 @@ def assign_norms(
             f"assign_norms: model is a {type(model).__name__}; pass the model itself, whose layers say what their "
             "parameters do"
         )
-    if recipe not in RECIPES:
+    overrides = {} if overrides is None else overrides
+    require_patterns("assign_norms: ", overrides=overrides)
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
-    return _Routing(model, recipe, overrides or {}).assignment()
+    return _Routing(model, recipe, overrides).assignment()
 
 
 class _Routing:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_number
 from wellnormed.norms import Assignment, assign_norms
 from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
@@ -88,9 +89,13 @@ def named(params: Iterable[Any]) -> list[Group]:
         groups = [{"params": groups}]
     result, count = [], 0
     for group in groups:
+        if not (isinstance(group, dict) and "params" in group):
+            raise ValueError(f"{group!r} is no parameter group; pass a dictionary such as {{'params': parameters}}")
         members = group["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
         pairs = [m if isinstance(m, tuple) else (str(count + i), m) for i, m in enumerate(members)]
+        if wrong := [m for _, m in pairs if not isinstance(m, Tensor)]:
+            raise ValueError(f"{wrong[0]!r} is no parameter; pass parameters, (name, parameter) pairs or their groups")
         result.append({**group, "params": pairs})
         count += len(members)
     return result
@@ -111,6 +116,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     if given is not None and not isinstance(given, AdamWSettings):
         raise ValueError(f"adamw={given!r} is a {type(given).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
     adamw = vars(given or AdamWSettings())
+    for what, given in (("radii", radii), ("lr_factors", lr_factors)):
+        require_number(**{f"{what}[{pattern!r}]": value for pattern, value in given.items()})
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
@@ -118,6 +125,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     result = []
     for group in groups:
+        require_number("in a group, ", tensor=True, lr=group.get("lr", lr))
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
             has_norm = normed[name] and group.get("step_rule") != "adamw"
@@ -142,6 +150,8 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     Raises:
         ValueError: A parameter is missing or unknown, or one group here is in two there.
     """
+    if not (isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys()):
+        raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
     saved = state_dict["param_groups"]
     if not all("param_names" in group for group in saved):
         return state_dict
