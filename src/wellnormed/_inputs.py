@@ -7,13 +7,13 @@ from numbers import Real
 from torch import Tensor, nn
 
 
-def require_number(where: str = "", tensor: bool = False, **values: object) -> None:
+def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False) -> None:
     """Refuse what is no real number, or an integer beyond every float. NaN and infinity are left to range checks.
 
     Args:
         where: What stands before the name in the message, such as `"SoftCap: "`.
-        tensor: Whether a tensor of one number will do as well, as for a learning rate.
         values: Name -> value.
+        tensor: Whether a tensor of one number will do as well, as for a learning rate.
 
     Raises:
         ValueError: Naming parameter, value and remedy.
@@ -23,11 +23,11 @@ def require_number(where: str = "", tensor: bool = False, **values: object) -> N
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass a number, such as 0.1")
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
+        if isinstance(value, int) and abs(int(value)) > sys.float_info.max:
             raise ValueError(f"{where}{name} is an integer of {len(f'{value:x}')} hexadecimal digits; pass a float")
 
 
-def require_flag(where: str = "", **values: object) -> None:
+def require_flags(where: str, values: Mapping[str, object]) -> None:
     """Refuse what is neither True nor False.
 
     Raises:
@@ -38,7 +38,7 @@ def require_flag(where: str = "", **values: object) -> None:
             raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass True or False")
 
 
-def require_patterns(where: str = "", **values: object) -> None:
+def require_patterns(where: str, values: Mapping[str, object]) -> None:
     """Refuse what maps no names to values.
 
     Raises:

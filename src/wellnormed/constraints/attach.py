@@ -48,7 +48,7 @@ def constrain(
         >>> constraints.proved_ratios()["weight"] <= 1
         True
     """
-    require_patterns("constrain: ", constraints=constraints)
+    require_patterns("constrain: ", {"constraints": constraints})
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wellnormed._inputs import require_number
+from wellnormed._inputs import require_numbers
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.norms import MatrixNorm, Norm
 
@@ -79,7 +79,7 @@ def require_positive(constraint: Constraint, **values: float) -> None:
     Raises:
         ValueError: Naming constraint, setting and value.
     """
-    require_number(f"{type(constraint).__name__}: ", **values)
+    require_numbers(f"{type(constraint).__name__}: ", values)
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(

@@ -158,7 +158,7 @@ def assign_norms(
             "parameters do"
         )
     overrides = {} if overrides is None else overrides
-    require_patterns("assign_norms: ", overrides=overrides)
+    require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
     return _Routing(model, recipe, overrides).assignment()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from wellnormed._inputs import require_number, require_patterns
+from wellnormed._inputs import require_numbers, require_patterns
 from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
 from wellnormed.norms.entries import Sign
@@ -52,8 +52,8 @@ def initialize_(
             f"initialize_: generator={generator!r} is none; pass torch.Generator().manual_seed(0), or None"
         )
     radii = {} if radii is None else radii
-    require_patterns("initialize_: ", radii=radii)
-    require_number("initialize_: ", **{f"radii[{pattern!r}]": value for pattern, value in radii.items()})
+    require_patterns("initialize_: ", {"radii": radii})
+    require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})
     assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
     radius_of = assignment.match(radii, "radii of initialize_")
     for a in assignment:

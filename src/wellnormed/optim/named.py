@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
-from wellnormed._inputs import require_flag
+from wellnormed._inputs import require_flags
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.spectral import Units
 from wellnormed.optim.conditional_gradient import ConditionalGradient
@@ -38,7 +38,7 @@ class Scion(ConditionalGradient):
             raise ValueError(
                 f"Scion: step_rule={settings['step_rule']!r} contradicts unconstrained=; use ConditionalGradient"
             )
-        require_flag("Scion: ", unconstrained=unconstrained)
+        require_flags("Scion: ", {"unconstrained": unconstrained})
         settings["step_rule"] = "unconstrained" if unconstrained else "constrained"
         super().__init__(params, lr, **settings)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wellnormed._inputs import require_number
+from wellnormed._inputs import require_numbers
 from wellnormed.norms import Assignment, assign_norms
 from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
@@ -116,8 +116,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     if given is not None and not isinstance(given, AdamWSettings):
         raise ValueError(f"adamw={given!r} is a {type(given).__name__}; pass AdamWSettings(lr=..., weight_decay=...)")
     adamw = vars(given or AdamWSettings())
-    for what, given in (("radii", radii), ("lr_factors", lr_factors)):
-        require_number(**{f"{what}[{pattern!r}]": value for pattern, value in given.items()})
+    for what, values in (("radii", radii), ("lr_factors", lr_factors)):
+        require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()})
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
@@ -125,7 +125,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     result = []
     for group in groups:
-        require_number("in a group, ", tensor=True, lr=group.get("lr", lr))
+        require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
             has_norm = normed[name] and group.get("step_rule") != "adamw"

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from wellnormed._inputs import require_flag, require_number, require_patterns
+from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.recipes import RecipeName
 from wellnormed.optim.fallback import AdamWSettings
@@ -92,7 +92,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{optimizer.__name__}: adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
     where = f"{optimizer.__name__}: "
     mappings = {key: settings.get(key) for key in ("overrides", "radii", "lr_factors")}
-    require_patterns(where, **{key: value for key, value in mappings.items() if value is not None})
+    require_patterns(where, {key: value for key, value in mappings.items() if value is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
         raise ValueError(f"{where}process_group={group!r} is none; pass one of torch.distributed.new_group, or None")
     own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
@@ -113,14 +113,14 @@ def check_settings(settings: Group, memory: Memory) -> None:
         ValueError: Naming setting, value and remedy.
     """
     lr, momentum, rule = settings["lr"], settings["momentum"], settings["step_rule"]
-    require_number(tensor=True, lr=lr)
+    require_numbers("", {"lr": lr}, tensor=True)
     if not 0 <= lr < float("inf"):
         raise ValueError(f"lr={lr} must be finite and not negative")
     if rule == "adamw":
         return
-    require_number(momentum=momentum, radius=settings["radius"], weight_decay=settings["weight_decay"])
-    require_number(**{key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
-    require_flag(**{key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
+    require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
+    require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
+    require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not 0 < settings["radius"] < float("inf"):
