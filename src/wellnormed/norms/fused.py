@@ -62,7 +62,8 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
     if _PERHAPS_FUSED.search(leaf) or head_by_head:
         parts = f"Split({d_out // size})" if size and d_out % size == 0 else "Split((...))"
         return Layout(
-            doubt=f"may hold the queries, keys and values of every head, one after the other; {parts}, which takes each alone"
+            doubt="may hold the queries, keys and values of every head, one after the other; "
+            f"{parts}, which takes each alone"
         )
     if _OF_STATE_SPACE.fullmatch(leaf) and _STATE_SPACE.search(kind):
         return Layout(doubt="may hold several matrices of a state-space layer; Split((...)), one size for each")
