@@ -166,3 +166,27 @@ def test_qk_clip_leaves_the_values_of_a_fused_weight():
     clip.record(torch.ones(4, 1, 1))
     with pytest.raises(ValueError, match="4 heads were recorded, but a weight has 6 rows"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.data.mul_(100),  # the parameter's version stays as it was
+        lambda weight: setattr(weight, "data", 100 * weight.data),
+        lambda weight: nn.utils.vector_to_parameters(100 * weight.detach().flatten(), [weight]),
+    ],
+)
+@pytest.mark.parametrize(
+    "cap", [wn.SoftCap(0.5), c.OptimalCap(0.5), c.WeightDecay(0.5), c.ClippedWeightDecay(0.5, 0.1)]
+)
+def test_weights_that_are_changed_through_data_are_brought_below_their_caps(cap, change):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, bias=False)
+    optimizer = wn.Scion(model, lr=0.02)
+    constraints = wn.constrain(optimizer, {"weight": cap})
+    for i in range(3):
+        model.weight.grad = torch.randn(8, 8)
+        if i == 1:
+            change(model.weight)
+        optimizer.step()
+        assert constraints.proved_ratios()["weight"] <= 1

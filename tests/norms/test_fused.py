@@ -88,6 +88,29 @@ def test_doubtful_projections_are_warned_about_with_the_override(layer, attribut
         assert wn.assign_norms(model, overrides={f"attention.{layer}": Split(12)})
 
 
+@pytest.mark.parametrize(
+    ("attention", "layer", "d_out", "message"),
+    [
+        ("GPTBigCodeAttention", "c_attn", 48, r"Split\(12\)"),  # (query, key, value) of a head, then of the next
+        ("CodeGenAttention", "qkv_proj", 48, r"Split\(12\)"),
+        ("DisentangledSelfAttention", "in_proj", 48, r"Split\(12\)"),  # DeBERTa
+        ("FalconAttention", "query_key_value", 24, r"Split\(6\)"),  # four heads of queries, one of keys, one of values
+        ("MambaMixer", "in_proj", 64, r"Split\(\(...\)\)"),
+    ],
+)
+def test_projections_that_a_class_of_transformers_interleaves_are_warned_about(attention, layer, d_out, message):
+    model = alone(layer, linear(16, d_out), num_heads=4)
+    model.attention.__class__ = type(attention, (nn.Module,), {})
+    with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*{message}"):
+        assert norm_of(model) == wn.Spectral()
+
+
+def test_multi_query_attention_of_big_code_is_split_by_the_sizes():
+    model = alone("c_attn", linear(16, 24), num_heads=4, kv_heads=1)
+    model.attention.__class__ = type("GPTBigCodeAttention", (nn.Module,), {})
+    assert norm_of(model) == Split((16, 4, 4))
+
+
 def expert_layer(shape: tuple[int, ...], name: str, **attributes) -> nn.Module:
     layer = nn.Module()
     layer.register_parameter(name, nn.Parameter(torch.ones(shape)))
@@ -120,6 +143,12 @@ def test_experts_of_unknown_orientation_are_warned_about():
         assert norm_of(layer) == Experts()
     with pytest.raises(ValueError, match="no lift to experts"):
         wn.assign_norms(layer, "sign-only")
+
+
+def test_a_parameter_with_one_dimension_longer_than_one_is_a_vector():
+    model = nn.Module()
+    model.mask_emb, model.logit_scale = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.zeros(2, 1, 1))
+    assert {a.norm for a in wn.assign_norms(model)} == {wn.norms.BiasRMS(3)}
 
 
 def test_class_tokens_positions_and_layer_scales_are_known_by_name():

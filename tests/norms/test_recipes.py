@@ -261,10 +261,23 @@ def test_the_original_of_a_parametrized_weight_has_the_norm_of_that_weight(param
 
 def test_a_parametrization_of_several_originals_is_refused_with_a_remedy():
     model = parametrizations.weight_norm(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=r"original0.*remove_parametrizations"):
+    with pytest.raises(ValueError, match=r"(?s)original0.*remove_parametrizations.*original1"):  # both at once
         wn.assign_norms(model)
     overrides = {"parametrizations.weight.original0": wn.Sign(), "parametrizations.weight.original1": wn.Spectral()}
     assert len(wn.assign_norms(model, overrides=overrides)) == 3
+
+
+@pytest.mark.parametrize(("cell", "parts"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])
+def test_a_cell_has_the_norms_of_its_recurrent_layer(cell, parts):
+    norms = {a.name: a.norm for a in wn.assign_norms(cell(4, 8))}
+    assert norms["weight_ih"] == norms["weight_hh"] == (wn.norms.Split(parts) if parts > 1 else SPECTRAL)
+    assert norms["bias_ih"] == wn.norms.BiasRMS()
+
+
+def test_a_sequence_before_the_last_convolution_may_not_hold_the_head():
+    model = nn.ModuleDict({"time": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)), "last": nn.Conv2d(8, 1, 1)})
+    with pytest.warns(UserWarning, match=r"time.1.weight is taken for the model's head"):
+        wn.assign_norms(model, "language")
 
 
 def test_a_bilinear_layer_has_no_rule():

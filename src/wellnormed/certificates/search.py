@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.tracing import trace
 from wellnormed.certificates.walker import embedding_node
 from wellnormed.nn import CausalAttention, HeadProjection, PositionMix
@@ -65,6 +66,8 @@ def lower_bound(
         >>> round(lower_bound(layer, steps=5).value, 6)
         1.0
     """
+    require_module("lower_bound", model)
+    require_numbers("lower_bound: ", {"radius": radius, "steps": steps, "batch": batch})
     if not (radius > 0 and steps > 0 and batch > 0):
         raise ValueError(f"radius={radius}, steps={steps} and batch={batch} must be positive")
     function, found_width = continuous(model)

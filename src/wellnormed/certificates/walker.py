@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates import functions as functions  # registers the rules of functions
 from wellnormed.certificates.bound import Bound, rounding_up
 from wellnormed.certificates.certificate import Certificate
@@ -47,6 +48,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         >>> 1 <= certificate.lipschitz < 1 + 1e-6
         True
     """
+    require_module("certify", model)
+    require_numbers("certify: ", {"radius": radius})
     if not 0 < radius < math.inf:
         raise ValueError(f"radius={radius} must be positive and finite")
     tensors = stored_tensors(model)

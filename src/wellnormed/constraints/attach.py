@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from wellnormed._inputs import require_patterns
 from wellnormed.constraints.attached import ACTIVE, Constrained, Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.norms import AssignedParameter, Assignment, Norm
@@ -44,6 +45,7 @@ def constrain(
         >>> constraints.proved_ratios()["weight"] <= 1
         True
     """
+    require_patterns("constrain: ", {"constraints": constraints})
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "

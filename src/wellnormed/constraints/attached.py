@@ -13,9 +13,13 @@ from torch import Tensor
 from wellnormed.constraints.base import Constraint, State, held
 from wellnormed.norms import MatrixNorm, Norm
 from wellnormed.norms.base import widened
+from wellnormed.norms.patterns import unwrapped
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import copy_, whole
+from wellnormed.parallel.layout import copy_, is_distributed, whole
+
+ROUNDING = 1e-6
+"""By how much two lengths of the same weight may differ, relatively: some roundings of a float32 sum."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Constraints:
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
+        self._seen: dict[str, tuple[int, Tensor]] = {}
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -50,10 +55,11 @@ class Constraints:
         return "\n".join(f"{c.name:{width}}  {c.constraint!r}" for c in self._constrained)
 
     def remove(self) -> None:
-        """Detach from the optimizer."""
+        """Detach from the optimizer; a second call does nothing."""
         for hook in self._hooks:
             hook.remove()
-        ACTIVE[self._optimizer].remove(self)
+        attached = ACTIVE[self._optimizer]
+        attached[:] = [other for other in attached if other is not self]
 
     @property
     def names(self) -> list[str]:
@@ -92,10 +98,13 @@ class Constraints:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
 
+        The prefixes that wrappers give names do not count.
+
         Raises:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
         """
-        own = self._flat_state()
+        own = {unwrapped(name): tensor for name, tensor in self._flat_state().items()}
+        state = {unwrapped(name): tensor for name, tensor in state.items()}
         if own.keys() != state.keys():
             raise ValueError(
                 f"the state lacks {sorted(own.keys() - state.keys())} and has unknown "
@@ -109,7 +118,7 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
-        self._remember_versions()
+        self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
         return {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
@@ -146,7 +155,21 @@ class Constraints:
     def _before(self) -> None:
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        self._begin([c for c in self._constrained if c.parameter._version != self._versions[c.name]])
+        self._begin(self._changed_by_others())
+
+    def _changed_by_others(self) -> list[Constrained]:
+        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was."""
+        if not self._constrained:
+            return []
+        seen = [self._seen[c.name] for c in self._constrained]
+        sizes = [_size(c.parameter) for c in self._constrained]
+        differs = [((now - then.to(now)).abs() > ROUNDING * now) for now, (_, then) in zip(sizes, seen, strict=True)]
+        resized = torch.stack([each.to(differs[0].device) for each in differs]).tolist()  # one transfer for all
+        return [
+            c
+            for c, (version, _), other in zip(self._constrained, seen, resized, strict=True)
+            if other or c.parameter._version != version
+        ]
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
@@ -156,6 +179,8 @@ class Constraints:
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
+        if changed:
+            self._remember()
 
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
@@ -166,6 +191,7 @@ class Constraints:
             [members for _, members in buckets],
             lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
         )
+        self._remember()
 
     @torch.no_grad()
     def _write(
@@ -177,7 +203,6 @@ class Constraints:
             copy_([c.parameter for c in members], weights)
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
-        self._remember_versions()
 
     def _job(self, members: list[Constrained], action: Callable[..., tuple[Tensor, State]]) -> Job:
         states = [self._state[c.name] for c in members]
@@ -192,8 +217,8 @@ class Constraints:
         inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
-    def _remember_versions(self) -> None:
-        self._versions = {c.name: c.parameter._version for c in self._constrained}
+    def _remember(self) -> None:
+        self._seen = {c.name: (c.parameter._version, _size(c.parameter)) for c in self._constrained}
 
     @torch.no_grad()
     def _measure(
@@ -240,9 +265,16 @@ def _restored(
     for constraints in attached:
         own = copy.copy(constraints) if "_optimizer" in vars(constraints) else constraints
         own._belong_to(optimizer)
-        own._remember_versions()
+        own._remember()
         own._hook()
     return optimizer
+
+
+def _size(parameter: Tensor) -> Tensor:
+    """The Euclidean length of a parameter; 0 of one that is cut, of which every process would see another part."""
+    if is_distributed(parameter):
+        return torch.zeros(())
+    return torch.linalg.vector_norm(parameter.detach(), dtype=torch.promote_types(parameter.dtype, torch.float32))
 
 
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_numbers
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.norms import MatrixNorm, Norm
 
@@ -64,6 +65,7 @@ class Constraint(ABC):
 
 def require_positive(constraint: Constraint, **values: float) -> None:
     """Refuse a norm, in a constraint's settings, that is not positive and finite."""
+    require_numbers(f"{type(constraint).__name__}: ", values)
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(

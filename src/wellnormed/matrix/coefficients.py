@@ -213,7 +213,7 @@ def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
     """
     if isinstance(name_or_set, CoefficientSet):
         return name_or_set
-    if name_or_set in REGISTRY:
+    if isinstance(name_or_set, str) and name_or_set in REGISTRY:
         return REGISTRY[name_or_set]
     nearest = difflib.get_close_matches(str(name_or_set), REGISTRY, n=1, cutoff=0.0)[0]
     raise ValueError(

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
+from wellnormed._inputs import require_patterns
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.patterns import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
@@ -135,9 +137,11 @@ def assign_norms(
         kind = type(model).__name__
         remedy = "pass the model itself, whose layers say what their parameters do"
         raise ValueError(f"assign_norms: model is a {kind}; {remedy}")
-    if recipe not in RECIPES:
+    overrides = {} if overrides is None else overrides
+    require_patterns("assign_norms: ", {"overrides": overrides})
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
-    return _Routing(model, recipe, overrides or {}).assignment()
+    return _Routing(model, recipe, overrides).assignment()
 
 
 class _Routing:
@@ -213,6 +217,12 @@ class _Routing:
 
     def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
         module, leaf = self.roles.layer_of(name)
+        if isinstance(module, ParametrizationList):
+            self.missing.append(
+                f"parameter {name!r} is one of several that a parametrization makes a weight of, so it has no norm of "
+                "its own; torch.nn.utils.parametrize.remove_parametrizations leaves the weight"
+            )
+            return None, 1.0, "one of several originals"
         original = "" if name.endswith(leaf) else "the original of a parametrized "
         own = getattr(module, "parameter_norms", None)
         if own is not None and leaf in (norms := own()):

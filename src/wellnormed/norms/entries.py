@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_flags, require_numbers
 from wellnormed.norms.base import Norm, entries
 
 
@@ -49,6 +50,8 @@ class Sign(_LargestEntry):
     output_axis: int = 0
 
     def __post_init__(self) -> None:
+        require_flags("Sign: ", {"normalized": self.normalized})
+        require_numbers("Sign: ", {"ndim": self.ndim, "output_axis": self.output_axis})
         if self.normalized and not 0 <= self.output_axis < self.ndim >= 2:
             raise ValueError(
                 f"Sign: normalized=True with ndim={self.ndim} and output_axis={self.output_axis} has no inputs "

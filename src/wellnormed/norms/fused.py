@@ -16,6 +16,8 @@ _GATE_UP = re.compile(r"gate_up(_proj)?|w12|w13")
 _DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
 _UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
 _PERHAPS_FUSED = re.compile(r"query_key_value|(^|_)w?q?kv(_|$)")
+_HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention"}  # classes of transformers
+_STATE_SPACE, _OF_STATE_SPACE = re.compile(r"mamba|gateddeltanet"), re.compile(r"in_proj(_qkvz|_ba)?|x_proj")
 
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads", "kv_heads")
@@ -35,9 +37,11 @@ class Layout(NamedTuple):
 def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
     """The parts of a projection named `leaf` inside the modules `around` it, the nearest first."""
     leaf = leaf.lower()
-    if _QKV.fullmatch(leaf):
-        heads, kv_heads = _number(_HEADS, around), _number(_KV_HEADS, around)
-        size = _number(_HEAD_SIZE, around) or (d_in // heads if heads else 0)
+    heads, kv_heads = _number(_HEADS, around), _number(_KV_HEADS, around)
+    size = _number(_HEAD_SIZE, around) or (d_in // heads if heads else 0)
+    kind = type(around[1]).__name__.lower() if around[1:] else ""
+    head_by_head = d_out == 3 * d_in and kind in _HEAD_BY_HEAD
+    if _QKV.fullmatch(leaf) and not head_by_head:
         if heads and kv_heads and kv_heads != heads and size * (heads + 2 * kv_heads) == d_out:
             return Layout((heads * size, kv_heads * size, kv_heads * size))
         if d_out in (3 * d_in, 3 * (heads or 0) * size) and kv_heads in (None, heads):
@@ -49,11 +53,14 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
         return Layout(2)
     if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
         return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
-    if _PERHAPS_FUSED.search(leaf):
-        heads = _number(_HEADS, around)
-        parts = f"Split({3 * heads})" if heads and d_out % (3 * heads) == 0 else "Split((...))"
-        every = "may hold the queries, keys and values of every head, one after the other"
-        return Layout(doubt=f"{every}; {parts} takes them alone")
+    if _PERHAPS_FUSED.search(leaf) or head_by_head:
+        parts = f"Split({d_out // size})" if size and d_out % size == 0 else "Split((...))"
+        return Layout(
+            doubt="may hold the queries, keys and values of every head, one after the other; "
+            f"{parts}, which takes each alone"
+        )
+    if _OF_STATE_SPACE.fullmatch(leaf) and _STATE_SPACE.search(kind):
+        return Layout(doubt="may hold several matrices of a state-space layer; Split((...)), one size for each")
     return Layout()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from wellnormed._inputs import require_numbers, require_patterns
 from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
 from wellnormed.norms.entries import Sign
@@ -43,8 +44,14 @@ def initialize_(
         >>> [round(float(a.norm.norm(a.parameter.detach())), 3) for a in norms]
         [1.0, 1.0, 0.0]
     """
+    if not isinstance(generator, torch.Generator | None):
+        raise ValueError(
+            f"initialize_: generator={generator!r} is none; pass torch.Generator().manual_seed(0), or None"
+        )
+    radii = {} if radii is None else radii
+    require_patterns("initialize_: ", {"radii": radii})
+    require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})
     assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
-    radii = radii or {}
     radius_of = assignment.match(radii, "radii of initialize_")
     for a in assignment:
         if a.parameter.is_meta:

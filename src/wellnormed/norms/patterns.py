@@ -38,6 +38,8 @@ def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], 
     owner: dict[str, str] = {}
     unmatched = []
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{what}: the pattern {pattern!r} is no string; pass the name of a parameter or a module")
         hits = [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
         if not hits:
             unmatched.append(pattern)

@@ -62,7 +62,8 @@ class Roles:
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
         last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
         self._last = None if last is None else self.owners[last]
-        in_sequence = last is not None and last.rpartition(".")[2].isdigit() and not self._in_list(last)
+        at_the_end = last is not None and next(reversed(layers)) == last  # no convolution comes after it
+        in_sequence = at_the_end and last.rpartition(".")[2].isdigit() and not self._in_list(last)
         self._sure_of_last = bool(heads) or in_sequence or not last
 
     def _repeated(self, name: str) -> bool:
@@ -82,17 +83,14 @@ class Roles:
         return [self.owners[".".join(parts[:i])] for i in range(len(parts))]
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
-        """The layer that a parameter belongs to, or serves by a parametrization, and its name there."""
+        """The layer that a parameter belongs to, or serves by a parametrization, and its name there.
+
+        Of several originals none is the layer's weight, so they belong to the parametrization.
+        """
         module_name, _, leaf = name.rpartition(".")
         module = self.owners[module_name]
-        if isinstance(module, ParametrizationList) and leaf.startswith("original"):
+        if isinstance(module, ParametrizationList) and leaf == "original":
             layer_name, _, served = module_name.rpartition("parametrizations.")
-            if leaf != "original":
-                raise ValueError(
-                    f"parameter {name!r} is one of several that a parametrization makes {served!r} of, so it has no "
-                    "norm of its own; pass overrides for each of them, or remove the parametrization "
-                    "(torch.nn.utils.parametrize.remove_parametrizations)"
-                )
             return self.owners[layer_name.removesuffix(".")], served
         return module, leaf
 
@@ -137,6 +135,8 @@ class Roles:
             return Role("attention bias", f"{leaf}, by its name")
         if ndim == 2 and leaf == "weight" and re.search("router|gate|linear", kind.lower()):
             return Role("matrix", f"{kind}, by its name")
+        if ndim >= 3 and sum(size > 1 for size in shape) <= 1:
+            return Role("vector", "one vector, by its shape")
         layout = experts(leaf, shape, self._around(name)) if ndim == 3 else None
         if layout is not None:
             return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
@@ -180,11 +180,12 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
             return Role("matrix", "nn.MultiheadAttention")
         case nn.MultiheadAttention(), "in_proj_bias" | "bias_k" | "bias_v":
             return Role("vector", "nn.MultiheadAttention")
-        case nn.RNNBase(), _:
-            layer = f"nn.{module.mode.partition('_')[0]}"
+        case nn.RNNBase() | nn.RNNCellBase(), _ if leaf.startswith(("bias", "weight")):
+            kind = module.mode.partition("_")[0] if isinstance(module, nn.RNNBase) else type(module).__name__
             if leaf.startswith("bias"):
-                return Role("vector", layer)
-            return Role("matrix", layer, parts=1 if leaf.startswith("weight_hr") else _GATES.get(module.mode, 1))
+                return Role("vector", f"nn.{kind}")
+            parts = 1 if leaf.startswith("weight_hr") else _GATES.get(kind.removesuffix("Cell"), 1)
+            return Role("matrix", f"nn.{kind}", parts=parts)
         case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight":
             return Role("gain", "gain of a norm layer")
         case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "bias":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_numbers
 from wellnormed.norms.base import Norm, entries, normal_like, rms, widened
 
 _INSIDE = 1 - 1e-6
@@ -79,6 +80,7 @@ class ColNorm(_LargestRMS):
     def __post_init__(self) -> None:
         if self.input_axis not in (0, 1):
             raise ValueError(f"input_axis={self.input_axis} must be 0 (embedding rows) or 1 (matrix columns)")
+        require_numbers("ColNorm: ", {"max_inflation": self.max_inflation})
         if not self.max_inflation >= 1:
             raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")
 

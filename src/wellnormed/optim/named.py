@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
+from wellnormed._inputs import require_flags
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.spectral import Units
 from wellnormed.optim.conditional_gradient import ConditionalGradient
@@ -34,6 +35,7 @@ class Scion(ConditionalGradient):
             raise ValueError(
                 f"Scion: step_rule={settings['step_rule']!r} contradicts unconstrained=; use ConditionalGradient"
             )
+        require_flags("Scion: ", {"unconstrained": unconstrained})
         settings["step_rule"] = "unconstrained" if unconstrained else "constrained"
         super().__init__(params, lr, **settings)
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers
 from wellnormed.norms import Assignment, assign_norms
+from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.settings import EngineSettings, Group
@@ -82,9 +84,13 @@ def named(params: Iterable[Any]) -> list[Group]:
         groups = [{"params": groups}]
     result, count = [], 0
     for group in groups:
+        if not (isinstance(group, dict) and "params" in group):
+            raise ValueError(f"{group!r} is no parameter group; pass a dictionary such as {{'params': parameters}}")
         members = group["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
         pairs = [m if isinstance(m, tuple) else (str(count + i), m) for i, m in enumerate(members)]
+        if wrong := [m for _, m in pairs if not isinstance(m, Tensor)]:
+            raise ValueError(f"{wrong[0]!r} is no parameter; pass parameters, (name, parameter) pairs or their groups")
         result.append({**group, "params": pairs})
         count += len(members)
     return result
@@ -98,6 +104,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
     adamw = vars(settings.get("adamw") or AdamWSettings())
+    for what, values in (("radii", radii), ("lr_factors", lr_factors)):
+        require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()})
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
@@ -105,6 +113,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     result = []
     for group in groups:
+        require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
             has_norm = normed[name] and group.get("step_rule") != "adamw"
@@ -124,17 +133,19 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """A saved state in the order of `groups`; unchanged if it carries no names.
+    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count.
 
     Raises:
         ValueError: A parameter is missing or unknown, or one group here is in two there.
     """
+    if not (isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys()):
+        raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
     saved = state_dict["param_groups"]
     if not all("param_names" in group for group in saved):
         return state_dict
-    number = {n: i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
-    home = {name: group for group in saved for name in group["param_names"]}
-    names = [name for group in groups for name in group["param_names"]]
+    number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
+    home = {unwrapped(name): group for group in saved for name in group["param_names"]}
+    names = [unwrapped(name) for group in groups for name in group["param_names"]]
     if set(names) != number.keys():
         raise ValueError(
             f"the state lacks {sorted(set(names) - number.keys())} and has unknown "
@@ -143,8 +154,8 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     ordered, first = [], 0
     for group in groups:
         members = group["param_names"]
-        theirs = home[members[0]]
-        if (count := len({id(home[name]) for name in members})) > 1:
+        theirs = home[unwrapped(members[0])]
+        if (count := len({id(home[unwrapped(name)]) for name in members})) > 1:
             raise ValueError(
                 f"{', '.join(members)} are one group here and {count} in the saved state, with "
                 "settings of their own; make the groups as they were"

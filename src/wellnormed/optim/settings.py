@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.recipes import RecipeName
 from wellnormed.optim.fallback import AdamWSettings
@@ -85,6 +86,11 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
         raise ValueError(f"{optimizer.__name__}: adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
+    where = f"{optimizer.__name__}: "
+    mappings = {key: settings.get(key) for key in ("overrides", "radii", "lr_factors")}
+    require_patterns(where, {key: value for key, value in mappings.items() if value is not None})
+    if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
+        raise ValueError(f"{where}process_group={group!r} is none; pass one of torch.distributed.new_group, or None")
     own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
     known = sorted({*EngineSettings.__annotations__, *own})
     for name, value in settings.items():
@@ -99,10 +105,14 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
 def check_settings(settings: Group, memory: Memory) -> None:
     """Refuse settings of a group that are out of range or contradict each other."""
     lr, momentum, step_rule = settings["lr"], settings["momentum"], settings["step_rule"]
+    require_numbers("", {"lr": lr}, tensor=True)
     if not 0 <= lr < float("inf"):
         raise ValueError(f"lr={lr} must be finite and not negative")
     if step_rule == "adamw":
         return
+    require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
+    require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
+    require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not 0 < settings["radius"] < float("inf"):

@@ -1,0 +1,63 @@
+"""Refusals of what has the wrong type, written once: each names the parameter, the value and what to pass."""
+
+import sys
+from collections.abc import Mapping
+from numbers import Real
+
+from torch import Tensor, nn
+
+
+def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False) -> None:
+    """Refuse what is no real number, or an integer beyond every float. NaN and infinity are left to range checks.
+
+    Args:
+        where: What stands before the name in the message, such as `"SoftCap: "`.
+        values: Name -> value.
+        tensor: Whether a tensor of one number will do as well, as for a learning rate.
+
+    Raises:
+        ValueError: Naming parameter, value and remedy.
+    """
+    for name, value in values.items():
+        if tensor and isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
+            continue
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass a number, such as 0.1")
+        if isinstance(value, int) and abs(int(value)) > sys.float_info.max:
+            raise ValueError(f"{where}{name} is an integer of {len(f'{value:x}')} hexadecimal digits; pass a float")
+
+
+def require_flags(where: str, values: Mapping[str, object]) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: Naming parameter, value and remedy.
+    """
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass True or False")
+
+
+def require_patterns(where: str, values: Mapping[str, object]) -> None:
+    """Refuse what maps no names to values.
+
+    Raises:
+        ValueError: Naming parameter, value and remedy.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{where}{name}={value!r} is of type {type(value).__name__}; pass a dictionary of name patterns, "
+                "such as {'layers.0': ...}"
+            )
+
+
+def require_module(where: str, model: object) -> None:
+    """Refuse what is no module, also a module's class.
+
+    Raises:
+        ValueError: Naming value and remedy.
+    """
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")

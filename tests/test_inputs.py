@@ -1,0 +1,106 @@
+"""What is passed by mistake to a name of the root namespace is refused by a `ValueError` that names it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+NO_NUMBERS = ["0.1", [], nn.Linear, 1j, True, 10**400, torch.ones(2)]
+NO_MAPPINGS = ["head", 1.0, [1], nn.Linear]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+
+
+def scion(**settings) -> wn.Scion:
+    return wn.Scion(network(), **{"lr": 0.1, **settings})
+
+
+def constrained(value) -> object:
+    return wn.constrain(scion(), value)
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("lr", lambda value: scion(lr=value)),
+        ("lr", lambda value: wn.Almond(network(), lr=value)),
+        ("lr", lambda value: wn.Muon([{"params": (m := network()).parameters(), "lr": value}], norms=m)),
+        ("momentum", lambda value: scion(momentum=value)),
+        ("radius", lambda value: scion(radius=value)),
+        ("weight_decay", lambda value: scion(weight_decay=value)),
+        ("normuon", lambda value: scion(normuon=value)),
+        ("clip_gain", lambda value: scion(clip_gain=value)),
+        ("radii", lambda value: scion(radii={"1": value})),
+        ("lr_factors", lambda value: scion(lr_factors={"1": value})),
+        ("radii", lambda value: wn.initialize_(network(), radii={"1": value})),
+        ("max_norm", wn.SoftCap),
+        ("max_norm", wn.HardCap),
+        ("max_norm", wn.ColumnCap),
+        ("radius", lambda value: wn.certify(nn.Linear(2, 2), radius=value)),
+        ("radius", lambda value: wn.lower_bound(nn.Linear(2, 2), radius=value)),
+        ("max_inflation", lambda value: wn.ColNorm(max_inflation=value)),
+        ("output_axis", lambda value: wn.Sign(output_axis=value)),
+    ],
+)
+def test_what_is_no_number_is_refused(name, call, value):
+    with pytest.raises(ValueError, match=rf"{name}.*pass a "):
+        call(value)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None, nn.Linear], ids=repr)
+@pytest.mark.parametrize("name", ["nesterov", "cautious_decay", "maximize", "unconstrained"])
+def test_what_is_no_flag_is_refused(name, value):
+    with pytest.raises(ValueError, match=rf"{name}=.*pass True or False"):
+        scion(**{name: value})
+
+
+@pytest.mark.parametrize("value", NO_MAPPINGS, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("radii", lambda value: scion(radii=value)),
+        ("lr_factors", lambda value: scion(lr_factors=value)),
+        ("overrides", lambda value: scion(overrides=value)),
+        ("overrides", lambda value: wn.assign_norms(network(), overrides=value)),
+        ("radii", lambda value: wn.initialize_(network(), radii=value)),
+        ("constraints", constrained),
+    ],
+)
+def test_what_is_no_mapping_is_refused(name, call, value):
+    with pytest.raises(ValueError, match=rf"{name}=.*pass a dictionary of name patterns"):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: wn.certify("model"), "certify: model is of type str; pass the model itself"),
+        (lambda: wn.lower_bound(nn.Linear), "lower_bound: model is the class Linear; pass the model itself"),
+        (lambda: wn.assign_norms(network(), []), r"recipe=\[\] is not one of"),
+        (lambda: wn.assign_norms(network(), overrides={1: wn.Sign()}), "the pattern 1 is no string"),
+        (lambda: constrained({1: wn.HardCap(1.0)}), "the pattern 1 is no string"),
+        (lambda: wn.Spectral(coefficients=[]), r"coefficients=\[\] is not a registered set"),
+        (lambda: wn.initialize_(network(), generator=0), r"generator=0 is none; pass torch.Generator"),
+        (lambda: scion(process_group="world"), "process_group='world' is none; pass"),
+        (lambda: scion().add_param_group({}), r"\{\} is no parameter group; pass"),
+        (lambda: scion().add_param_group(None), "None is no parameter; pass"),
+        (lambda: scion(momentum=None), "momentum=None is of type NoneType; pass a number"),
+        (lambda: scion().load_state_dict({}), "load_state_dict: this is no state of an optimizer; pass"),
+        (lambda: scion(lr=math.nan), "lr=nan must be finite"),
+    ],
+)
+def test_other_mistakes_are_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_constraints_are_removed_once_or_twice():
+    constraints = constrained({"1": wn.HardCap(1.0)})
+    constraints.remove()
+    constraints.remove()
