@@ -87,7 +87,7 @@ class ClippedWeightDecay(SpectralConstraint):
         bound = grown.clamp(max=self.upper)
         if self.decay < 1:
             bound = bound + (1 - self.decay) * (grown - self.upper).clamp(min=0)
-        # Rounding every entry three times moves the norm by at most that share of the Frobenius norm.
-        rounding = 2 * torch.finfo(slices.dtype).eps * math.sqrt(min(slices.shape[-2:]))
+        # The clip's own error, and rounding of every entry, which moves the norm by that share of the Frobenius norm.
+        rounding = SLACK + 2 * torch.finfo(slices.dtype).eps * math.sqrt(min(slices.shape[-2:]))
         decayed = matrix.spectral_clipped_weight_decay(slices, self.upper * unit, self.decay)
         return decayed, {"bound": bound * (1 + rounding)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix._checks import finite_scale
-from wellnormed.matrix._gram import GramEigen, gram_eigen, largest_eigenvalue_estimate
+from wellnormed.matrix._gram import GramEigen, gram_eigens, largest_eigenvalue_estimate, wide_gram_eigen
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
 
@@ -75,8 +75,8 @@ def _gram_eigens(work: Tensor, upper: Tensor, accuracy: float, raises: bool) -> 
         gram = symmetric_product(work.mT, work)
         ratio = largest_eigenvalue_estimate(gram).double().sqrt() / upper
         if bool((torch.finfo(work.dtype).eps / 2 * ratio**3 / 2 <= accuracy).all()):  # as good as float32 can be
-            yield gram_eigen(work, gram)
-    yield gram_eigen(work.double())
+            yield from gram_eigens(work, gram)
+    yield wide_gram_eigen(work.double())
 
 
 def _by_svd(work: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:
     """`W (I - V diag(removed) V^T)`, of the columns of V for which anything is removed in any matrix of the batch."""
     columns = (removed != 0).reshape(-1, removed.shape[-1]).any(0)
     v, removed = v[..., columns], removed[..., None, columns].to(w.dtype)
-    if 2 * v.shape[-1] > w.shape[-1]:
+    if 3 * v.shape[-1] > w.shape[-1]:  # two thin products take as long as one from there on
         return times_symmetric(w, symmetric_product(v * removed, v.mT), w, alpha=-1)
     if w.mT.is_contiguous():  # in the layout of w, so that nothing is copied after
         return full_product(v, (v * removed).mT @ w.mT, w.mT, alpha=-1).mT

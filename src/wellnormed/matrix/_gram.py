@@ -1,5 +1,6 @@
-"""The eigenvectors of `W^T W`, with an estimate of what is wrong with them: the way of the clips to singular values."""
+"""The eigenvectors of `W^T W`, with an estimate of what is wrong with them: how clips come to singular values."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -26,24 +27,24 @@ class GramEigen(NamedTuple):
     error: Tensor
 
 
-def gram_eigen(w: Tensor, gram: Tensor | None = None) -> GramEigen:
-    """The decomposition in the dtype of tall matrices `(*batch, m, n)` whose entries are at most 1.
+def gram_eigens(w: Tensor, gram: Tensor) -> Iterator[GramEigen]:
+    """Decompositions of rising accuracy and cost, for float32 matrices `(*batch, m, n)` with entries of at most 1.
 
-    In float32 the error is measured, in float64 it is the `n u` of the backward error analysis (Higham, Accuracy and
-    Stability, section 3.5). LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix has structure,
-    since its roundings then point the same way; one Newton-Schulz step squares that.
-
-    Args:
-        w: The matrices.
-        gram: `W^T W`, where it is known.
+    In float32 the error is measured. LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix has
+    structure, since its roundings then point the same way; one Newton-Schulz step squares that.
     """
-    values, vectors = torch.linalg.eigh(symmetric_product(w.mT, w) if gram is None else gram)
-    values = values.clamp_min(0)
-    if w.dtype == torch.float64:
-        unit = w.shape[-1] * torch.finfo(w.dtype).eps / 2
-        return GramEigen(values, vectors, torch.full_like(values[..., 0], unit))
-    vectors = 1.5 * vectors - 0.5 * (vectors @ symmetric_product(vectors.mT, vectors))
-    return GramEigen(values, vectors, _error(w.double(), values.double(), vectors.double()))
+    values, vectors = torch.linalg.eigh(gram)
+    values, wide = values.clamp_min(0), w.double()
+    for _ in range(2):
+        yield GramEigen(values, vectors, _error(wide, values.double(), vectors.double()))
+        vectors = 1.5 * vectors - 0.5 * (vectors @ symmetric_product(vectors.mT, vectors))
+
+
+def wide_gram_eigen(w: Tensor) -> GramEigen:
+    """The same in float64, where the error is `n u` (Higham, Accuracy and Stability, section 3.5)."""
+    values, vectors = torch.linalg.eigh(symmetric_product(w.mT, w))
+    unit = w.shape[-1] * torch.finfo(w.dtype).eps / 2
+    return GramEigen(values.clamp_min(0), vectors, torch.full_like(values[..., 0], unit))
 
 
 def _error(w: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
