@@ -84,7 +84,7 @@ def train_digits(make: Callable[[nn.Module], Any]) -> dict[str, float]:
     with torch.no_grad():
         logits = torch.cat([model(part) for part in images.split(1000)])
     accuracy = (logits.argmax(-1) == labels).float().mean()
-    return {"test_loss": float(F.cross_entropy(logits, labels)), "test_accuracy": float(accuracy)}
+    return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy)}
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def main() -> None:
         if task == "images":
             found = train_digits(make)
         else:
-            found = {"validation_loss": train(module, text, untied(make), SEED)["validation_loss"]}
+            found = {"loss": train(module, text, untied(make), SEED)["validation_loss"]}
         results["rows"].append({**cell, **found})
         write_result(options.output, results)
         print(results["rows"][-1], flush=True)
