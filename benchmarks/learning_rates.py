@@ -30,7 +30,10 @@ from wellnormed.experiments._header import header, write_result
 from .tied_tables import nanogpt, train
 
 SEED, STEPS, BATCH = 0, 400, 128
-RATES = tuple(0.02 * 2.0**k for k in (-3, -2, -1, 0, 1, 2))
+RATES = {
+    "images": tuple(0.02 * 2.0**k for k in range(-3, 6)),
+    "characters": tuple(0.02 * 2.0**k for k in range(-1, 3)),
+}
 LANGUAGE = ("modular", "language", "sign-only", "muon")
 IMAGE = ("image", "modular", "sign-only", "muon")
 
@@ -81,7 +84,7 @@ def train_digits(make: Callable[[nn.Module], Any]) -> dict[str, float]:
     with torch.no_grad():
         logits = torch.cat([model(part) for part in images.split(1000)])
     accuracy = (logits.argmax(-1) == labels).float().mean()
-    return {"test_loss": float(F.cross_entropy(logits, labels)), "test_accuracy": float(accuracy)}
+    return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy)}
 
 
 def main() -> None:
@@ -97,8 +100,8 @@ def main() -> None:
                    "batch": BATCH, "schedule": "linear to 0", "network": str(network())}},
         "rows": json.loads(options.output.read_text())["rows"] if options.output.exists() else [],
     }  # fmt: skip
-    jobs = [("images", recipe, rate) for recipe in IMAGE for rate in RATES]
-    jobs += [("characters", recipe, rate) for recipe in LANGUAGE for rate in RATES]
+    recipes = {"images": IMAGE, "characters": LANGUAGE}
+    jobs = [(task, recipe, rate) for task in recipes for recipe in recipes[task] for rate in RATES[task]]
     for task, recipe, rate in jobs:
         cell = {"task": task, "recipe": recipe, "lr": rate}
         if any(cell.items() <= row.items() for row in results["rows"]):
@@ -107,7 +110,7 @@ def main() -> None:
         if task == "images":
             found = train_digits(make)
         else:
-            found = {"validation_loss": train(module, text, untied(make), SEED)["validation_loss"]}
+            found = {"loss": train(module, text, untied(make), SEED)["validation_loss"]}
         results["rows"].append({**cell, **found})
         write_result(options.output, results)
         print(results["rows"][-1], flush=True)

@@ -326,7 +326,7 @@ def others(page: str) -> Iterator[str]:
         lists = (value for value in content.values() if isinstance(value, list) and value)
         rows = next((value for value in lists if isinstance(value[0], dict)), [content])
         columns = [key for key, value in rows[0].items() if isinstance(value, int | float | str)]
-        shown = [[number(x, 5) if isinstance(x := row.get(key), float) else x for key in columns] for row in rows]
+        shown = [[x if isinstance(x := row.get(key), int | str) else number(x, 5) for key in columns] for row in rows]
         yield from table((column.replace("_", " ") for column in columns), shown)
 
 
