@@ -6,7 +6,7 @@ to a bound, unlike in nested matrix signs. `clips` is the public face.
 An error `e` of the Gram matrix, relative to its norm, reaches the capped matrix as at most `e r^3 / 2` of the cap, for
 a norm of `r` caps: the multiplier `1 - min(1, cap / sqrt(g))` of an eigenvalue `g` has slopes of at most
 `1 / (2 cap^2)`. Through a floor it reaches `e k^2 / 2` of the norm, `k` being the norm over the least singular value
-that is raised. An SVD with the error `e` gives `e r`. The first of the three ways that is accurate enough is taken.
+that is raised. An SVD with the error `e` gives `e r`. The first of these ways that is accurate enough is taken.
 """
 
 from collections.abc import Iterator

@@ -35,9 +35,9 @@ def gram_eigens(w: Tensor, gram: Tensor) -> Iterator[GramEigen]:
     """
     values, vectors = torch.linalg.eigh(gram)
     values, wide = values.clamp_min(0), w.double()
-    for _ in range(2):
-        yield GramEigen(values, vectors, _error(wide, values.double(), vectors.double()))
-        vectors = 1.5 * vectors - 0.5 * (vectors @ symmetric_product(vectors.mT, vectors))
+    yield GramEigen(values, vectors, _error(wide, values.double(), vectors.double()))
+    vectors = 1.5 * vectors - 0.5 * (vectors @ symmetric_product(vectors.mT, vectors))
+    yield GramEigen(values, vectors, _error(wide, values.double(), vectors.double()))
 
 
 def wide_gram_eigen(w: Tensor) -> GramEigen:
