@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from wellnormed.experiments._header import header, write_result
 from wellnormed.models import GPT
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.session import CONSTRAINTS, build_optimizer
+from wellnormed.train.session import build_optimizer
+from wellnormed.train.weights import CONSTRAINTS
 
 
 def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> Callable[[], None]:

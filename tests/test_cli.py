@@ -11,7 +11,8 @@ from wellnormed.train.session import TrainingSession
 
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
---model.length 8 --model.width 8 --model.heads 2 --model.blocks 1
+--model.length 8 --model.token-width 4 --model.mixing-heads 2 --model.attention-heads 2 --model.hidden 16
+--model.blocks 2
 """.split()  # noqa: SIM905 (a command line reads best as one)
 HELP = """
 import sys
@@ -56,7 +57,13 @@ def test_the_preset_sets_the_defaults(capsys):
             "caps.query=0.0 must be positive and finite; choose another (on the command line: --caps.query)",
         ),
         ("--caps.head nan", "--caps.head"),
-        ("--model.width 0", "--model.width"),
+        ("--model.hidden 0", "--model.hidden"),
+        ("--model.attention-heads 3", "--model.attention-heads"),
+        ("--model.attention-blocks 5", "--model.attention-blocks"),
+        ("--lipschitz 0", "--lipschitz"),
+        ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.41e-07"),
+        ("--preset caps --lipschitz 3", "--lipschitz"),
+        ("--preset caps --model.heads 3", "--model.heads"),
         ("--learning-rate -1", "--learning-rate"),
         ("--momentum 1", "--momentum"),
         ("--checkpoint-every 0", "--checkpoint-every"),
@@ -95,7 +102,7 @@ def test_every_command_on_run_and_exported_model(place, capsys):
 
     path = place / "exported" / "config.json"
     config = read_json(path, "", sealed=True)
-    write_json(path, config | {"model": config["model"] | {"logit_scale": 15.0}}, sealed=True)
+    write_json(path, config | {"model": config["model"] | {"attention_logit": 0.4}}, sealed=True)
     assert main(["verify", "exported"]) == 1
     assert "another one" in capsys.readouterr().err
     write_json(path, config, sealed=True)

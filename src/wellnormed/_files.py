@@ -178,6 +178,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where}: expected an object, found {content!r}")
+    cls = _member(cls, content)
     kinds, values = typing.get_type_hints(cls), {}
     for key in content:
         if key not in kinds:
@@ -187,8 +188,19 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
         if name not in content:
             raise ValueError(f"{where}: the key {name!r} is missing; another version wrote this file, so write it anew")
         value = content[name]
-        values[name] = parse_dataclass(kind, value, f"{where}.{name}") if dataclasses.is_dataclass(kind) else value
+        nested = dataclasses.is_dataclass(_member(kind, value))
+        values[name] = parse_dataclass(kind, value, f"{where}.{name}") if nested else value
     try:
         return cls(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _member(kind: Any, content: Any) -> Any:
+    """Of a union of dataclasses, the one whose first field, a tag, has the content's value; of others, the type."""
+    members = [member for member in typing.get_args(kind) if dataclasses.is_dataclass(member)]
+    for member in members:
+        tag = dataclasses.fields(member)[0]
+        if isinstance(content, dict) and content.get(tag.name) == tag.default:
+            return member
+    return members[0] if members else kind

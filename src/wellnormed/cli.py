@@ -22,7 +22,7 @@ class Train:
     """Train a character transformer with every weight norm enforced after every step."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    preset: Literal["cpu", "paper"] = "cpu"
+    preset: Literal["cpu", "positions", "caps", "paper"] = "cpu"
     """Where all other options start from."""
     name: str | None = None
     """The run folder is runs/NAME; by default the date and the preset."""
@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog="wellnormed",
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,
+            config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
         )
         return command() or 0
     except (ValueError, OSError) as error:

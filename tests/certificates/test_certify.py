@@ -14,7 +14,16 @@ from torch.nn.utils import parametrizations
 
 from wellnormed.certificates import UncertifiableError, certify, lower_bound
 from wellnormed.models import GPT, GPTConfig
-from wellnormed.nn import BallProjection, CappedEmbedding, ConvexResidual, PositionMix, Scale, ScaledGELU
+from wellnormed.nn import (
+    BallProjection,
+    CappedEmbedding,
+    ConvexPotential,
+    ConvexResidual,
+    PositionMix,
+    PositionMixing,
+    Scale,
+    ScaledGELU,
+)
 
 
 class Calls(nn.Module):
@@ -41,6 +50,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "ball": lambda: nn.Sequential(nn.Linear(4, 4), BallProjection(0.2), nn.Linear(4, 3)),
     "residual": lambda: ConvexResidual(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), 0.25),
     "position": lambda: PositionMix(16, 4, 0.3),
+    "potential": lambda: nn.Sequential(ConvexPotential(4, 7), ConvexPotential(4, 3), nn.Linear(4, 3)),
+    "mixing": lambda: nn.Sequential(PositionMixing(16, 4, 3), nn.Linear(12, 3)),
     "layer_norm": lambda: nn.Sequential(nn.LayerNorm(4, eps=0.1), nn.Linear(4, 2)),
     "rms_norm": lambda: nn.Sequential(nn.RMSNorm(4, eps=0.1), nn.Linear(4, 2)),
     "activations": lambda: nn.Sequential(

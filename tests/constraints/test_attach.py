@@ -50,7 +50,8 @@ def test_norms_must_be_an_assignment():
 
 
 CAPS = [c.HardCap(1.2), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.OptimalCap(1.2), c.WeightDecay(1.2),
-        c.Clip(0.3, 1.2), c.Stiefel(1.2), c.ClippedWeightDecay(0.9, 0.25)]  # fmt: skip
+        c.Clip(0.3, 1.2), c.Stiefel(1.2), c.Orthogonal(1.2), c.Sphere(1.2),
+        c.ClippedWeightDecay(0.9, 0.25)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

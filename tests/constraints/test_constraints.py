@@ -14,6 +14,8 @@ CONSTRAINTS = {
     "optimal": wn.constraints.OptimalCap,
     "normalize": wn.constraints.SpectralNormalize,
     "decay": wn.constraints.WeightDecay,
+    "orthogonal": wn.constraints.Orthogonal,
+    "sphere": wn.constraints.Sphere,
 }
 every_constraint = pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
 

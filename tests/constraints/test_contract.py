@@ -35,6 +35,8 @@ CASES = {
     "Hammer": Case(c.Hammer(1.2), promises=False, promises_any=False),
     "Hammer, as published": Case(c.Hammer(1.2, as_published=True), promises=False, promises_any=False),
     "SpectralWeightDecay": Case(c.SpectralWeightDecay(0.1), promises=False, promises_any=False),
+    "Orthogonal": Case(c.Orthogonal(1.2), any_optimizer=False),
+    "Sphere": Case(c.Sphere(1.2)),
     "ColumnCap": Case(c.ColumnCap(1.2)),
     "NormSphere": Case(c.NormSphere(), promises=False, promises_any=False),
     "NormSphere, as published": Case(c.NormSphere(frobenius=True), promises=False, promises_any=False),

@@ -46,6 +46,79 @@ def test_ball_projection_has_finite_gradients_everywhere():
     assert bool(x.grad.isfinite().all())
 
 
+def jacobian_norm(layer, x):
+    jacobian = torch.func.jacrev(lambda each: layer(each[None])[0])(x)
+    return float(torch.linalg.matrix_norm(jacobian.detach(), 2))
+
+
+@pytest.mark.parametrize("size", [0.5, 1.0, 1.1])
+@pytest.mark.parametrize(("width", "hidden"), [(4, 9), (9, 4), (6, 6)])
+def test_a_convex_potential_has_the_constant_that_it_states(size, width, hidden):
+    """max(1, 2 |W|^2 - 1), attained where all units are active or none; its Jacobian is symmetric."""
+    torch.manual_seed(0)
+    layer = wn.nn.ConvexPotential(width, hidden).double()
+    torch.nn.init.orthogonal_(layer.weight, size)
+    layer.bias.data.normal_()
+    bound = max(1.0, 2 * size**2 - 1)
+    for x in torch.randn(50, width, dtype=torch.float64):
+        jacobian = torch.func.jacrev(lambda each: layer(each[None])[0])(x).detach()
+        torch.testing.assert_close(jacobian, jacobian.mT, rtol=0, atol=1e-13)  # float64, sums of nine terms
+        assert float(torch.linalg.matrix_norm(jacobian, 2)) <= bound * (1 + 1e-13)
+    layer.bias.data.fill_(100.0)
+    attained = 2 * size**2 - 1 if hidden >= width else bound
+    assert jacobian_norm(layer, torch.zeros(width, dtype=torch.float64)) == pytest.approx(abs(attained), abs=1e-13)
+
+
+def test_a_convex_potential_is_the_gradient_step_of_its_potential():
+    """x - grad of sum relu(W x + b)^2."""
+    torch.manual_seed(0)
+    layer = wn.nn.ConvexPotential(4, 9).double()
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad((x @ layer.weight.mT + layer.bias).relu().square().sum(), x)
+    torch.testing.assert_close(layer(x), x - gradient, rtol=1e-13, atol=1e-13)  # float64, two orders of summation
+
+
+def test_position_mixing_is_its_formula():
+    torch.manual_seed(0)
+    layer = wn.nn.PositionMixing(7, 3, 4).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    shares = layer.logits_HT.softmax(-1)
+    for i in range(5):
+        for h in range(4):
+            past = [x[:, i - d] if d <= i else layer.before_1K.expand(2, 3) for d in range(7)]
+            mean = sum(shares[h, d] * past[d] for d in range(7))
+            found = layer(x)[:, i, 3 * h : 3 * h + 3]
+            torch.testing.assert_close(found, layer.gain_H[h] * mean, rtol=1e-13, atol=1e-13)  # float64, two ways
+
+
+def test_position_mixing_is_causal_and_refuses_more_tokens_than_it_knows():
+    layer = wn.nn.PositionMixing(6, 3, 8)
+    x = torch.randn(1, 6, 3)
+    changed = x.clone()
+    changed[:, 4:] = 0
+    assert torch.equal(layer(x)[:, :4], layer(changed)[:, :4])
+    with pytest.raises(ValueError, match="7 tokens exceed the 6 distances"):
+        layer(torch.zeros(1, 7, 3))
+
+
+@pytest.mark.parametrize(("length", "heads"), [(64, 8), (3, 8), (256, 16), (1, 1)])
+def test_position_mixing_starts_on_its_sphere_with_different_heads(length, heads):
+    layer = wn.nn.PositionMixing(length, 2, heads)
+    assert layer.gain_H.square().mean().item() == pytest.approx(1, rel=1e-6)  # float32
+    shares = layer.logits_HT.detach().softmax(-1)
+    assert [int(row.argmax()) for row in shares[:6]] == list(range(min(6, length, heads)))[: len(shares)] or length < 6
+    assert float(shares[-1].max()) < 0.9 or length == 1 or heads <= 6
+
+
+def test_layers_state_the_constraints_that_their_bounds_need():
+    model = torch.nn.Sequential(wn.nn.CappedEmbedding(5, 4), wn.nn.PositionMixing(4, 4, 2), wn.nn.ConvexPotential(8, 9))
+    assert list(wn.nn.constraints_of(model)) == ["0.weight", "1.gain_H", "1.before_1K", "2.weight"]
+    held = wn.constrain(wn.Scion(model), wn.nn.constraints_of(model))
+    assert all(ratio <= 1 for ratio in held.proved_ratios().values())
+
+
 def test_hits_are_counted_on_request_only():
     layer = wn.nn.BallProjection(1.0)
     x = torch.tensor([[2.0, 2.0], [0.1, 0.1]])

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
-from wellnormed.models import GPTConfig
+from wellnormed.models import GPTConfig, PotentialConfig
 from wellnormed.train import TrainConfig
 
 MODEL = GPTConfig(length=8, width=8, heads=2, blocks=1)
+POTENTIAL = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=2, attention_heads=2)
 
 
 @pytest.fixture
@@ -13,8 +16,14 @@ def text_file(tmp_path):
     return path
 
 
-@pytest.fixture
-def tiny(text_file):
+@pytest.fixture(params=["gpt", "potential"])
+def tiny(text_file, request):
+    if request.param == "potential":
+        return replace(_tiny(text_file), model=POTENTIAL, lipschitz=3.0)
+    return _tiny(text_file)
+
+
+def _tiny(text_file):
     return TrainConfig(
         model=MODEL, steps=12, batch=2, threads=1, source=str(text_file), device="cpu", log_every=2,
         checkpoint_every=4, attack_steps=2, sample_characters=20,

@@ -39,6 +39,11 @@ def test_caps_are_positive(cap):
         TrainConfig(caps=Caps(query=cap))
 
 
+def test_an_unknown_constraint_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="constraint=softcap must be one of soft-cap, hard-cap, spectral-normalize"):
+        replace(PRESETS["caps"], constraint="softcap")
+
+
 @pytest.mark.parametrize("change", [{"momentum": 1.0}, {"learning_rate": 0.0}, {"threads": 0}, {"attack_steps": -1}])
 def test_settings_out_of_range_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import random
 import signal
@@ -10,10 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import wellnormed as wn
 from wellnormed.data import load_shakespeare
-from wellnormed.models import load
+from wellnormed.models import GPT, load
 from wellnormed.train import RunFolder, resume, sample, train, validation_loss
-from wellnormed.train.session import TrainingSession, weight_constraints, weight_roles
+from wellnormed.train.session import TrainingSession
+from wellnormed.train.weights import weight_constraints, weight_roles
 
 KILLED = """
 import sys
@@ -115,6 +118,7 @@ def test_a_norm_above_its_cap_is_an_error(tiny):
         s.require_caps()
 
 
+@pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
 @pytest.mark.parametrize("constraint", ["soft-cap", "hard-cap", "spectral-normalize"])
 def test_every_constraint_holds_after_every_step(tiny, constraint):
     s = session(replace(tiny, constraint=constraint, learning_rate=0.2))
@@ -124,16 +128,33 @@ def test_every_constraint_holds_after_every_step(tiny, constraint):
 
 
 def test_a_learning_rate_beyond_the_constraint_is_refused_before_a_folder_exists(tiny, tmp_path):
-    with pytest.raises(ValueError, match="SoftCap"):
+    with pytest.raises(ValueError, match=r"SoftCap|Orthogonal"):
         train(replace(tiny, learning_rate=5.0), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_every_matrix_has_a_constraint(tiny):
     s = session(tiny)
-    matrices = {n for n, p in s.model.named_parameters() if p.ndim == 2 and "bias" not in n}
-    assert set(weight_roles(s.model)) == matrices == set(weight_constraints(s.model, tiny))
-    assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
+    matrices = {n for n, p in s.model.named_parameters() if p.ndim == 2 and not n.endswith(("bias_HT", "logits_HT"))}
+    held = weight_constraints(s.model, tiny)
+    assert matrices <= set(held)
+    if isinstance(s.model, GPT):
+        assert matrices == set(held) == set(weight_roles(s.model))
+        assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
+
+
+@pytest.mark.parametrize("tiny", ["potential"], indirect=True)
+@pytest.mark.parametrize("lipschitz", [0.5, 2.0, 50.0])
+def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
+    """Of everything but the head exactly, from the caps alone; the head's norm is at most what is left."""
+    run = train(replace(tiny, lipschitz=lipschitz, steps=60, learning_rate=0.1, log_every=60), tmp_path / "run")
+    model = load(run.path)
+    head = float(torch.linalg.matrix_norm(model.head.weight.detach().double(), 2)) * math.sqrt(8 / len(model.head.bias))
+    certificate = wn.certify(model)
+    # every weight aims 2e-5 below its norm; six of them multiply, and a Newton-Schulz step adds the square of the rate
+    assert 1 - 2e-4 <= certificate.lipschitz / (model.config.body_lipschitz * head) <= 1
+    assert certificate.lipschitz <= lipschitz
+    assert head >= 0.99 * lipschitz / model.config.body_lipschitz  # what is left is spent
 
 
 @torch.no_grad()

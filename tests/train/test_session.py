@@ -5,13 +5,14 @@ import torch
 
 from wellnormed.constraints import ClippedWeightDecay, Hammer
 from wellnormed.data import load_shakespeare
-from wellnormed.train import RunFolder, session
+from wellnormed.train import RunFolder, session, weights
 
 
+@pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
 @pytest.mark.parametrize("constraint", [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)], ids=["vectors", "bounds"])
 def test_what_a_constraint_remembers_survives_a_checkpoint(constraint, tiny, tmp_path, monkeypatch):
     """The other runs have constraints without memory; with these a lost state changes bits."""
-    monkeypatch.setitem(session.CONSTRAINTS, tiny.constraint, constraint)
+    monkeypatch.setitem(weights.CONSTRAINTS, tiny.constraint, constraint)
     config = replace(tiny, learning_rate=0.5)
 
     def begin():

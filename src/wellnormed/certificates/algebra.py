@@ -84,6 +84,20 @@ def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -
     return Bound(v.radius, tuple(ell))
 
 
+def _convex_potential(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
+    """`I - 2 W^T D W` has eigenvalues in [1 - 2 w^2, 1]; zero goes to `-2 W^T relu(b)`."""
+    (x,), norm = inputs, largest(claims, 0)
+    hidden, width = claims[0].shape
+    slope = max(ONE, 2 * norm * norm - 1)
+    return scaled(x, slope, shift=2 * norm * largest(claims, 1) * sqrt_up(Decimal(hidden) / width))
+
+
+def _position_mixing(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
+    """Averages of tokens and of one vector, each times a gain, side by side: the RMS of the gains multiplies."""
+    (x,), gain = inputs, largest(claims, 0)
+    return Bound((gain * max(x.radius[0], largest(claims, 1)),), (gain * x.lipschitz[0],))
+
+
 def _scaled_gelu(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     factor = abs(c["sharpness"]) * abs(c["factor"])
     return affine(inputs[0], factor, SLOPES["gelu"] * factor)
@@ -115,6 +129,8 @@ PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "position_mix": lambda x, c, w: scaled(x[0], c["token_share"], shift=abs(c["position_share"]) * largest(w, 0)),
     "ball_projection": _ball_projection,
     "attention": _attention,
+    "convex_potential": _convex_potential,
+    "position_mixing": _position_mixing,
     "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
     **{name: _activation(slope) for name, slope in SLOPES.items()},
     "scaled_gelu": _scaled_gelu,

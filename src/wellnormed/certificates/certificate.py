@@ -21,7 +21,8 @@ class Claim:
 
     measure: str
     """`spectral`: largest singular value of each part; `product`: that of `A_h^T B_h` for two tensors;
-    `row_rms`: largest RMS over the last dimension; `max_abs`: largest entry."""
+    `row_rms`: largest RMS over the last dimension; `positive_rms`: the same of positive entries alone; `max_abs`:
+    largest entry."""
     tensors: tuple[str, ...]
     """Names among the model's tensors."""
     shape: tuple[int, ...]

@@ -41,6 +41,11 @@ def row_rms(tensor: Tensor) -> tuple[float]:
     return (max(largest, sys.float_info.min) if rows.any() else 0.0,)
 
 
+def positive_rms(tensor: Tensor) -> tuple[float]:
+    """Bound on the largest RMS over the last dimension, of positive entries alone."""
+    return row_rms(tensor.detach().clamp(min=0))
+
+
 def max_abs(tensor: Tensor) -> tuple[float]:
     """The largest absolute value of an entry; exact."""
     return (float(tensor.detach().abs().max()),)

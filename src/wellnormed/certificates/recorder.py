@@ -19,8 +19,8 @@ class UncertifiableError(ValueError):
 class Recorder:
     """Collects the rows of a certificate while rules are applied.
 
-    A rule receives one as `step`. It reads constants from its module, proves claims on weights with
-    `spectral`, `row_rms` and `max_abs`, and derives bounds with `derive`; `refuse` stops the certificate.
+    A rule receives one as `step`. It reads constants from its module, proves claims on weights with `spectral`,
+    `row_rms`, `positive_rms` and `max_abs`, and derives bounds with `derive`; `refuse` stops the certificate.
 
     Args:
         tensors: Name -> parameter or buffer, as in the model's state dict.
@@ -80,6 +80,10 @@ class Recorder:
     def row_rms(self, tensor: Tensor) -> Claim:
         """Proved largest RMS over the last dimension."""
         return self._claim(measure.row_rms, (tensor,))
+
+    def positive_rms(self, tensor: Tensor) -> Claim:
+        """Proved largest RMS over the last dimension, of positive entries alone."""
+        return self._claim(measure.positive_rms, (tensor,))
 
     def max_abs(self, tensor: Tensor) -> Claim:
         """The largest absolute entry."""

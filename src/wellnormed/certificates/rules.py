@@ -11,7 +11,17 @@ from torch import nn
 
 from wellnormed.certificates.bound import Bound
 from wellnormed.certificates.recorder import Recorder
-from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads, PositionMix, Scale, ScaledGELU
+from wellnormed.nn import (
+    BallProjection,
+    CausalAttention,
+    ConvexPotential,
+    HeadProjection,
+    MergeHeads,
+    PositionMix,
+    PositionMixing,
+    Scale,
+    ScaledGELU,
+)
 from wellnormed.nn.activation import GELU_MAX_SLOPE
 
 F = TypeVar("F", bound=Callable[..., Bound])
@@ -78,11 +88,15 @@ def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
     return step.derive("linear", x, claims=(step.spectral(layer.weight), *bias))
 
 
+def _require_one_sequence(step: Recorder, x: Bound) -> None:
+    if x.heads != 1:
+        raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
+
+
 @rule(HeadProjection)
 def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
     """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
-    if x.heads != 1:
-        raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
+    _require_one_sequence(step, x)
     return step.derive("head_projection", x, claims=(step.spectral(layer.weight, layer.heads),))
 
 
@@ -118,6 +132,20 @@ def attention(layer: CausalAttention, step: Recorder, q: Bound, k: Bound, v: Bou
 def merge_heads(layer: MergeHeads, step: Recorder, x: Bound) -> Bound:
     """Root mean square over heads, of radii and of Lipschitz constants."""
     return step.derive("merge_heads", x)
+
+
+@rule(ConvexPotential)
+def convex_potential(layer: ConvexPotential, step: Recorder, x: Bound) -> Bound:
+    """One weight, used twice; positive biases alone move zero."""
+    _require_one_sequence(step, x)
+    return step.derive("convex_potential", x, claims=(step.spectral(layer.weight), step.positive_rms(layer.bias)))
+
+
+@rule(PositionMixing)
+def position_mixing(layer: PositionMixing, step: Recorder, x: Bound) -> Bound:
+    """The averages are convex combinations whatever the logits are."""
+    _require_one_sequence(step, x)
+    return step.derive("position_mixing", x, claims=(step.row_rms(layer.gain_H), step.row_rms(layer.before_1K)))
 
 
 @rule(ScaledGELU)

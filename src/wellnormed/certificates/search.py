@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.tracing import trace
 from wellnormed.certificates.walker import embedding_node
-from wellnormed.nn import CausalAttention, HeadProjection, PositionMix
+from wellnormed.nn import CausalAttention, HeadProjection, PositionMix, PositionMixing
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
@@ -173,7 +173,7 @@ def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBou
 
 
 def _length(model: nn.Module) -> int:
-    held = [m.length for m in model.modules() if isinstance(m, PositionMix)]
+    held = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
     held += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
     return min([_DEFAULT_LENGTH, *held])
 

@@ -102,6 +102,10 @@ def _row_rms(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
     return largest * (1 + (rows.shape[-1] + 6) * _UNIT) <= rows.shape[-1]
 
 
+def _positive_rms(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
+    return _row_rms([np.maximum(arrays[0], 0)], values)
+
+
 def _max_abs(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
     (value,) = values
     return float(np.abs(arrays[0]).max(initial=0.0)) <= value
@@ -111,6 +115,7 @@ CHECKS: dict[str, Callable[[Sequence[np.ndarray], Sequence[float]], bool]] = {
     "spectral": _spectral,
     "product": _product,
     "row_rms": _row_rms,
+    "positive_rms": _positive_rms,
     "max_abs": _max_abs,
 }
 
@@ -126,6 +131,8 @@ _CLAIMS = {  # what is proved of the weights of a rule that uses any
     "embedding": [["row_rms"]],
     "head_projection": [["spectral"]],
     "linear": [["spectral"], ["spectral", "row_rms"]],
+    "convex_potential": [["spectral", "positive_rms"]],
+    "position_mixing": [["row_rms", "row_rms"]],
     "gain": [["max_abs"]],
     "position_mix": [["row_rms"]],
     "normalization": [[], ["max_abs"], ["max_abs", "row_rms"]],
@@ -180,6 +187,14 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
             gain = proved[0] if proved else one
             size, slope = gain + sum(proved[1:], zero), gain / c["eps"].sqrt().next_minus()
             return Value((size,) * len(x.radius), tuple(slope * e for e in x.lipschitz))
+        case "convex_potential":
+            require(len(x.radius) == len(claims[0].values) == 1, "one sequence and one whole weight")
+            (hidden, width), size = claims[0].shape, proved[0]
+            at_zero = 2 * size * proved[1] * _root(Decimal(hidden) / width)
+            return _affine(x, max(one, 2 * size * size - one), shift=at_zero)
+        case "position_mixing":
+            require(len(x.radius) == 1, "one sequence")
+            return Value((proved[0] * max(x.radius[0], proved[1]),), (proved[0] * x.lipschitz[0],))
         case "linear":
             (norm,) = _rms_norms(claims[0])
             return _affine(x, norm, shift=sum(proved[1:], zero))

@@ -17,6 +17,7 @@ import tyro
 
 from wellnormed._files import read_json
 from wellnormed.experiments._header import from_environment, save_figure, write_result
+from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import PRESETS, Caps, TrainConfig
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ _REMEDY = "run that point again"
 
 
 def _grid() -> dict[str, TrainConfig]:
-    base = PRESETS["cpu"]
+    base = PRESETS["caps"]
+    assert isinstance(base.model, GPTConfig)
     deep = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4, sharpness=1.0)
     loose = Caps(query=0.5, key=0.5, value=2.0, output=2.0, feed_in=2.5, feed_out=2.5, head=2.0)
     sharp = replace(loose, query=1.5, key=1.5)

@@ -3,5 +3,14 @@
 from wellnormed._lazy import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
-    __name__, {"GPT": ".gpt", "GPTConfig": ".config", "export": ".files", "load": ".files"}
+    __name__,
+    {
+        "GPT": ".gpt",
+        "GPTConfig": ".config",
+        "PotentialGPT": ".potential_gpt",
+        "PotentialConfig": ".config",
+        "build": ".files",
+        "export": ".files",
+        "load": ".files",
+    },
 )

@@ -1,12 +1,16 @@
 """Shapes and constants of the models; free of torch, so that a command line can read them quickly."""
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """A decoder-only transformer of Lipschitz layers (LT section 4.1). Every constant here enters the certificate."""
 
+    architecture: Literal["gpt"] = "gpt"
+    """Which model this configures."""
     vocabulary_size: int = 65
     """Symbols."""
     length: int = 64
@@ -43,3 +47,46 @@ class GPTConfig:
     """Ball projection on every head's keys."""
     value_radius: float | None = None
     """Ball projection on every head's values."""
+
+
+@dataclass(frozen=True)
+class PotentialConfig:
+    """A decoder-only model of blocks that are 1-Lipschitz by form, and of attention with a stated constant."""
+
+    architecture: Literal["potential"] = "potential"
+    """Which model this configures."""
+    vocabulary_size: int = 65
+    """Symbols."""
+    length: int = 64
+    """Tokens of context."""
+    token_width: int = 16
+    """Entries of a token's vector."""
+    mixing_heads: int = 8
+    """Averages of the past by position; with the token's width they make the width of the stream."""
+    blocks: int = 4
+    """Convex-potential layers."""
+    hidden: int = 1024
+    """Hidden width of those layers."""
+    attention_blocks: int = 1
+    """Blocks of attention that reads the content, before the first convex-potential layers, one each; 0 is allowed."""
+    attention_heads: int = 8
+    """Heads of attention; divides the width of the stream."""
+    attention_share: float = 0.3
+    """Share of attention in its convex residual."""
+    attention_logit: float = 0.5
+    """Largest logit that attention can make of the content, `t`; its constant is `sqrt(1 + t^2) + t`."""
+
+    @property
+    def width(self) -> int:
+        """Entries of a token in the stream."""
+        return self.token_width * self.mixing_heads
+
+    @property
+    def body_lipschitz(self) -> float:
+        """The constant of everything but the head: convex potentials and mixing have 1, so it is that of attention."""
+        attention = math.hypot(1.0, self.attention_logit) + self.attention_logit
+        return (1.0 - self.attention_share + self.attention_share * attention) ** self.attention_blocks
+
+
+ModelConfig = GPTConfig | PotentialConfig
+"""The config of any model; its `architecture` says of which."""

@@ -12,15 +12,24 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import MANIFEST, json_text, parse_dataclass, read_files, read_json, write_files
-from wellnormed.models.config import GPTConfig
+from wellnormed.models.config import GPTConfig, ModelConfig
 from wellnormed.models.gpt import GPT
+from wellnormed.models.potential_gpt import PotentialGPT
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.models.export` wrote"
 
 
-def load(folder: str | Path) -> GPT:
+Model = GPT | PotentialGPT
+
+
+def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model:
+    """The model that a config describes, with fresh weights."""
+    return GPT(config, generator) if isinstance(config, GPTConfig) else PotentialGPT(config, generator)
+
+
+def load(folder: str | Path) -> Model:
     """Load a model, in eval mode on the CPU.
 
     Args:
@@ -38,12 +47,12 @@ def load(folder: str | Path) -> GPT:
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
     _, files = read_files(path.parent, remedy, only=path.name)
-    model = GPT(config, torch.Generator().manual_seed(0))
+    model = build(config, torch.Generator().manual_seed(0))
     load_weights(model, read_tensors(files[path.name], str(path)), str(path))
     return model.eval()
 
 
-def export(model: GPT, folder: str | Path, symbols: str | None = None) -> Path:
+def export(model: Model, folder: str | Path, symbols: str | None = None) -> Path:
     """Write a model so that `load` and every command can read it.
 
     Args:
@@ -87,9 +96,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return content
 
 
-def model_config(folder: str | Path) -> GPTConfig:
+def model_config(folder: str | Path) -> ModelConfig:
     """The `model` section of a folder's config."""
-    return parse_dataclass(GPTConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
+    return parse_dataclass(ModelConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
 
 
 def model_symbols(folder: str | Path) -> str:

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, empty, nn
 
+from wellnormed.constraints import ColumnCap, Constraint
 from wellnormed.norms import ColNorm, Norm
 
 
@@ -24,6 +25,10 @@ class CappedEmbedding(nn.Module):
     def parameter_norms(self) -> dict[str, Norm]:
         """Columns of the map from one-hot symbols, this weight's rows; rare ones inflated at most 16 times."""
         return {"weight": ColNorm(input_axis=0, max_inflation=16)}
+
+    def parameter_constraints(self) -> dict[str, Constraint]:
+        """Every vector's RMS is at most 1."""
+        return {"weight": ColumnCap(1.0)}
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -55,6 +60,10 @@ class PositionMix(nn.Module):
     def parameter_norms(self) -> dict[str, Norm]:
         """Every position's vector is one column of the map from positions."""
         return {"weight": ColNorm(input_axis=0, max_inflation=16)}
+
+    def parameter_constraints(self) -> dict[str, Constraint]:
+        """Every position's vector has an RMS of at most 1."""
+        return {"weight": ColumnCap(1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[-2]

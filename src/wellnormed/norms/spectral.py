@@ -15,7 +15,7 @@ from wellnormed.matrix.msign import METHODS
 from wellnormed.norms.base import MatrixNorm
 
 _METHODS = tuple(method for method in METHODS if method != "sketch")
-Units = Literal["rms", "pixels", "one-hot", "match-rms-adamw"]
+Units = Literal["rms", "l2", "pixels", "one-hot", "match-rms-adamw"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,10 +25,10 @@ class Spectral(MatrixNorm):
     Args:
         coefficients: Set of the registry with which `dualize` approximates the matrix sign. Its overshoot is declared.
         method: Method of `msign`.
-        units: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "pixels", for a first
-            layer that may see more pixels than it has outputs: `max(1, sqrt(d_out / d_in))`, without which a learning
-            rate found at a small width does not transfer (LMO table 3, insight 3.2 iii); it is also Muon's original
-            choice. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
+        units: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "l2": 1. "pixels", for a
+            first layer that may see more pixels than it has outputs: `max(1, sqrt(d_out / d_in))`, without which a
+            learning rate found at a small width does not transfer (LMO table 3, insight 3.2 iii); it is also Muon's
+            original choice. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
             "match-rms-adamw": `0.2 sqrt(max(d_out, d_in))`, so that entries of an update are as large as AdamW's (Liu
             et al., 2025).
         input_axis: 1 if inputs index columns (`nn.Linear`), 0 if they index rows (`nn.Embedding`, GPT-2's `Conv1D`).
@@ -84,6 +84,8 @@ class Spectral(MatrixNorm):
         match self.units:
             case "rms":
                 return math.sqrt(d_out / d_in)
+            case "l2":
+                return 1.0
             case "pixels":
                 return max(1.0, math.sqrt(d_out / d_in))
             case "one-hot":

@@ -1,10 +1,11 @@
 """What a training run is, typed; free of torch, so that the command line reads it quickly."""
 
 import math
+import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wellnormed.models.config import GPTConfig
+from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Caps:
 class TrainConfig:
     """A training run of the character transformer. The model's vocabulary size is that of the text."""
 
-    model: GPTConfig = field(default_factory=GPTConfig)
+    model: ModelConfig = field(default_factory=GPTConfig)
     """Shapes and constants of the model."""
+    lipschitz: float | None = None
+    """The Lipschitz constant that a `potential` model has after every step; None for a `gpt`, which has caps."""
     caps: Caps = field(default_factory=Caps)
-    """Largest norms by role; embedding vectors are always kept at RMS at most 1."""
+    """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: Literal["soft-cap", "hard-cap", "spectral-normalize"] = "soft-cap"
-    """What keeps matrices below their caps after every step."""
+    """What keeps matrices of a `gpt` below their caps after every step."""
     steps: int = 2000
     """Optimizer steps."""
     batch: int = 12
@@ -46,9 +49,11 @@ class TrainConfig:
     embedding_rate: float = 1.0
     """Factor on the learning rate of embedding vectors."""
     bias_rate: float = 1.0
-    """Factor on the learning rate of biases, that of the logits' biases being divided by the logit scale."""
+    """Factor on the learning rate of biases, that of a `gpt`'s logits being divided by its logit scale."""
     head_rate: float = 1.0
-    """Factor on the learning rate of the map to logits."""
+    """Factor on the learning rate of the map to logits; that of a `potential` model is relative to its cap."""
+    gain_rate: float = 0.3
+    """Factor on the learning rate of the gains of a `potential` model's averages."""
     momentum: float = 0.95
     """Fraction of the momentum that is kept (Nesterov)."""
     seed: int = 0
@@ -73,21 +78,49 @@ class TrainConfig:
         values = {f"caps.{role}": cap for role, cap in vars(self.caps).items()}
         values |= {f"model.{name}": value for name, value in vars(self.model).items()} | vars(self)
         for name in (*(f"caps.{role}" for role in vars(self.caps)), *POSITIVE):
-            if (value := values[name]) is not None and not 0 < value < math.inf:
+            if (value := values.get(name)) is not None and not 0 < value < math.inf:
                 raise ValueError(_refusal(name, value, "be positive and finite"))
-        for name in ("embedding_rate", "bias_rate", "head_rate", "attack_steps", "sample_characters"):
-            if not 0 <= values[name] < math.inf:
+        known = typing.get_args(typing.get_type_hints(TrainConfig)["constraint"])
+        if self.constraint not in known:
+            raise ValueError(_refusal("constraint", self.constraint, f"be one of {', '.join(known)}"))
+        for name in NOT_NEGATIVE:
+            if not 0 <= values.get(name, 0) < math.inf:
                 raise ValueError(_refusal(name, values[name], "be finite and not negative"))
-        for name in ("model.residual_strength", "model.token_share"):
-            if not 0 <= values[name] <= 1:
+        for name in ("model.residual_strength", "model.token_share", "model.attention_share"):
+            if not 0 <= values.get(name, 0) <= 1:
                 raise ValueError(_refusal(name, values[name], "lie in [0, 1]: it is a share"))
-        if self.model.width % self.model.heads:
-            raise ValueError(_refusal("model.heads", self.model.heads, f"divide model.width={self.model.width}"))
+        for name in ("model.heads", "model.attention_heads"):
+            if self.model.width % values.get(name, 1):
+                raise ValueError(_refusal(name, values[name], f"divide the model's width, {self.model.width}"))
+        if isinstance(self.model, GPTConfig) != (self.lipschitz is None):
+            raise ValueError(
+                _refusal("lipschitz", self.lipschitz, "be a number for a `potential` model, whose head takes what is "
+                "left of it, and None for a `gpt`, whose constant follows from its caps")
+            )  # fmt: skip
+        if isinstance(self.model, PotentialConfig):
+            if self.model.attention_blocks > self.model.blocks:
+                raise ValueError(
+                    _refusal("model.attention_blocks", self.model.attention_blocks, "be at most model.blocks, for "
+                    "each stands before a convex-potential layer")
+                )  # fmt: skip
+            if self.head_cap < SMALLEST_HEAD:
+                smallest = SMALLEST_HEAD * self.model.body_lipschitz
+                must = (
+                    f"be at least {smallest:.3g}: beside biases of size 1, float32 shows no smaller change of a logit"
+                )
+                raise ValueError(_refusal("lipschitz", self.lipschitz, must))
         if not 0 <= self.momentum < 1:
             raise ValueError(_refusal("momentum", self.momentum, "lie in [0, 1): it is the fraction kept"))
 
+    @property
+    def head_cap(self) -> float:
+        """The norm that is left for the map to logits of a `potential` model."""
+        assert self.lipschitz is not None
+        assert isinstance(self.model, PotentialConfig)
+        return self.lipschitz / self.model.body_lipschitz
 
-def _refusal(name: str, value: float, must: str) -> str:
+
+def _refusal(name: str, value: float | str | None, must: str) -> str:
     return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
 
 
@@ -95,10 +128,23 @@ POSITIVE = (
     "steps", "batch", "log_every", "checkpoint_every", "learning_rate", "threads", "model.length", "model.width",
     "model.heads", "model.blocks", "model.expansion", "model.attention_scale", "model.output_factor", "model.sharpness",
     "model.logit_scale", "model.stream_radius", "model.query_radius", "model.key_radius", "model.value_radius",
+    "model.token_width", "model.mixing_heads", "model.hidden", "model.attention_heads", "lipschitz",
 )  # fmt: skip
+NOT_NEGATIVE = (
+    "embedding_rate", "bias_rate", "head_rate", "gain_rate", "attack_steps", "sample_characters",
+    "model.attention_blocks", "model.attention_logit",
+)  # fmt: skip
+SMALLEST_HEAD = 2.0**-23
+"""The least norm of a head."""
 PRESETS: dict[str, TrainConfig] = {
-    # One wide block, small caps where the loss does not need more: docs/results.md has the alternatives.
-    "cpu": TrainConfig(
+    # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
+    "cpu": TrainConfig(model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, threads=2),
+    # The same without that attention: what is read of the past depends on the position alone.
+    "positions": TrainConfig(
+        model=PotentialConfig(attention_blocks=0), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, threads=2
+    ),
+    # LT's architecture: one wide block, small caps where the loss does not need more.
+    "caps": TrainConfig(
         model=GPTConfig(
             width=128, heads=8, blocks=1, expansion=16, residual_strength=0.85, sharpness=4.0, logit_scale=16.0
         ),
@@ -129,4 +175,4 @@ PRESETS: dict[str, TrainConfig] = {
         batch=64,
     ),
 }
-"""Named starting points: `cpu` takes minutes on two cores, `paper` is LT's Shakespeare run (hours there)."""
+"""Named starting points: all but `paper`, which is LT's Shakespeare run (hours), take minutes on two cores."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.models.gpt import GPT
+from wellnormed.models.files import Model
 
 TOKENS_AT_ONCE = 8192
 """Enough to keep a machine busy, little enough for the memory of a small one."""
@@ -44,7 +44,7 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
 
 @torch.no_grad()
 def sample(
-    model: GPT, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
+    model: Model, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
 ) -> Tensor:
     """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 

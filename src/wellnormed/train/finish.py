@@ -8,7 +8,7 @@ from rich.console import Console
 
 import wellnormed as wn
 from wellnormed._files import read_json
-from wellnormed.models.gpt import GPT
+from wellnormed.models.files import Model
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.train.evaluate import sample, validation_loss
 from wellnormed.train.report import write_report
@@ -51,7 +51,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     print_summary(run, console)
 
 
-def certify_model(model: GPT, attack_steps: int, generator: torch.Generator) -> "wn.certificates.Certificate":
+def certify_model(model: Model, attack_steps: int, generator: torch.Generator) -> "wn.certificates.Certificate":
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
     certificate = wn.certify(model, torch.zeros(1, model.config.length, dtype=torch.long))
     if attack_steps:

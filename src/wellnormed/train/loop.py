@@ -88,7 +88,7 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
     parameters = sum(p.numel() for p in session.model.parameters())
     console.print(
         f"text {session.text.source}, {len(session.text.train):,} characters; {parameters:,} parameters; "
-        f"{session.config.constraint} after every step; run folder {run.path}{start}",
+        f"{_kept(session.config)} after every step; run folder {run.path}{start}",
         highlight=False,
         soft_wrap=True,
     )
@@ -104,6 +104,10 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
         saved = run.checkpoint_folders()
         left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
         raise ValueError(f"{error}; {left}") from error
+
+
+def _kept(config: TrainConfig) -> str:
+    return config.constraint if config.lipschitz is None else f"Lipschitz constant {config.lipschitz:g}"
 
 
 def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:

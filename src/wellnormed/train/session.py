@@ -1,27 +1,19 @@
 """One training run in memory: model, optimizer, constraints, order of the data; and its checkpoint."""
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed.constraints as constraints
-from wellnormed.constraints import ColumnCap, Constraint
 from wellnormed.data.characters import CharacterText
-from wellnormed.models.files import load_weights
-from wellnormed.models.gpt import GPT, Attention, FeedForward
+from wellnormed.models.files import Model, build, load_weights
 from wellnormed.norms import assign_norms
 from wellnormed.optim import NonFiniteGradientError, Scion
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.run_folder import Checkpoint
-
-CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
-    "soft-cap": constraints.SoftCap,
-    "hard-cap": constraints.HardCap,
-    "spectral-normalize": constraints.SpectralNormalize,
-}
+from wellnormed.train.weights import rate_factors, weight_constraints
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
@@ -32,47 +24,14 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 
 
-def weight_roles(model: GPT) -> dict[str, str]:
-    """Name of every weight matrix -> its role, as in `Caps`, or `embedding`."""
-    roles = {"embedding.weight": "embedding", "position.weight": "embedding", "head.weight": "head"}
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            parts = {role: getattr(module, role) for role in ("query", "key", "value", "output")}
-        elif isinstance(module, FeedForward):
-            parts = {"feed_in": module.input, "feed_out": module.output}
-        else:
-            continue
-        owned = {id(p): role for role, part in parts.items() for p in part.parameters() if p.ndim == 2}
-        roles |= {f"{name}.{leaf}": owned[id(p)] for leaf, p in module.named_parameters() if id(p) in owned}
-    return roles
-
-
-def weight_constraints(model: GPT, config: TrainConfig) -> dict[str, Constraint]:
-    """Name of every weight matrix -> what keeps it in bounds."""
-    constraint = CONSTRAINTS[config.constraint]
-    return {
-        name: ColumnCap(1.0) if role == "embedding" else constraint(getattr(config.caps, role))
-        for name, role in weight_roles(model).items()
-    }
-
-
-def _rate_factors(model: GPT, config: TrainConfig) -> dict[str, float]:
-    roles = weight_roles(model)
-    factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
-    if model.head.bias is not None:  # it stands before the logit scale, and would move that much faster
-        factors["head.bias"] = config.bias_rate / config.model.logit_scale
-    own = {"embedding": config.embedding_rate, "head": config.head_rate}
-    return factors | {name: own[role] for name, role in roles.items() if role in own}
-
-
-def build_optimizer(model: GPT, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
+def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
     """The optimizer of a run, with the constraints that hold after each of its steps."""
     optimizer = Scion(
         assign_norms(model, recipe="modular"),
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=True,
-        lr_factors=_rate_factors(model, config),
+        lr_factors=rate_factors(model, config),
     )
     return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
 
@@ -93,7 +52,7 @@ class TrainingSession:
             )
         self.generators = named_generators(config.seed)
         self.order = self.generators["order of the data"]
-        self.model = GPT(config.model, self.generators["initial weights"]).to(device)
+        self.model = build(config.model, self.generators["initial weights"]).to(device)
         self.optimizer, self.constraints = build_optimizer(self.model, config)
         self.step = 0
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -119,7 +78,7 @@ class TrainingSession:
         if not math.isfinite(value):
             raise ValueError(
                 f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
-                f"lower --learning-rate (now {self.rate:.4g}) or --model.logit-scale"
+                f"lower --learning-rate (now {self.rate:.4g})"
             )
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * (1 - self.step / self.config.steps)
@@ -137,7 +96,7 @@ class TrainingSession:
         if not ratios[worst] <= 1:
             raise ValueError(
                 f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so "
-                f"{self.config.constraint} broke its promise; please report this run, and use --constraint hard-cap"
+                "its constraint broke its promise; please report this run"
             )
         return ratios[worst]
 

@@ -1,0 +1,91 @@
+"""Constraints that hold a norm at a value, and not only below it: layers whose bound is exact need them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from wellnormed.constraints.base import TARGET, Promise, SpectralCap, require_positive, require_update_norm
+from wellnormed.matrix import stiefel_project
+from wellnormed.norms import Norm
+
+
+@dataclass(frozen=True)
+class Orthogonal(SpectralCap):
+    """All singular values stay near `max_norm`, by one Newton-Schulz step `s -> s (3 - s^2) / 2` after every step.
+
+    Measured in caps, that step maps all of [0, 2] into [0, 1], so it promises `norm(weight) <= max_norm`; a step of the
+    optimizer of `e` caps leaves singular values of at least `1 - 1.5 e^2` for small `e`. It costs two products, where
+    `Stiefel` costs a whole `msign`. Singular values that are zero stay zero.
+
+    Args:
+        max_norm: In units of the weight's norm. Weights are brought there at once, exactly. A step whose norm may be
+            larger than this is refused.
+
+    Example:
+        >>> import torch, wellnormed as wn
+        >>> layer = torch.nn.Linear(8, 4, bias=False)
+        >>> optimizer = wn.Scion(layer, lr=0.01)
+        >>> _ = wn.constrain(optimizer, {"*": Orthogonal(1.0)})
+        >>> layer(torch.ones(1, 8)).sum().backward()
+        >>> optimizer.step()
+        >>> (layer.weight @ layer.weight.mT / 0.5).diagonal().detach().round(decimals=3)  # (d_out / d_in) of norm 1
+        tensor([1., 1., 1., 1.])
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
+        step = require_update_norm(self, update_norm, name)
+        if not step <= self.max_norm:
+            raise ValueError(
+                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than the norm that it "
+                "holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
+            )
+
+    def _start(self, slices: Tensor, cap: float) -> Tensor:
+        return stiefel_project(slices, cap, method="svd")
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        tall = slices.shape[-2] > slices.shape[-1]
+        x = slices.mT / cap if tall else slices / cap
+        x = cap * (1.5 * x - 0.5 * (x @ x.mT) @ x)
+        return x.mT if tall else x
+
+
+@dataclass(frozen=True)
+class Sphere(Promise):
+    """After every step a weight is scaled to the norm `radius`, in its own norm, and provably not above it.
+
+    Unlike `NormSphere`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
+    A weight of zero stays zero.
+
+    Args:
+        radius: In units of the weight's norm.
+
+    Example:
+        >>> import torch, wellnormed as wn
+        >>> gains = torch.nn.Module()
+        >>> gains.bias = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> _ = wn.constrain(wn.Scion(gains, lr=0.01), {"bias": Sphere(1.0)})
+        >>> gains.bias.detach().square().mean().round(decimals=3)
+        tensor(1.)
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, radius=self.radius)
+
+    @property
+    def bound(self) -> float:
+        return self.radius
+
+    def acts_on(self, norm: Norm) -> bool:
+        return True
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        proved = norm.upper_bound(weights)
+        factor = self.radius * TARGET / proved.clamp(min=torch.finfo(proved.dtype).tiny)
+        return (weights.double() * factor.to(weights.device).reshape(factor.shape + (1,) * norm.ndim)).to(weights.dtype)

@@ -1,0 +1,90 @@
+"""A transformer with the Lipschitz constant that is asked for: blocks of constant 1 by form, and a capped head."""
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.constraints import Constraint, Orthogonal
+from wellnormed.models.config import PotentialConfig
+from wellnormed.nn import (
+    BallProjection,
+    CappedEmbedding,
+    CausalAttention,
+    ConvexPotential,
+    ConvexResidual,
+    HeadProjection,
+    MergeHeads,
+    PositionMixing,
+)
+
+
+class ContentAttention(nn.Module):
+    """Attention whose constant in the ball of RMS 1 is `sqrt(1 + t^2) + t`, for logits of at most `t` and a bias.
+
+    Queries, keys, values (head by head) and the output are orthogonal, so that the certificate finds exactly this.
+    """
+
+    def __init__(self, config: PotentialConfig) -> None:
+        super().__init__()
+        heads, width = config.attention_heads, config.width
+        self.query = HeadProjection(width, heads)
+        self.key = HeadProjection(width, heads)
+        self.value = HeadProjection(width, heads)
+        self.attend = CausalAttention(heads, config.attention_logit, config.length, relative_bias=True)
+        self.merge = MergeHeads()
+        self.output = nn.Linear(width, width, bias=False)
+
+    def parameter_constraints(self) -> dict[str, Constraint]:
+        """Every projection has norm 1, in every direction."""
+        return {f"{name}.weight": Orthogonal(1.0) for name in ("query", "key", "value", "output")}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.output(self.merge(self.attend(self.query(x_BTD), self.key(x_BTD), self.value(x_BTD))))
+
+
+class PotentialGPT(nn.Module):
+    """Token vectors, causal averages of them side by side, convex potentials and attention, and a map to logits.
+
+    Everything before the head has the constant `config.body_lipschitz`, so that a head of norm `L / body_lipschitz`
+    gives the model the constant L. The head starts at zero.
+
+    Args:
+        config: Shapes and constants.
+        generator: Source of the initial weights; torch's default if None.
+
+    Shape: integers `(B, T)` -> logits `(B, T, vocabulary_size)`.
+
+    Example:
+        >>> model = PotentialGPT(PotentialConfig(blocks=1, hidden=32))
+        >>> model(torch.zeros(2, 8, dtype=torch.long)).shape
+        torch.Size([2, 8, 65])
+    """
+
+    def __init__(self, config: PotentialConfig, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = CappedEmbedding(config.vocabulary_size, config.token_width)
+        self.mixing = PositionMixing(config.length, config.token_width, config.mixing_heads)
+        layers: list[nn.Module] = []
+        for number in range(config.blocks):
+            if number < config.attention_blocks:
+                layers += [BallProjection(1.0), ConvexResidual(ContentAttention(config), config.attention_share)]
+            layers.append(ConvexPotential(config.width, config.hidden))
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(config.width, config.vocabulary_size)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Every layer starts as it says itself; the biases of attention and the head start at zero."""
+        for module in self.modules():
+            if isinstance(module, CappedEmbedding | HeadProjection):
+                module.parameter_norms()["weight"].initialize_(module.weight, generator)
+            elif isinstance(module, ConvexPotential):
+                module.reset_parameters(generator)
+            elif isinstance(module, ContentAttention):
+                nn.init.orthogonal_(module.output.weight, generator=generator)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.head(self.layers(self.mixing(self.embedding(tokens_BT))))

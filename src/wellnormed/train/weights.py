@@ -1,0 +1,57 @@
+"""Which constraint and which learning rate every weight of a model gets in a training run."""
+
+from collections.abc import Callable
+
+import wellnormed.constraints as constraints
+from wellnormed.constraints import Constraint, HardCap
+from wellnormed.models.files import Model
+from wellnormed.models.gpt import GPT, Attention, FeedForward
+from wellnormed.nn import constraints_of
+from wellnormed.train.config import TrainConfig
+
+CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
+    "soft-cap": constraints.SoftCap,
+    "hard-cap": constraints.HardCap,
+    "spectral-normalize": constraints.SpectralNormalize,
+}
+
+
+def weight_roles(model: GPT) -> dict[str, str]:
+    """Name of every weight matrix -> its role, as in `Caps`, or `embedding`."""
+    roles = {"embedding.weight": "embedding", "position.weight": "embedding", "head.weight": "head"}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            parts = {role: getattr(module, role) for role in ("query", "key", "value", "output")}
+        elif isinstance(module, FeedForward):
+            parts = {"feed_in": module.input, "feed_out": module.output}
+        else:
+            continue
+        owned = {id(p): role for role, part in parts.items() for p in part.parameters() if p.ndim == 2}
+        roles |= {f"{name}.{leaf}": owned[id(p)] for leaf, p in module.named_parameters() if id(p) in owned}
+    return roles
+
+
+def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constraint]:
+    """Name of every weight that is kept in bounds -> what keeps it there."""
+    own = constraints_of(model)
+    if not isinstance(model, GPT):
+        return own | {"head.weight": HardCap(config.head_cap)}
+    constraint, roles = CONSTRAINTS[config.constraint], weight_roles(model)
+    return own | {name: constraint(getattr(config.caps, role)) for name, role in roles.items() if name not in own}
+
+
+def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
+    """Name of a parameter -> what its learning rate is multiplied by, where that is not 1."""
+    if not isinstance(model, GPT):
+        biases = [name for name, parameter in model.named_parameters() if name.endswith(("bias", "bias_HT"))]
+        return dict.fromkeys(biases, config.bias_rate) | {
+            "embedding.weight": config.embedding_rate,
+            "mixing.gain_H": config.gain_rate,
+            "head.weight": config.head_rate * config.head_cap,
+        }
+    roles = weight_roles(model)
+    factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
+    if model.head.bias is not None:  # it stands before the logit scale, and would move that much faster
+        factors["head.bias"] = config.bias_rate / model.config.logit_scale
+    own = {"embedding": config.embedding_rate, "head": config.head_rate}
+    return factors | {name: own[role] for name, role in roles.items() if role in own}
