@@ -16,6 +16,8 @@ Constants = Mapping[str, Decimal]
 Primitive = Callable[[Sequence[Bound], Constants, Sequence[Claim]], Bound]
 
 ONE, ZERO = Decimal(1), Decimal(0)
+_ROUNDED = Decimal("1.000000000000001")
+"""Covers some float64 operations by which a layer makes its constants."""
 
 SLOPES = {  # the largest |slope|, rounded up; |f(x)| <= |x| holds for all
     "identity": ONE,
@@ -66,7 +68,7 @@ def _ball_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
 def _attention(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     """Smallest valid bound of each head; RMS units, logits `scale / K <q, k>` plus any additive mask."""
     q, k, v = inputs
-    scale = c["scale"] * Decimal("1.000000000000001")  # the layer divides it by K in float64
+    scale = c["scale"] * _ROUNDED  # the layer divides it by K in float64
     ell = []
     for h in range(len(v.radius)):
         rq, rk, rv, lq = q.radius[h], k.radius[h], v.radius[h], q.lipschitz[h]
@@ -90,6 +92,15 @@ def _convex_potential(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cl
     hidden, width = claims[0].shape
     slope = max(ONE, 2 * norm * norm - 1)
     return scaled(x, slope, shift=2 * norm * largest(claims, 1) * sqrt_up(Decimal(hidden) / width))
+
+
+def _join(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
+    """`W [sqrt(1 - share) x, sqrt(share) y]`: the squares of two vectors of equal width add up before W."""
+    x, y = inputs
+    rows, columns = claims[0].shape
+    size = largest(claims, 0) * sqrt_up(Decimal(columns) / (2 * rows)) * _ROUNDED
+    both = lambda a, b: size * sqrt_up((1 - c["share"]) * a * a + c["share"] * b * b)  # noqa: E731
+    return Bound((both(x.radius[0], y.radius[0]),), (both(x.lipschitz[0], y.lipschitz[0]),))
 
 
 def _position_mixing(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
@@ -130,6 +141,7 @@ PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "ball_projection": _ball_projection,
     "attention": _attention,
     "convex_potential": _convex_potential,
+    "join": _join,
     "position_mixing": _position_mixing,
     "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
     **{name: _activation(slope) for name, slope in SLOPES.items()},

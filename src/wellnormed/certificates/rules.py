@@ -17,6 +17,7 @@ from wellnormed.nn import (
     ConvexPotential,
     HeadProjection,
     MergeHeads,
+    OrthogonalJoin,
     PositionMix,
     PositionMixing,
     Scale,
@@ -139,6 +140,14 @@ def convex_potential(layer: ConvexPotential, step: Recorder, x: Bound) -> Bound:
     """One weight, used twice; positive biases alone move zero."""
     _require_one_sequence(step, x)
     return step.derive("convex_potential", x, claims=(step.spectral(layer.weight), step.positive_rms(layer.bias)))
+
+
+@rule(OrthogonalJoin)
+def orthogonal_join(layer: OrthogonalJoin, step: Recorder, x: Bound, y: Bound) -> Bound:
+    """Squares add up, in the proportion of the share."""
+    _require_one_sequence(step, x)
+    _require_one_sequence(step, y)
+    return step.derive("join", x, y, constants={"share": layer.share}, claims=(step.spectral(layer.weight),))
 
 
 @rule(PositionMixing)

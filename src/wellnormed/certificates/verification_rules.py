@@ -133,6 +133,7 @@ _CLAIMS = {  # what is proved of the weights of a rule that uses any
     "linear": [["spectral"], ["spectral", "row_rms"]],
     "convex_potential": [["spectral", "positive_rms"]],
     "position_mixing": [["row_rms", "row_rms"]],
+    "join": [["spectral"]],
     "gain": [["max_abs"]],
     "position_mix": [["row_rms"]],
     "normalization": [[], ["max_abs"], ["max_abs", "row_rms"]],
@@ -152,7 +153,7 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
     measures = [claim.measure for claim in claims]
     require(measures in _CLAIMS.get(rule, [measures]), "other proofs on its weights")
     proved = [Decimal(claim.values[0]) for claim in claims]
-    count = {"input": 0, "embedding": 0, "constant": 0, "add": 2, "attention": 3}.get(rule, 1)
+    count = {"input": 0, "embedding": 0, "constant": 0, "add": 2, "join": 2, "attention": 3}.get(rule, 1)
     require(len(inputs) == count, f"{count} inputs")
     if rule == "constant":
         return Value((proved[0],), (zero,))
@@ -192,6 +193,13 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
             (hidden, width), size = claims[0].shape, proved[0]
             at_zero = 2 * size * proved[1] * _root(Decimal(hidden) / width)
             return _affine(x, max(one, 2 * size * size - one), shift=at_zero)
+        case "join":
+            y, (rows, columns), share = inputs[1], claims[0].shape, c["share"]
+            require(len(x.radius) == len(y.radius) == len(claims[0].values) == 1, "two sequences and one whole weight")
+            require(0 <= share <= 1, "a share between 0 and 1")
+            gain = proved[0] * _root(Decimal(columns) / rows / 2) * (1 + Decimal("1e-15"))
+            mean = lambda a, b: gain * _root(a * a * (1 - share) + b * b * share)  # noqa: E731
+            return Value((mean(x.radius[0], y.radius[0]),), (mean(x.lipschitz[0], y.lipschitz[0]),))
         case "position_mixing":
             require(len(x.radius) == 1, "one sequence")
             return Value((proved[0] * max(x.radius[0], proved[1]),), (proved[0] * x.lipschitz[0],))

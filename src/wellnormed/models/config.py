@@ -72,9 +72,9 @@ class PotentialConfig:
     attention_heads: int = 8
     """Heads of attention; divides the width of the stream."""
     attention_share: float = 0.3
-    """Share of attention in its convex residual."""
+    """Share of attention in the squares of the stream that it is joined to."""
     attention_logit: float = 0.5
-    """Largest logit that attention can make of the content, `t`; its constant is `sqrt(1 + t^2) + t`."""
+    """Largest logit that the content can cause, `t`; the constant of attention is `sqrt(1 + t^2) + t`."""
 
     @property
     def width(self) -> int:
@@ -85,7 +85,7 @@ class PotentialConfig:
     def body_lipschitz(self) -> float:
         """The constant of everything but the head: convex potentials and mixing have 1, so it is that of attention."""
         attention = math.hypot(1.0, self.attention_logit) + self.attention_logit
-        return (1.0 - self.attention_share + self.attention_share * attention) ** self.attention_blocks
+        return (1.0 - self.attention_share + self.attention_share * attention**2) ** (self.attention_blocks / 2)
 
 
 ModelConfig = GPTConfig | PotentialConfig

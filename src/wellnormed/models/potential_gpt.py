@@ -10,9 +10,9 @@ from wellnormed.nn import (
     CappedEmbedding,
     CausalAttention,
     ConvexPotential,
-    ConvexResidual,
     HeadProjection,
     MergeHeads,
+    OrthogonalJoin,
     PositionMixing,
 )
 
@@ -20,7 +20,7 @@ from wellnormed.nn import (
 class ContentAttention(nn.Module):
     """Attention whose constant in the ball of RMS 1 is `sqrt(1 + t^2) + t`, for logits of at most `t` and a bias.
 
-    Queries, keys, values (head by head) and the output are orthogonal, so that the certificate finds exactly this.
+    Queries, keys and values are orthogonal, head by head, so that the certificate finds exactly this.
     """
 
     def __init__(self, config: PotentialConfig) -> None:
@@ -31,14 +31,14 @@ class ContentAttention(nn.Module):
         self.value = HeadProjection(width, heads)
         self.attend = CausalAttention(heads, config.attention_logit, config.length, relative_bias=True)
         self.merge = MergeHeads()
-        self.output = nn.Linear(width, width, bias=False)
+        self.join = OrthogonalJoin(width, config.attention_share)
 
     def parameter_constraints(self) -> dict[str, Constraint]:
         """Every projection has norm 1, in every direction."""
-        return {f"{name}.weight": Orthogonal(1.0) for name in ("query", "key", "value", "output")}
+        return {f"{name}.weight": Orthogonal(1.0) for name in ("query", "key", "value")}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.output(self.merge(self.attend(self.query(x_BTD), self.key(x_BTD), self.value(x_BTD))))
+        return self.join(x_BTD, self.merge(self.attend(self.query(x_BTD), self.key(x_BTD), self.value(x_BTD))))
 
 
 class PotentialGPT(nn.Module):
@@ -67,7 +67,7 @@ class PotentialGPT(nn.Module):
         layers: list[nn.Module] = []
         for number in range(config.blocks):
             if number < config.attention_blocks:
-                layers += [BallProjection(1.0), ConvexResidual(ContentAttention(config), config.attention_share)]
+                layers += [BallProjection(1.0), ContentAttention(config)]
             layers.append(ConvexPotential(config.width, config.hidden))
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(config.width, config.vocabulary_size)
@@ -81,8 +81,6 @@ class PotentialGPT(nn.Module):
                 module.parameter_norms()["weight"].initialize_(module.weight, generator)
             elif isinstance(module, ConvexPotential):
                 module.reset_parameters(generator)
-            elif isinstance(module, ContentAttention):
-                nn.init.orthogonal_(module.output.weight, generator=generator)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -6,6 +6,7 @@ from wellnormed.nn.attention import HeadProjection as HeadProjection
 from wellnormed.nn.attention import MergeHeads as MergeHeads
 from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
 from wellnormed.nn.embedding import PositionMix as PositionMix
+from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin
 from wellnormed.nn.layer_constraints import constraints_of as constraints_of
 from wellnormed.nn.mixing import PositionMixing as PositionMixing
 from wellnormed.nn.potential import ConvexPotential as ConvexPotential
