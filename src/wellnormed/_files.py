@@ -133,19 +133,20 @@ def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False)
     """
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        stated = content.pop("digest", None) if isinstance(content, dict) else None
+        digest = _digest(content)
+    except (ValueError, RecursionError) as error:  # nested so deeply that it can be read but not written, for instance
         raise ValueError(f"{where} is not valid JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where} holds a {type(content).__name__}, not an object; {remedy}")
-    digest = content.pop("digest", None)
-    if digest != _digest(content) and (sealed or digest is not None):
+    if stated != digest and (sealed or stated is not None):
         raise ValueError(
             f"{where} does not match its digest: it was damaged or edited, or another version wrote it; {remedy}"
         )
     return content
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _digest(content: Any) -> str:
     return _sha256(json.dumps(content, sort_keys=True).encode())
 
 

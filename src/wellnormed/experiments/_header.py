@@ -49,22 +49,6 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
     }
 
 
-def refuse_others(path: Path, stored: Mapping[str, Any], present: Mapping[str, Any], *keys: str) -> None:
-    """Refuse to add runs to a file whose own runs were made with something else under one of these keys.
-
-    Example:
-        >>> refuse_others(Path("runs.json"), {"commit": "abc"}, {"commit": "def"}, "commit")
-        Traceback (most recent call last):
-        ValueError: runs.json holds runs with commit 'abc', not 'def'; choose another --output, or remove it
-    """
-    for key in keys:
-        if stored[key] != present[key]:
-            raise ValueError(
-                f"{path} holds runs with {key} {stored[key]!r}, not {present[key]!r}; choose another --output, "
-                "or remove it"
-            )
-
-
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.experiments._header import header, legend_below, panels, refuse_others, save_figure, write_result
+from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
 from wellnormed.norms import initialize_
 from wellnormed.optim import ModularDescent, NonFiniteGradientError, Scion
 
@@ -185,7 +185,11 @@ def run(
     settings, rows = {**session, "config": asdict(training), "text": source, "sessions": []}, []
     if path.exists():
         stored, rows = read_cells(path)
-        refuse_others(path, stored, settings, "config", "text")
+        if any(stored[key] != settings[key] for key in ("config", "text")):
+            raise ValueError(
+                f"{path} holds runs with {stored['config']} on {stored['text']['source']}, not with "
+                f"{settings['config']} on {characters.source}; choose another --output, or remove it"
+            )
         settings = stored
     done = {tuple(row[key] for key in Cell._fields) for row in rows}
     missing = [
