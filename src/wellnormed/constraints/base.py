@@ -170,8 +170,8 @@ class SpectralPromise(Promise):
 
 
 @dataclass(frozen=True)
-class SpectralCap(SpectralPromise):
-    """Promises for every slice of a `MatrixNorm`, hence for the weight: after every step, `norm(weight) <= max_norm`.
+class Cap(Promise):
+    """Promises `norm(weight) <= max_norm` after every step.
 
     Args:
         max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
@@ -185,6 +185,11 @@ class SpectralCap(SpectralPromise):
     @property
     def bound(self) -> float:
         return self.max_norm
+
+
+@dataclass(frozen=True)
+class SpectralCap(Cap, SpectralPromise):
+    """A cap for every slice of a `MatrixNorm`, hence for the weight."""
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         assert isinstance(norm, MatrixNorm)

@@ -16,7 +16,7 @@ import wellnormed.matrix as matrix
 from wellnormed.constraints.base import (
     SLACK,
     TARGET,
-    Promise,
+    Cap,
     SpectralCap,
     SpectralPromise,
     require_positive,
@@ -155,21 +155,8 @@ class Stiefel(SpectralCap):
 
 
 @dataclass(frozen=True)
-class ColumnCap(Promise):
-    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
-
-    Args:
-        max_norm: The cap on every column's RMS.
-    """
-
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
-
-    @property
-    def bound(self) -> float:
-        return self.max_norm
+class ColumnCap(Cap):
+    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4)."""
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, ColNorm)
