@@ -21,21 +21,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import matplotlib
 import torch
 import torch.nn.functional as F
 import tyro
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
+from wellnormed.experiments._figures import legend_below, panels, save_figure
+from wellnormed.experiments._header import header, write_result
 from wellnormed.norms import initialize_
 from wellnormed.optim import ModularDescent, NonFiniteGradientError, Scion
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = Path("results/lr-transfer")
 _REMEDY = "run `python -m wellnormed.experiments.lr_transfer run` first"
@@ -182,7 +182,8 @@ def run(
     characters, path = load_shakespeare(text), output / f"cells-{preset}.jsonl"
     source = {"source": characters.source, "sha256": characters.sha256, "symbols": len(characters.symbols)}
     session = header(f"python -m wellnormed.experiments.lr_transfer run --preset {preset}", list(seeds))
-    settings, rows = {**session, "config": asdict(training), "text": source, "sessions": []}, []
+    settings: Row = {**session, "config": asdict(training), "text": source, "sessions": []}
+    rows: list[Row] = []
     if path.exists():
         stored, rows = read_cells(path)
         if any(stored[key] != settings[key] for key in ("config", "text")):
@@ -229,16 +230,14 @@ def best_of(curve: Curve) -> Row | None:
     exponents, finite = sorted(curve), {e: loss for e, loss in curve.items() if loss is not None}
     if not finite:
         return None
-    best = min(sorted(finite), key=lambda e: finite[e])  # of equal ones the first
-    place = exponents.index(best)
+    loss, best = min((loss, e) for e, loss in finite.items())  # of equal ones the smallest rate
+    place, fitted = exponents.index(best), float(best)
     around = [e for e in exponents[max(0, place - 1) : place + 2] if e in finite]
-    fitted = float(best)
     if len(around) == 3:
         a, b, c = around
         down, up = ((finite[right] - finite[left]) / (right - left) for left, right in pairwise(around))
         fitted = (a + b) / 2 - down * (c - a) / (up - down) / 2
-    at_edge = best in (exponents[0], exponents[-1])
-    return {"log2_lr": best, "fitted_log2_lr": fitted, "loss": finite[best], "at_edge": at_edge}
+    return {"log2_lr": best, "fitted_log2_lr": fitted, "loss": loss, "at_edge": place in (0, len(exponents) - 1)}
 
 
 def curves_of(rows: list[Row], metric: str) -> dict[tuple[Optimizer, int], dict[int, Curve]]:
@@ -255,7 +254,7 @@ def summarize(settings: Row, rows: list[Row]) -> Row:
 
     `transferred_loss` is what the widest gets from the best learning rate of the narrowest.
     """
-    summary = {
+    summary: Row = {
         **settings,
         "seed": sorted({row["seed"] for row in rows}),
         "runs": len(rows),
@@ -284,32 +283,28 @@ def summarize(settings: Row, rows: list[Row]) -> Row:
     return summary
 
 
-def figure_of(settings: Row, rows: list[Row]) -> "Figure":
+def figure_of(settings: Row, rows: list[Row]) -> Figure:
     """One panel for each optimizer, one curve for each width; a star is the best of a curve, a cross a diverged run.
 
-    Curves of further seeds are dotted. What lies above the loss of a uniform guess is cut off.
+    What lies above the loss of a uniform guess is cut off.
     """
-    import matplotlib.pyplot as plt
-
     config, uniform = settings["config"], math.log(settings["text"]["symbols"])
     curves, names = curves_of(rows, "validation_loss"), {"adam": "Adam", "scion": "Scion", "modular": "modular descent"}
     shown = [name for name in names if any(optimizer == name for optimizer, _ in curves)]
     widths = sorted({row["width"] for row in rows})
+    viridis = matplotlib.colormaps["viridis"]
     figure, axes = panels(1, len(shown), (1 + 3 * len(shown), 4))
-    for (optimizer, seed), of_width in curves.items():
-        axis, first = axes[0, shown.index(optimizer)], seed == min(row["seed"] for row in rows)
+    for (optimizer, _), of_width in curves.items():
+        axis = axes[0, shown.index(optimizer)]
         for width, curve in of_width.items():
-            place = widths.index(width)
-            colour = plt.get_cmap("viridis")(0.9 - 0.9 * place / max(1, len(widths) - 1))
-            kind = {"marker": "os^Dv"[place % 5], "label": f"width {width}"} if first else {"linestyle": ":"}
+            style: Row = {"color": viridis(1 - (1 + widths.index(width)) / len(widths))}
+            rates = {exponent: 2.0**exponent for exponent in curve}
             losses = [math.nan if loss is None else loss for loss in curve.values()]
-            axis.plot([2.0**e for e in curve], losses, color=colour, markersize=4, **kind)
-            diverged = [2.0**e for e, loss in curve.items() if loss is None]
-            axis.plot(diverged, [uniform] * len(diverged), "x", color=colour)
+            axis.plot(rates.values(), losses, ".-", label=f"width {width}", **style)
+            diverged = [rates[exponent] for exponent, loss in curve.items() if loss is None]
+            axis.plot(diverged, [uniform] * len(diverged), "x", **style)
             if best := best_of(curve):
-                axis.plot(
-                    2.0 ** best["log2_lr"], best["loss"], "*", color=colour, markersize=13, markeredgecolor="black"
-                )
+                axis.plot(rates[best["log2_lr"]], best["loss"], "*", markersize=13, markeredgecolor="black", **style)
         axis.set_xscale("log", base=2)
         axis.set(title=names[optimizer], xlabel="learning rate")
     bottom = min(uniform, *(row["validation_loss"] or uniform for row in rows))
@@ -322,7 +317,7 @@ def figure_of(settings: Row, rows: list[Row]) -> "Figure":
 def draw(preset: Literal["cpu"] = "cpu", output: Path = FOLDER) -> None:
     """Draw the figure beside the runs' file."""
     settings, rows = read_cells(output / f"cells-{preset}.jsonl")
-    save_figure(lambda: figure_of(settings, rows), output / f"validation-{preset}.png")
+    save_figure(figure_of(settings, rows), output / f"validation-{preset}.png")
 
 
 def main() -> None:

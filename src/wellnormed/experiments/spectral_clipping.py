@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import tyro
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from wellnormed._files import read_json
-from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
+from wellnormed.experiments._figures import legend_below, panels, save_figure
+from wellnormed.experiments._header import header, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = Path("results/spectral-clipping")
 METHODS = ("nested", "block", "blockwise", "gram", "svd")
@@ -205,7 +204,7 @@ _STYLES = {
 """Colours of Okabe and Ito, which all kinds of colour vision tell apart, and a marker each."""
 
 
-def figure_of(result: Row) -> "Figure":
+def figure_of(result: Row) -> Figure:
     """The figure of one file. Axes are logarithmic; what was left out, not finite or zero is not drawn."""
     config, grid = result["config"], result["grid"]
     # for each row of panels: what is drawn and its name, and for each panel its title and what all its points share
@@ -251,8 +250,7 @@ def draw(preset: PresetName = "cpu", folder: Path = FOLDER) -> None:
     """Draw one figure from each file there is, beside it."""
     for grid in GRIDS:
         if (folder / f"{grid}-{preset}.json").exists():
-            content = read(grid, preset, folder)
-            save_figure(lambda shown=content: figure_of(shown), folder / f"{grid}-{preset}.png")
+            save_figure(figure_of(read(grid, preset, folder)), folder / f"{grid}-{preset}.png")
 
 
 def main() -> None:
