@@ -71,8 +71,7 @@ def write_files(folder: Path, files: dict[str, bytes | str], facts: dict[str, An
 def read_files(folder: Path, remedy: str, only: str | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read what `write_files` wrote: the manifest, and the content by name of all files, or of the only one.
 
-    Raises:
-        ValueError: Manifest or file is missing, or differs from what was written; ends with the remedy.
+    What is missing, or differs from what was written, is a `ValueError` that ends with the remedy.
     """
     manifest = read_json(folder / MANIFEST, remedy, sealed=True)
     contents = {}
@@ -113,16 +112,13 @@ def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
 
 
 def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False) -> dict[str, Any]:
-    """The object in a JSON text.
+    """The object in a JSON text; a `ValueError` if it is no JSON, no object, or changed since it was sealed.
 
     Args:
         text: The text.
         where: Its file or place in one, to begin messages with.
         remedy: What the user can do if it is damaged; ends the message.
         sealed: It was written with `sealed`, so that any change is noticed.
-
-    Raises:
-        ValueError: Not JSON, not an object, or changed since it was sealed.
 
     Example:
         >>> parse_json(json_text({"steps": 3}, sealed=True), "config", "train again", sealed=True)
@@ -157,15 +153,8 @@ def _sha256(content: bytes) -> str:
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """Build a dataclass, and the dataclasses within it, from a JSON object that has exactly its keys.
 
-    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them.
-
-    Args:
-        cls: The dataclass.
-        content: What the JSON held.
-        where: Place in the file, to begin messages with.
-
-    Raises:
-        ValueError: Unknown key (with the nearest known one), missing key, or a value that the dataclass refuses.
+    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them. Messages begin
+    with `where`, the place in the file.
 
     Example:
         >>> @dataclasses.dataclass
