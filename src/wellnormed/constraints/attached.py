@@ -156,7 +156,10 @@ class Constraints:
         self._begin(self._changed_by_others())
 
     def _changed_by_others(self) -> list[Constrained]:
-        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was."""
+        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was.
+
+        A size is read after a step and before the next: only the difference tells that someone was here in between.
+        """
         now = self._sizes()
         resized = ((now - self._seen_sizes.to(now)).abs() > ROUNDING * now).tolist()  # one transfer for all
         triples = zip(self._constrained, self._seen_versions, resized, strict=True)
@@ -164,7 +167,7 @@ class Constraints:
 
     def _sizes(self) -> Tensor:
         sizes = [_size(c.parameter) for c in self._constrained]
-        return torch.stack([size.to(sizes[0].device, torch.float64) for size in sizes]) if sizes else torch.zeros(0)
+        return torch.stack([size.to(sizes[0]) for size in sizes]) if sizes else torch.zeros(0)
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
@@ -224,8 +227,8 @@ class Constraints:
         def job(members: list[Constrained]) -> Job:
             norm, weights = members[0].norm, [c.parameter.detach() for c in members]
             numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
-            measure = lambda batch, _: (function(norm, batch).double(),)  # noqa: E731
-            return Job((weights, numbers), measure, returned=(1,), cubic=isinstance(norm, MatrixNorm))
+            cubic = isinstance(norm, MatrixNorm)
+            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), (1,), cubic)
 
         results = self._placement.run(job(members) for members in buckets)
         return {

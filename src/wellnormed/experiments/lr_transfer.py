@@ -39,7 +39,6 @@ from wellnormed.optim import ModularDescent, NonFiniteGradientError, Scion
 
 FOLDER = Path("results/lr-transfer")
 _REMEDY = "run `python -m wellnormed.experiments.lr_transfer run` first"
-_VALIDATION_SEED = 2**31  # of the validation windows, the same for all runs
 
 Optimizer = Literal["adam", "scion", "modular"]
 Row = dict[str, Any]
@@ -60,20 +59,12 @@ class Training:
     validation_windows: int = 8192  # predictions of the validation loss, at fixed random places
 
 
-class Preset(NamedTuple):
-    """The grid: what is trained, the widths of its hidden layers, and base-2 logarithms of the learning rates."""
-
-    training: Training
-    widths: tuple[int, ...]
-    exponents: dict[Optimizer, tuple[int, ...]]
-
-
-# Learning rates around the best of a coarse probe at narrow widths (2^-3 for Scion, 2^-2 for modular descent), and for
-# Adam from above its best at width 64 (2^-4) down to where theory sends it.
-_EXPONENTS: dict[Optimizer, tuple[int, ...]] = {
+# Base-2 logarithms of learning rates, around the best of a coarse probe at narrow widths (-3 for Scion, -2 for modular
+# descent), and for Adam from above its best at width 64 (-4) down to where theory sends it.
+EXPONENTS: dict[Optimizer, tuple[int, ...]] = {
     "adam": tuple(range(-10, -2)), "scion": tuple(range(-6, 1)), "modular": tuple(range(-5, 2))
 }  # fmt: skip
-PRESETS = {"cpu": Preset(Training(), (64, 128, 256, 512, 1024), _EXPONENTS)}
+PRESETS = {"cpu": (Training(), (64, 128, 256, 512, 1024), EXPONENTS)}  # what is trained, widths, learning rates
 
 
 class Cell(NamedTuple):
@@ -137,7 +128,7 @@ def train(cell: Cell, training: Training, text: CharacterText) -> Row:
             loss.backward()
             optimizer.step()
             schedule.step()
-    places = torch.Generator().manual_seed(_VALIDATION_SEED)
+    places = torch.Generator().manual_seed(2**31)  # the same for all runs
     inputs, targets = windows(text.validation, training.validation_windows, training.context, places)
     with torch.no_grad():
         validation = F.cross_entropy(model(inputs), targets).item()

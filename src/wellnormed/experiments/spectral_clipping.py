@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import tyro
@@ -131,11 +131,7 @@ def cost_against_size(preset: Preset, generator: torch.Generator, device: str) -
                 yield shape | {"method": name, "seconds": statistics.median(warm), "fastest": min(warm)}
 
 
-GRIDS: dict[Grid, Callable[[Preset, torch.Generator, str], Iterator[Row]]] = {
-    "norm": error_against_norm,
-    "distance": error_against_distance,
-    "cost": cost_against_size,
-}
+GRIDS = {"norm": error_against_norm, "distance": error_against_distance, "cost": cost_against_size}
 
 
 def _norm(x: Tensor) -> float | None:
@@ -156,7 +152,7 @@ def _seconds(task: Callable[[], Tensor], device: str) -> float:
 
 def run(
     preset: PresetName = "cpu",
-    only: tuple[Grid, ...] = ("norm", "distance", "cost"),
+    only: tuple[Grid, ...] = get_args(Grid),
     folder: Path = FOLDER,
     limit_seconds: float | None = None,
     seed: int = 0,
@@ -248,7 +244,7 @@ def figure_of(result: Row) -> Figure:
 
 def draw(preset: PresetName = "cpu", folder: Path = FOLDER) -> None:
     """Draw one figure from each file there is, beside it."""
-    for grid in GRIDS:
+    for grid in get_args(Grid):
         if (folder / f"{grid}-{preset}.json").exists():
             save_figure(figure_of(read(grid, preset, folder)), folder / f"{grid}-{preset}.png")
 
