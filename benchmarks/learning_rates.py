@@ -4,13 +4,13 @@ Characters: nanoGPT's `model.py` with a head of its own, otherwise as in `benchm
 convolutional network on MNIST's digits, 400 steps of 128, linear decay to zero, accuracy and loss on the 10,000 test
 images. `$WELLNORMED_DATA` holds `shakespeare/input.txt` and `mnist/*.xz`.
 
-    python benchmarks/learning_rates.py nanoGPT/model.py --output results/learning-rates.json
+    python -m benchmarks.learning_rates nanoGPT/model.py --output results/learning-rates.json
 
-Every finished run is written at once, and a run that the file holds already is not repeated.
+Every finished run is written at once, and a run that the file holds already is not repeated. A file of another commit
+is refused.
 """
 
 import argparse
-import json
 import lzma
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.experiments._header import header, write_result
 
-from .tied_tables import nanogpt, train
+from .tied_tables import finished, nanogpt, train
 
 SEED, STEPS, BATCH = 0, 400, 128
 RATES = {
@@ -98,8 +98,8 @@ def main() -> None:
         **header("python -m benchmarks.learning_rates nanoGPT/model.py", SEED),
         "config": {"rates": RATES, "characters": "see benchmarks/tied_tables.py", "images": {"steps": STEPS,
                    "batch": BATCH, "schedule": "linear to 0", "network": str(network())}},
-        "rows": json.loads(options.output.read_text())["rows"] if options.output.exists() else [],
     }  # fmt: skip
+    results["rows"] = finished(options.output, results["commit"], "rows")
     recipes = {"images": IMAGE, "characters": LANGUAGE}
     jobs = [(task, recipe, rate) for task in recipes for recipe in recipes[task] for rate in RATES[task]]
     for task, recipe, rate in jobs:

@@ -7,12 +7,12 @@ from `$WELLNORMED_DATA/shakespeare/input.txt`.
 
     python benchmarks/tied_tables.py nanoGPT/model.py --output results/tied-tables.json
 
-Every finished run is written at once, and a run that the file holds already is not repeated.
+Every finished run is written at once, and a run that the file holds already is not repeated. A file of another commit
+is refused.
 """
 
 import argparse
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
+from wellnormed._files import read_json
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
 from wellnormed.experiments._header import header, write_result
@@ -97,6 +98,20 @@ def train(module: ModuleType, text: CharacterText, make: Callable[[nn.Module], A
     return {"model": asdict(config), "validation_loss": validation_loss(Logits(model), text.validation, LENGTH)}
 
 
+def finished(path: Path, commit: str | None, key: str) -> list[dict[str, Any]]:
+    """The runs that a file holds under a key; none without a file. A file of another commit is refused.
+
+    A file has one commit for all its runs. That the tree has changes since may be due to the file itself.
+    """
+    if not path.exists():
+        return []
+    remedy = "choose another --output, or remove the file"
+    stored = read_json(path, remedy)
+    if commit not in (stored["commit"], f"{stored['commit']}+changes"):
+        raise ValueError(f"{path} holds runs of commit {stored['commit']}, but this is {commit}; {remedy}")
+    return stored[key]
+
+
 def main() -> None:
     """Train what the results lack, the defaults first with every seed, then the comparisons with the first."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,10 +123,8 @@ def main() -> None:
         **header("python benchmarks/tied_tables.py nanoGPT/model.py", list(SEEDS)),
         "config": {"length": LENGTH, "batch": BATCH, "steps": STEPS, "clip": 1.0, "schedule": "cosine to 0.1"},
         "source": text.source,
-        "runs": [],
     }
-    if options.output.exists():
-        results["runs"] = json.loads(options.output.read_text())["runs"]
+    results["runs"] = finished(options.output, results["commit"], "runs")
     todo = [(name, make, seed) for seed in SEEDS for name, make in OPTIMIZERS.items()]
     todo += [(name, make, SEEDS[0]) for name, make in COMPARISONS.items()]
     for name, make, seed in todo:

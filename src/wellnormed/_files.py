@@ -71,8 +71,7 @@ def write_files(folder: Path, files: dict[str, bytes | str], facts: dict[str, An
 def read_files(folder: Path, remedy: str, only: str | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read what `write_files` wrote: the manifest, and the content by name of all files, or of the only one.
 
-    Raises:
-        ValueError: Manifest or file is missing, or differs from what was written; ends with the remedy.
+    What is missing, or differs from what was written, is a `ValueError` that ends with the remedy.
     """
     manifest = read_json(folder / MANIFEST, remedy, sealed=True)
     contents = {}
@@ -113,16 +112,13 @@ def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
 
 
 def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False) -> dict[str, Any]:
-    """The object in a JSON text.
+    """The object in a JSON text; a `ValueError` if it is no JSON, no object, or changed since it was sealed.
 
     Args:
         text: The text.
         where: Its file or place in one, to begin messages with.
         remedy: What the user can do if it is damaged; ends the message.
         sealed: It was written with `sealed`, so that any change is noticed.
-
-    Raises:
-        ValueError: Not JSON, not an object, or changed since it was sealed.
 
     Example:
         >>> parse_json(json_text({"steps": 3}, sealed=True), "config", "train again", sealed=True)
@@ -133,19 +129,20 @@ def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False)
     """
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        stated = content.pop("digest", None) if isinstance(content, dict) else None
+        digest = _digest(content)
+    except (ValueError, RecursionError) as error:  # nested so deeply that it can be read but not written, for instance
         raise ValueError(f"{where} is not valid JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where} holds a {type(content).__name__}, not an object; {remedy}")
-    digest = content.pop("digest", None)
-    if digest != _digest(content) and (sealed or digest is not None):
+    if stated != digest and (sealed or stated is not None):
         raise ValueError(
             f"{where} does not match its digest: it was damaged or edited, or another version wrote it; {remedy}"
         )
     return content
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _digest(content: Any) -> str:
     return _sha256(json.dumps(content, sort_keys=True).encode())
 
 
@@ -156,15 +153,8 @@ def _sha256(content: bytes) -> str:
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """Build a dataclass, and the dataclasses within it, from a JSON object that has exactly its keys.
 
-    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them.
-
-    Args:
-        cls: The dataclass.
-        content: What the JSON held.
-        where: Place in the file, to begin messages with.
-
-    Raises:
-        ValueError: Unknown key (with the nearest known one), missing key, or a value that the dataclass refuses.
+    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them. Messages begin
+    with `where`, the place in the file.
 
     Example:
         >>> @dataclasses.dataclass

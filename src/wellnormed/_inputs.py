@@ -1,4 +1,4 @@
-"""Refusals of what has the wrong type, written once: each names the parameter, the value and what to pass."""
+"""Refusals of what has the wrong type, each by a `ValueError` that names the parameter, the value and what to pass."""
 
 import sys
 from collections.abc import Mapping
@@ -14,9 +14,6 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
         where: What stands before the name in the message, such as `"SoftCap: "`.
         values: Name -> value.
         tensor: Whether a tensor of one number will do as well, as for a learning rate.
-
-    Raises:
-        ValueError: Naming parameter, value and remedy.
     """
     for name, value in values.items():
         if tensor and isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
@@ -28,22 +25,14 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
 
 
 def require_flags(where: str, values: Mapping[str, object]) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: Naming parameter, value and remedy.
-    """
+    """Refuse what is neither True nor False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass True or False")
 
 
 def require_patterns(where: str, values: Mapping[str, object]) -> None:
-    """Refuse what maps no names to values.
-
-    Raises:
-        ValueError: Naming parameter, value and remedy.
-    """
+    """Refuse what maps no names to values."""
     for name, value in values.items():
         if not isinstance(value, Mapping):
             raise ValueError(
@@ -53,11 +42,7 @@ def require_patterns(where: str, values: Mapping[str, object]) -> None:
 
 
 def require_module(where: str, model: object) -> None:
-    """Refuse what is no module, also a module's class.
-
-    Raises:
-        ValueError: Naming value and remedy.
-    """
+    """Refuse what is no module, also a module's class."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")

@@ -17,11 +17,11 @@ from wellnormed.experiments.lr_transfer import Cell
 TRAINING = experiment.Training(
     context=3, symbol_width=2, steps=4, batch=8, last_steps=2, validation_windows=32, hidden=1
 )
-TINY = experiment.Preset(TRAINING, widths=(8, 12), exponents={"adam": (-8, -6), "scion": (-4, -2), "modular": (-3, -1)})
+WIDTHS, EXPONENTS = (8, 12), {"adam": (-8, -6), "scion": (-4, -2), "modular": (-3, -1)}
 ALL = {
     Cell(optimizer, width, exponent, 0)
-    for optimizer, exponents in TINY.exponents.items()
-    for width in TINY.widths
+    for optimizer, exponents in EXPONENTS.items()
+    for width in WIDTHS
     for exponent in exponents
 }
 
@@ -42,8 +42,8 @@ def text(text_file) -> CharacterText:
 def run(text_file, monkeypatch, capsys):
     """Run a tiny grid; returns the summary and one printed line for each run."""
 
-    def run(output: Path, preset: experiment.Preset = TINY, **others) -> tuple[dict, list[str]]:
-        monkeypatch.setitem(experiment.PRESETS, "cpu", preset)
+    def run(output: Path, training: experiment.Training = TRAINING, **others) -> tuple[dict, list[str]]:
+        monkeypatch.setitem(experiment.PRESETS, "cpu", (training, WIDTHS, EXPONENTS))
         capsys.readouterr()
         summary = experiment.run("cpu", output, text=str(text_file), threads=torch.get_num_threads(), **others)
         return summary, capsys.readouterr().out.splitlines()
@@ -97,7 +97,7 @@ def test_a_run_stopped_halfway_is_continued_with_equal_numbers(run, tmp_path, mo
 def test_other_settings_are_not_mixed_in(run, tmp_path):
     run(tmp_path, optimizers=("adam",))
     with pytest.raises(ValueError, match="choose another --output"):
-        run(tmp_path, TINY._replace(training=replace(TRAINING, steps=5)))
+        run(tmp_path, replace(TRAINING, steps=5))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "scion", "modular"])
@@ -197,7 +197,7 @@ def test_a_width_that_always_diverged_has_no_best_rate():
 
 def test_command_line_writes_files_and_figure(text_file, tmp_path, monkeypatch):
     matplotlib.use("agg")
-    monkeypatch.setitem(experiment.PRESETS, "cpu", TINY)
+    monkeypatch.setitem(experiment.PRESETS, "cpu", (TRAINING, WIDTHS, EXPONENTS))
     arguments = ["lr_transfer", "run", "--output", str(tmp_path), "--text", str(text_file), "--seeds", "0", "1"]
     arguments += ["--exponents", "-5", "-3", "120", "--threads", str(torch.get_num_threads())]
     monkeypatch.setattr("sys.argv", arguments)

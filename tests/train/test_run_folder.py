@@ -1,9 +1,11 @@
+import re
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from wellnormed._files import read_json, write_json
+from wellnormed._files import parse_json, read_json, write_json
 from wellnormed.models import load
 from wellnormed.models.files import export
 from wellnormed.models.gpt import GPT
@@ -108,3 +110,17 @@ def test_a_damaged_row_of_metrics_is_named(run):
 def test_the_threads_of_a_run_are_recorded_in_its_config(tiny, tmp_path):
     run = train(replace(tiny, threads=None, steps=1), tmp_path / "run")
     assert run.read_config()[0].threads == torch.get_num_threads()
+
+
+def test_json_nested_to_any_depth_is_read_or_refused_in_one_sentence():
+    """What can just be read may be too deep to be written, as its digest needs."""
+    outcomes = []
+    for depth in range(1, sys.getrecursionlimit() + 50):
+        try:
+            parse_json('{"a":' * depth + "1" + "}" * depth, "deep.json", "train again")
+            outcomes.append("read")
+        except ValueError as error:
+            outcomes.append(str(error))
+    refused = [outcome for outcome in outcomes if outcome != "read"]
+    assert 50 < len(refused) < len(outcomes)
+    assert all(re.fullmatch(r"deep.json is not valid JSON \(.*\); train again", message) for message in refused)

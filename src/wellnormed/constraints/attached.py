@@ -44,7 +44,6 @@ class Constraints:
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
-        self._seen: dict[str, tuple[int, Tensor]] = {}
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -128,6 +127,7 @@ class Constraints:
         self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
         known = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
         self._names_there: dict[tuple[Tensor, Norm | None], str] = {(a.parameter, a.norm): a.name for a in known}
+        self._steps: dict[str, float | None] = {}
 
     def _hook(self) -> None:
         self._hooks = (
@@ -143,14 +143,12 @@ class Constraints:
         return own.placement if isinstance(own, ConditionalGradient) else self._own_placement
 
     def _check(self) -> None:
-        self._steps = {c.name: self._update_norm(c) for c in self._constrained}
+        """Get the bounds on the coming step, None where the optimizer knows none in a constraint's norm; check them."""
+        engine: Any = self._optimizer  # a ConditionalGradient, where it has a name for a parameter
         for c in self._constrained:
+            name = self._names_there.get((c.parameter, c.norm))
+            self._steps[c.name] = None if name is None else engine.update_norm(name)
             c.constraint.check(c.norm, self._steps[c.name], c.name)
-
-    def _update_norm(self, c: Constrained) -> float | None:
-        """Bound on the coming step in the norm of the constraint; None if the optimizer measures in another."""
-        own, name = self._optimizer, self._names_there.get((c.parameter, c.norm))
-        return own.update_norm(name) if isinstance(own, ConditionalGradient) and name is not None else None
 
     def _before(self) -> None:
         self._check()
@@ -158,18 +156,18 @@ class Constraints:
         self._begin(self._changed_by_others())
 
     def _changed_by_others(self) -> list[Constrained]:
-        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was."""
-        if not self._constrained:
-            return []
-        seen = [self._seen[c.name] for c in self._constrained]
+        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was.
+
+        A size is read after a step and before the next: only the difference tells that someone was here in between.
+        """
+        now = self._sizes()
+        resized = ((now - self._seen_sizes.to(now)).abs() > ROUNDING * now).tolist()  # one transfer for all
+        triples = zip(self._constrained, self._seen_versions, resized, strict=True)
+        return [c for c, version, other in triples if other or c.parameter._version != version]
+
+    def _sizes(self) -> Tensor:
         sizes = [_size(c.parameter) for c in self._constrained]
-        differs = [((now - then.to(now)).abs() > ROUNDING * now) for now, (_, then) in zip(sizes, seen, strict=True)]
-        resized = torch.stack([each.to(differs[0].device) for each in differs]).tolist()  # one transfer for all
-        return [
-            c
-            for c, (version, _), other in zip(self._constrained, seen, resized, strict=True)
-            if other or c.parameter._version != version
-        ]
+        return torch.stack([size.to(sizes[0]) for size in sizes]) if sizes else torch.zeros(0)
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
@@ -218,7 +216,7 @@ class Constraints:
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
     def _remember(self) -> None:
-        self._seen = {c.name: (c.parameter._version, _size(c.parameter)) for c in self._constrained}
+        self._seen_versions, self._seen_sizes = [c.parameter._version for c in self._constrained], self._sizes()
 
     @torch.no_grad()
     def _measure(
@@ -229,8 +227,8 @@ class Constraints:
         def job(members: list[Constrained]) -> Job:
             norm, weights = members[0].norm, [c.parameter.detach() for c in members]
             numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
-            measure = lambda batch, _: (function(norm, batch).double(),)  # noqa: E731
-            return Job((weights, numbers), measure, returned=(1,), cubic=isinstance(norm, MatrixNorm))
+            cubic = isinstance(norm, MatrixNorm)
+            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), (1,), cubic)
 
         results = self._placement.run(job(members) for members in buckets)
         return {

@@ -62,26 +62,24 @@ class Constraint(ABC):
         `update_norm` bounds that step as in `check`; `state` is what `initial_state` or the last call returned.
         """
 
+    def _require_positive(self, **values: float) -> None:
+        """Refuse a norm, in a constraint's settings, that is not positive and finite."""
+        require_numbers(f"{type(self).__name__}: ", values)
+        for name, value in values.items():
+            if not 0 < value < float("inf"):
+                raise ValueError(
+                    f"{type(self).__name__}: {name}={value} must be positive and finite; "
+                    "leave the entry out for no constraint"
+                )
 
-def require_positive(constraint: Constraint, **values: float) -> None:
-    """Refuse a norm, in a constraint's settings, that is not positive and finite."""
-    require_numbers(f"{type(constraint).__name__}: ", values)
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
+    def _require_update_norm(self, update_norm: float | None, name: str) -> float:
+        """The bound on the step's norm, refused if there is none, for constraints that are nothing without it."""
+        if update_norm is None:
             raise ValueError(
-                f"{type(constraint).__name__}: {name}={value} must be positive and finite; "
-                "leave the entry out for no constraint"
+                f"{type(self).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
+                "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
             )
-
-
-def require_update_norm(constraint: Constraint, update_norm: float | None, name: str) -> float:
-    """The bound on the step's norm, refused if there is none, for constraints that are nothing without it."""
-    if update_norm is None:
-        raise ValueError(
-            f"{type(constraint).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
-            "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
-        )
-    return update_norm
+        return update_norm
 
 
 class SpectralConstraint(Constraint):
@@ -170,8 +168,8 @@ class SpectralPromise(Promise):
 
 
 @dataclass(frozen=True)
-class SpectralCap(SpectralPromise):
-    """Promises for every slice of a `MatrixNorm`, hence for the weight: after every step, `norm(weight) <= max_norm`.
+class Cap(Promise):
+    """Promises `norm(weight) <= max_norm` after every step.
 
     Args:
         max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
@@ -180,11 +178,16 @@ class SpectralCap(SpectralPromise):
     max_norm: float
 
     def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
+        self._require_positive(max_norm=self.max_norm)
 
     @property
     def bound(self) -> float:
         return self.max_norm
+
+
+@dataclass(frozen=True)
+class SpectralCap(Cap, SpectralPromise):
+    """A cap for every slice of a `MatrixNorm`, hence for the weight."""
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         assert isinstance(norm, MatrixNorm)

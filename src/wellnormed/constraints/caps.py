@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
-from wellnormed.constraints.base import (
-    SLACK,
-    TARGET,
-    Promise,
-    SpectralCap,
-    SpectralPromise,
-    require_positive,
-    require_update_norm,
-)
+from wellnormed.constraints.base import SLACK, TARGET, Cap, SpectralCap, SpectralPromise
 from wellnormed.matrix import coefficients as registry
 from wellnormed.norms import ColNorm, Norm
 from wellnormed.norms.base import rms
@@ -49,7 +41,7 @@ class _CoupledCap(SpectralCap):
     uses_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = require_update_norm(self, update_norm, name)
+        step = self._require_update_norm(update_norm, name)
         try:
             self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
         except ValueError as error:
@@ -113,7 +105,7 @@ class Clip(SpectralPromise):
     upper: float
 
     def __post_init__(self) -> None:
-        require_positive(self, upper=self.upper)
+        self._require_positive(upper=self.upper)
         if not 0 <= self.lower <= self.upper:
             raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
 
@@ -155,21 +147,8 @@ class Stiefel(SpectralCap):
 
 
 @dataclass(frozen=True)
-class ColumnCap(Promise):
-    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
-
-    Args:
-        max_norm: The cap on every column's RMS.
-    """
-
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
-
-    @property
-    def bound(self) -> float:
-        return self.max_norm
+class ColumnCap(Cap):
+    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4)."""
 
     def acts_on(self, norm: Norm) -> bool:
         return isinstance(norm, ColNorm)

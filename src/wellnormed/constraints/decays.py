@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
-from wellnormed.constraints.base import (
-    SLACK,
-    SpectralCap,
-    SpectralConstraint,
-    State,
-    require_positive,
-    require_update_norm,
-)
+from wellnormed.constraints.base import SLACK, SpectralCap, SpectralConstraint, State
 from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium
 from wellnormed.norms import Norm
 
@@ -31,7 +24,7 @@ class WeightDecay(SpectralCap):
     uses_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = require_update_norm(self, update_norm, name)
+        step = self._require_update_norm(update_norm, name)
         if step > self.max_norm:
             raise ValueError(
                 f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {step:.4g} is longer than the cap: "
@@ -62,7 +55,7 @@ class ClippedWeightDecay(SpectralConstraint):
     decay: float
 
     def __post_init__(self) -> None:
-        require_positive(self, upper=self.upper)
+        self._require_positive(upper=self.upper)
         if not 0 < self.decay <= 1:
             raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import TARGET, Promise, SpectralCap, require_positive, require_update_norm
+from wellnormed.constraints.base import TARGET, Promise, SpectralCap
 from wellnormed.matrix import stiefel_project
 from wellnormed.norms import Norm
 
@@ -37,7 +37,7 @@ class Orthogonal(SpectralCap):
     uses_update_norm: ClassVar[bool] = True
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = require_update_norm(self, update_norm, name)
+        step = self._require_update_norm(update_norm, name)
         if not step <= self.max_norm:
             raise ValueError(
                 f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than the norm that it "
@@ -76,7 +76,7 @@ class Sphere(Promise):
     radius: float
 
     def __post_init__(self) -> None:
-        require_positive(self, radius=self.radius)
+        self._require_positive(radius=self.radius)
 
     @property
     def bound(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wellnormed.constraints.base import TARGET, SpectralConstraint, State, require_positive
+from wellnormed.constraints.base import TARGET, SpectralConstraint, State
 from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer, spectral_weight_decay
 
 
@@ -44,7 +44,7 @@ class Hammer(LeadingConstraint):
     as_published: bool = False
 
     def __post_init__(self) -> None:
-        require_positive(self, max_norm=self.max_norm)
+        self._require_positive(max_norm=self.max_norm)
 
     def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
         return spectral_hammer(slices, self.max_norm * TARGET * unit, triplet, as_published=self.as_published)

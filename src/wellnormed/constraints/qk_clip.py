@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import Constraint, State, require_positive
+from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 
 
@@ -47,7 +47,7 @@ class QKClip(Constraint):
     _checked: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_positive(self, max_logit=self.max_logit, power=self.power)
+        self._require_positive(max_logit=self.max_logit, power=self.power)
 
     @torch.no_grad()
     def record(self, logits: Tensor) -> None:

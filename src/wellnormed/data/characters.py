@@ -8,10 +8,7 @@ from torch import Tensor
 
 
 def encode(text: str, symbols: str, what: str = "text") -> Tensor:
-    """The position of every character of `text` in `symbols`, int64.
-
-    Raises:
-        ValueError: Characters that are not among the symbols, named.
+    """The position of every character of `text` in `symbols`, int64; characters that are not among them are refused.
 
     Example:
         >>> encode("bad", "abcd")

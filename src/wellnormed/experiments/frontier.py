@@ -10,18 +10,18 @@ the files, so a grid can be run in pieces or on several machines.
 
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
+from matplotlib.figure import Figure
 
 from wellnormed._files import read_json
-from wellnormed.experiments._header import from_environment, save_figure, write_result
+from wellnormed.experiments._figures import panels, save_figure
+from wellnormed.experiments._header import from_environment, write_result
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import PRESETS, Caps, TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = Path("results/frontier")
 PEER = Path("results/nanogpt.json")
@@ -93,14 +93,13 @@ def draw(folder: Path = FOLDER) -> None:
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m wellnormed.experiments.frontier run` first")
     peer = read_json(PEER, "run benchmarks/nanogpt.py again") if PEER.exists() else None
-    save_figure(lambda: figure_of(points, peer), folder / "frontier.png")
+    save_figure(figure_of(points, peer), folder / "frontier.png")
 
 
-def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Figure":
+def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figure:
     """Loss against certified constant; the true constant lies between the two ends of each point's bar."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    figure, ((axes,),) = panels(1, 1, (8.5, 5.5))
+    note = partial(axes.annotate, textcoords="offset points", fontsize=9)
     for point in points:
         results = point["results"]
         proved, found, loss = 10 ** results["log10_lipschitz"], results["lower_bound"], results["validation_loss"]
@@ -111,15 +110,15 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Fig
         if point["point"] in WHAT_DIFFERS:
             label, offset, side = WHAT_DIFFERS[point["point"]]
             place = (found if point["point"] == "default" else proved, loss)
-            style = {"textcoords": "offset points", "xytext": offset, "ha": side, "fontsize": 9, "color": colour}
-            axes.annotate(label, place, **style)
+            note(label, place, xytext=offset, ha=side, color=colour)
     if peer is not None:
-        axes.axhline(peer["validation_loss"], color="#555555", linestyle="--", linewidth=1.2)
-        axes.annotate(
-            f"nanoGPT's settings, AdamW, layer norms: {peer['validation_loss']:.3f}, no certificate",
-            (0.99, peer["validation_loss"]), xycoords=("axes fraction", "data"), textcoords="offset points",
-            xytext=(0, -12), ha="right", fontsize=9, color="#555555",
-        )  # fmt: skip
+        loss = peer["validation_loss"]
+        axes.axhline(loss, color="#555555", linestyle="--", linewidth=1.2)
+        label, at_right = (
+            f"nanoGPT's settings, AdamW, layer norms: {loss:.3f}, no certificate",
+            ("axes fraction", "data"),
+        )
+        note(label, (0.99, loss), xycoords=at_right, xytext=(0, -12), ha="right", color="#555555")
     axes.annotate(
         "better", (0.8, 0.07), (0.88, 0.17), xycoords="axes fraction", fontsize=12, fontweight="bold",
         arrowprops={"arrowstyle": "-|>", "linewidth": 2, "color": "black"},
@@ -133,7 +132,6 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> "Fig
     axes.set_xlabel("certified Lipschitz constant, from the embedded text to the logits (per token, root mean square)")
     axes.set_ylabel("validation loss (nats per character)")
     axes.set_title("What a proved bound costs: transformers on Tiny Shakespeare, 1.5 million training tokens")
-    axes.grid(alpha=0.3)
     return figure
 
 

@@ -2,13 +2,9 @@
 
 A character network of Bengio et al. (2003) reads the last `context` characters: their vectors side by side, then the
 bias-free MLP of Modular Duality (MD, appendix A): all three shapes of matrix, tall, square and wide, and no
-normalisation that could hide a step that is too long. All but the width stays fixed: vectors, data, steps.
-
-- `adam`: torch's default initialisation and Adam's default settings, the "standard parameterisation" of MD A.1.
-- `scion`: uSCG with the recipe "language" (ColNorm, Spectral, Sign; Norm-Constrained LMOs, section 6), radius 1.
-- `modular`: dualization in the modular norm (MD section 4.3), recipe "modular", equal masses. Unlike MD A.1 with
-  momentum, that of the other two.
-
+normalisation that could hide a step that is too long. All but the width stays fixed. The optimizers are Adam on torch's
+own initialisation, the "standard parameterisation" of MD A.1; Scion with the recipe "language" (Norm-Constrained LMOs,
+section 6) and radius 1; and modular descent (MD section 4.3), which unlike MD A.1 has the momentum of the other two.
 These two start where their norms' `initialize_` puts them. The learning rate decays linearly to 0, without warm-up.
 
 Every finished run is a line of `cells-PRESET.jsonl`, and is not run again; `summary-PRESET.json` and the figure follow
@@ -19,32 +15,30 @@ from these lines.
     python -m wellnormed.experiments.lr_transfer draw --preset cpu
 """
 
-import json
 import math
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import matplotlib
 import torch
 import torch.nn.functional as F
 import tyro
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from wellnormed._files import parse_json, read_bytes, write_atomically
+from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
-from wellnormed.norms import assign_norms
+from wellnormed.experiments._figures import legend_below, panels, save_figure
+from wellnormed.experiments._header import header, write_result
+from wellnormed.norms import initialize_
 from wellnormed.optim import ModularDescent, NonFiniteGradientError, Scion
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = Path("results/lr-transfer")
 _REMEDY = "run `python -m wellnormed.experiments.lr_transfer run` first"
-_VALIDATION_SEED = 2**31  # of the validation windows, the same for all runs
 
 Optimizer = Literal["adam", "scion", "modular"]
 Row = dict[str, Any]
@@ -65,20 +59,12 @@ class Training:
     validation_windows: int = 8192  # predictions of the validation loss, at fixed random places
 
 
-class Preset(NamedTuple):
-    """The grid: what is trained, the widths of its hidden layers, and base-2 logarithms of the learning rates."""
-
-    training: Training
-    widths: tuple[int, ...]
-    exponents: dict[Optimizer, tuple[int, ...]]
-
-
-# Learning rates around the best of a coarse probe at narrow widths (2^-3 for Scion, 2^-2 for modular descent), and for
-# Adam from above its best at width 64 (2^-4) down to where theory sends it.
-_EXPONENTS: dict[Optimizer, tuple[int, ...]] = {
+# Base-2 logarithms of learning rates, around the best of a coarse probe at narrow widths (-3 for Scion, -2 for modular
+# descent), and for Adam from above its best at width 64 (-4) down to where theory sends it.
+EXPONENTS: dict[Optimizer, tuple[int, ...]] = {
     "adam": tuple(range(-10, -2)), "scion": tuple(range(-6, 1)), "modular": tuple(range(-5, 2))
 }  # fmt: skip
-PRESETS = {"cpu": Preset(Training(), (64, 128, 256, 512, 1024), _EXPONENTS)}
+PRESETS = {"cpu": (Training(), (64, 128, 256, 512, 1024), EXPONENTS)}  # what is trained, widths, learning rates
 
 
 class Cell(NamedTuple):
@@ -92,12 +78,10 @@ class Cell(NamedTuple):
 
 def network(symbols: int, width: int, training: Training) -> nn.Sequential:
     """The network, as torch initialises it."""
-    layers: dict[str, nn.Module] = {"embedding": nn.Embedding(symbols, training.symbol_width), "flatten": nn.Flatten()}
-    inputs = training.context * training.symbol_width
-    for name in ("first", *(f"hidden_{index}" for index in range(training.hidden))):
-        layers |= {name: nn.Linear(inputs, width, bias=False), f"{name}_relu": nn.ReLU()}
-        inputs = width
-    return nn.Sequential(OrderedDict(layers, head=nn.Linear(width, symbols, bias=False)))
+    layers: list[nn.Module] = [nn.Embedding(symbols, training.symbol_width), nn.Flatten()]
+    for d_in, d_out in pairwise((training.context * training.symbol_width, *[width] * (training.hidden + 1))):
+        layers += [nn.Linear(d_in, d_out, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, symbols, bias=False))
 
 
 def optimizer_of(model: nn.Module, cell: Cell, momentum: float) -> torch.optim.Optimizer:
@@ -106,13 +90,10 @@ def optimizer_of(model: nn.Module, cell: Cell, momentum: float) -> torch.optim.O
     if cell.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr, betas=(momentum, 0.999))
     if cell.optimizer == "scion":
-        optimizer = Scion(assign_norms(model, recipe="language"), lr, momentum=momentum)
+        optimizer = Scion(model, lr, recipe="language", momentum=momentum)
     else:
         optimizer = ModularDescent(model, lr, momentum=momentum)
-    generator = torch.Generator().manual_seed(cell.seed)
-    for assigned in optimizer.assignment:
-        assert assigned.norm is not None  # neither recipe leaves one out
-        assigned.norm.initialize_(assigned.parameter, generator)
+    initialize_(optimizer.assignment, generator=torch.Generator().manual_seed(cell.seed))
     return optimizer
 
 
@@ -147,9 +128,9 @@ def train(cell: Cell, training: Training, text: CharacterText) -> Row:
             loss.backward()
             optimizer.step()
             schedule.step()
+    places = torch.Generator().manual_seed(2**31)  # the same for all runs
+    inputs, targets = windows(text.validation, training.validation_windows, training.context, places)
     with torch.no_grad():
-        places = torch.Generator().manual_seed(_VALIDATION_SEED)
-        inputs, targets = windows(text.validation, training.validation_windows, training.context, places)
         validation = F.cross_entropy(model(inputs), targets).item()
     mean = sum(losses[-training.last_steps :]) / training.last_steps
     finite = len(losses) == training.steps and math.isfinite(mean) and math.isfinite(validation)
@@ -189,36 +170,32 @@ def run(
     """
     torch.set_num_threads(threads)
     training, all_widths, all_exponents = PRESETS[preset]
-    characters = load_shakespeare(text)
-    path = output / f"cells-{preset}.jsonl"
+    characters, path = load_shakespeare(text), output / f"cells-{preset}.jsonl"
     source = {"source": characters.source, "sha256": characters.sha256, "symbols": len(characters.symbols)}
     session = header(f"python -m wellnormed.experiments.lr_transfer run --preset {preset}", list(seeds))
     settings: Row = {**session, "config": asdict(training), "text": source, "sessions": []}
     rows: list[Row] = []
     if path.exists():
-        began, rows = read_cells(path)
-        if any(began[key] != settings[key] for key in ("config", "text")):
+        stored, rows = read_cells(path)
+        if any(stored[key] != settings[key] for key in ("config", "text")):
             raise ValueError(
-                f"{path} holds runs with {began['config']} on {began['text']['source']}, not with {asdict(training)} "
-                f"on {characters.source}; choose another --output, or remove it"
+                f"{path} holds runs with {stored['config']} on {stored['text']['source']}, not with "
+                f"{settings['config']} on {characters.source}; choose another --output, or remove it"
             )
-        settings = began
+        settings = stored
     done = {tuple(row[key] for key in Cell._fields) for row in rows}
-    asked = [
-        Cell(optimizer, width, exponent, seed)
-        for seed in seeds
-        for width in widths or all_widths
-        for optimizer in optimizers
+    missing = [
+        cell
+        for seed, width, optimizer in product(seeds, widths or all_widths, optimizers)
         for exponent in exponents or all_exponents[optimizer]
+        if (cell := Cell(optimizer, width, exponent, seed)) not in done
     ]
-    missing = [cell for cell in asked if cell not in done]
     if missing:
         settings["sessions"].append(session)
     for number, cell in enumerate(missing, 1):
-        row = {**train(cell, training, characters), "session": len(settings["sessions"]) - 1}
-        rows.append(row)
-        write_atomically(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in (settings, *rows)))
-        print(f"{number}/{len(missing)}  {row}", flush=True)
+        rows.append({**train(cell, training, characters), "session": len(settings["sessions"]) - 1})
+        write_atomically(path, "".join(map(json_text, (settings, *rows))))
+        print(f"{number}/{len(missing)}  {rows[-1]}", flush=True)
     summary = summarize(settings, rows)
     write_result(output / f"summary-{preset}.json", summary)
     return summary
@@ -241,18 +218,17 @@ def best_of(curve: Curve) -> Row | None:
         >>> best_of({-3: 2.25, -2: 1.25, -1: 1.25, 0: 2.25})
         {'log2_lr': -2, 'fitted_log2_lr': -1.5, 'loss': 1.25, 'at_edge': False}
     """
-    points = [(exponent, math.inf if loss is None else loss) for exponent, loss in sorted(curve.items())]
-    place = min(range(len(points)), key=lambda i: points[i][1])  # of equal ones the first
-    b, at_b = points[place]
-    if at_b == math.inf:
+    exponents, finite = sorted(curve), {e: loss for e, loss in curve.items() if loss is not None}
+    if not finite:
         return None
-    fitted, at_edge = float(b), place in (0, len(points) - 1)
-    if not at_edge:
-        (a, at_a), _, (c, at_c) = points[place - 1 : place + 2]
-        if max(at_a, at_c) < math.inf:
-            down, up = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
-            fitted = (a + b) / 2 - down * (c - a) / (up - down) / 2
-    return {"log2_lr": b, "fitted_log2_lr": fitted, "loss": at_b, "at_edge": at_edge}
+    loss, best = min((loss, e) for e, loss in finite.items())  # of equal ones the smallest rate
+    place, fitted = exponents.index(best), float(best)
+    around = [e for e in exponents[max(0, place - 1) : place + 2] if e in finite]
+    if len(around) == 3:
+        a, b, c = around
+        down, up = ((finite[right] - finite[left]) / (right - left) for left, right in pairwise(around))
+        fitted = (a + b) / 2 - down * (c - a) / (up - down) / 2
+    return {"log2_lr": best, "fitted_log2_lr": fitted, "loss": loss, "at_edge": place in (0, len(exponents) - 1)}
 
 
 def curves_of(rows: list[Row], metric: str) -> dict[tuple[Optimizer, int], dict[int, Curve]]:
@@ -269,82 +245,70 @@ def summarize(settings: Row, rows: list[Row]) -> Row:
 
     `transferred_loss` is what the widest gets from the best learning rate of the narrowest.
     """
-    best_rates: list[Row] = []
-    drifts: list[Row] = []
-    for metric in ("validation_loss", "train_loss"):
-        for (optimizer, seed), of_width in curves_of(rows, metric).items():
-            what = {"metric": metric, "optimizer": optimizer, "seed": seed}
-            best = {width: found for width, curve in of_width.items() if (found := best_of(curve)) is not None}
-            best_rates += [{**what, "width": width, **found} for width, found in best.items()]
-            if not best:
-                continue
-            narrow, wide = min(best), max(best)
-            on_grid, fitted = ([each[key] for each in best.values()] for key in ("log2_lr", "fitted_log2_lr"))
-            drifts.append({
-                **what,
-                "widths": list(best),
-                "factors_of_2": max(on_grid) - min(on_grid),
-                "fitted_factors_of_2": round(max(fitted) - min(fitted), 3),
-                "fitted_narrowest_to_widest": round(fitted[-1] - fitted[0], 3),
-                "any_at_edge": any(each["at_edge"] for each in best.values()),
-                "widest_loss": best[wide]["loss"],
-                "transferred_loss": of_width[wide].get(best[narrow]["log2_lr"]),
-            })  # fmt: skip
-    return {
+    summary: Row = {
         **settings,
         "seed": sorted({row["seed"] for row in rows}),
         "runs": len(rows),
         "diverged": sum(row["validation_loss"] is None for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows), 1),
-        "drift": drifts,
-        "best": best_rates,
+        "drift": [],
+        "best": [],
     }
+    for metric in ("validation_loss", "train_loss"):
+        for (optimizer, seed), of_width in curves_of(rows, metric).items():
+            what = {"metric": metric, "optimizer": optimizer, "seed": seed}
+            best = [{"width": width, **found} for width, curve in of_width.items() if (found := best_of(curve))]
+            summary["best"] += [{**what, **each} for each in best]
+            if best:
+                on_grid, fitted = ([each[key] for each in best] for key in ("log2_lr", "fitted_log2_lr"))
+                summary["drift"].append({
+                    **what,
+                    "widths": [each["width"] for each in best],
+                    "factors_of_2": max(on_grid) - min(on_grid),
+                    "fitted_factors_of_2": round(max(fitted) - min(fitted), 3),
+                    "fitted_narrowest_to_widest": round(fitted[-1] - fitted[0], 3),
+                    "any_at_edge": any(each["at_edge"] for each in best),
+                    "widest_loss": best[-1]["loss"],
+                    "transferred_loss": of_width[best[-1]["width"]].get(on_grid[0]),
+                })  # fmt: skip
+    return summary
 
 
-def figure_of(settings: Row, rows: list[Row]) -> "Figure":
+def figure_of(settings: Row, rows: list[Row]) -> Figure:
     """One panel for each optimizer, one curve for each width; a star is the best of a curve, a cross a diverged run.
 
-    Curves of further seeds are dotted. What lies above the loss of a uniform guess is cut off.
+    What lies above the loss of a uniform guess is cut off.
     """
-    import matplotlib.pyplot as plt
-
     config, uniform = settings["config"], math.log(settings["text"]["symbols"])
-    curves = curves_of(rows, "validation_loss")
-    names = {"adam": "Adam", "scion": "Scion", "modular": "modular descent"}
+    curves, names = curves_of(rows, "validation_loss"), {"adam": "Adam", "scion": "Scion", "modular": "modular descent"}
     shown = [name for name in names if any(optimizer == name for optimizer, _ in curves)]
     widths = sorted({row["width"] for row in rows})
-    bottom = min(uniform, *(row["validation_loss"] or uniform for row in rows))
+    viridis = matplotlib.colormaps["viridis"]
     figure, axes = panels(1, len(shown), (1 + 3 * len(shown), 4))
-    for (optimizer, seed), of_width in curves.items():
-        axis, first = axes[0, shown.index(optimizer)], seed == min(row["seed"] for row in rows)
+    for (optimizer, _), of_width in curves.items():
+        axis = axes[0, shown.index(optimizer)]
         for width, curve in of_width.items():
-            place = widths.index(width)
-            colour = plt.get_cmap("viridis")(0.9 - 0.9 * place / max(1, len(widths) - 1))
-            style: Row = {"color": colour, "zorder": 2 + place / len(widths)}
-            marker = {"marker": "os^Dv"[place % 5], "markersize": 4} if first else {"linestyle": ":"}
+            style: Row = {"color": viridis(1 - (1 + widths.index(width)) / len(widths))}
+            rates = {exponent: 2.0**exponent for exponent in curve}
             losses = [math.nan if loss is None else loss for loss in curve.values()]
-            label = f"width {width}" if first else None
-            axis.plot([2.0**e for e in curve], losses, linewidth=1.4, label=label, **marker, **style)
-            diverged = [2.0**e for e, loss in curve.items() if loss is None]
+            axis.plot(rates.values(), losses, ".-", label=f"width {width}", **style)
+            diverged = [rates[exponent] for exponent, loss in curve.items() if loss is None]
             axis.plot(diverged, [uniform] * len(diverged), "x", **style)
             if best := best_of(curve):
-                axis.plot(2.0 ** best["log2_lr"], best["loss"], "*", markersize=13, markeredgecolor="black", **style)
+                axis.plot(rates[best["log2_lr"]], best["loss"], "*", markersize=13, markeredgecolor="black", **style)
         axis.set_xscale("log", base=2)
-        axis.set(ylim=(bottom - 0.1, uniform + 0.1), xlabel="learning rate")
-        axis.set_title(names[optimizer], fontsize=11)
-    axes[0, 0].set_ylabel("validation loss (nats per character)")
-    legend_below(
-        figure,
-        f"Best learning rate (star) against width: {config['steps']} steps of {config['batch']} characters, "
-        f"{settings['text']['source']}",
-    )
+        axis.set(title=names[optimizer], xlabel="learning rate")
+    bottom = min(uniform, *(row["validation_loss"] or uniform for row in rows))
+    axes[0, 0].set(ylim=(bottom - 0.1, uniform + 0.1), ylabel="validation loss (nats per character)")
+    what = f"{config['steps']} steps of {config['batch']} characters, {settings['text']['source']}"
+    legend_below(figure, f"Best learning rate (star) against width: {what}")
     return figure
 
 
 def draw(preset: Literal["cpu"] = "cpu", output: Path = FOLDER) -> None:
     """Draw the figure beside the runs' file."""
     settings, rows = read_cells(output / f"cells-{preset}.jsonl")
-    save_figure(lambda: figure_of(settings, rows), output / f"validation-{preset}.png")
+    save_figure(figure_of(settings, rows), output / f"validation-{preset}.png")
 
 
 def main() -> None:

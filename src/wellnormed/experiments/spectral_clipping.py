@@ -16,19 +16,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import tyro
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from wellnormed._files import read_json
-from wellnormed.experiments._header import header, legend_below, panels, save_figure, write_result
+from wellnormed.experiments._figures import legend_below, panels, save_figure
+from wellnormed.experiments._header import header, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FOLDER = Path("results/spectral-clipping")
 METHODS = ("nested", "block", "blockwise", "gram", "svd")
@@ -42,20 +42,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the three grids."""
+    """Sizes of the three grids; those of `distance` and `cost` are in float32."""
 
     shape: tuple[int, int] = (256, 1024)  # of the matrices of `norm`
-    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))  # spectral norms of the input
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the input of `norm`; the other grids are in float32
-    cluster_shape: tuple[int, int] = (
-        96,
-        384,
-    )  # of the matrices of `distance`; a quarter of their singular values is in the cluster
+    norms: tuple[float, ...] = tuple(4.0**k for k in range(8))  # spectral norms of its input
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of its input
+    cluster_shape: tuple[int, int] = (96, 384)  # of `distance`; a quarter of the singular values is in the cluster
     distances: tuple[float, ...] = tuple(10 ** (k / 2 - 6) for k in range(12))  # of the cluster from the cap
-    outliers: tuple[float, ...] = (
-        1.0,
-        100.0,
-    )  # norms of the input of `distance`: 1 for nothing above the cluster, else one singular value there
+    outliers: tuple[float, ...] = (1.0, 100.0)  # one singular value above the cluster; 1 for none
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)  # short sides of `cost`
     aspects: tuple[int, ...] = (1, 4)  # long side over short side of `cost`
     rounds: int = 5  # calls of each method; they take turns, and the median counts
@@ -76,11 +70,11 @@ def error_against_norm(preset: Preset, generator: torch.Generator, device: str) 
         w = entries.to(getattr(torch, dtype))
         u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
         quarter = torch.ones(2 * (sum(w.shape) // 4,), dtype=w.dtype, device=device)
-        product = min(_seconds(lambda x=quarter: x @ x, device) for _ in range(3))
+        block_seconds = _BLOCK_PRODUCTS * 4**3 * min(_seconds(lambda x=quarter: x @ x, device) for _ in range(3))
         for method in METHODS:
             row: Row = {"method": method, "dtype": dtype}
-            if method.startswith("block") and (expected := _BLOCK_PRODUCTS * 4**3 * product) > preset.limit_seconds:
-                yield row | _left_out(expected, preset)
+            if method.startswith("block") and block_seconds > preset.limit_seconds:
+                yield row | _left_out(block_seconds, preset)
                 continue
             for norm in preset.norms:
                 result = spectral_hardcap(norm * w, 1.0, method).double()
@@ -97,20 +91,17 @@ def error_against_distance(preset: Preset, generator: torch.Generator, device: s
     )
     many = short // 4
     others = torch.linspace(0.1, 0.9, short - many, dtype=torch.float64, device=device)
-    for outlier in preset.outliers:
-        for side in (1, -1):
-            for distance in preset.distances:
-                s = torch.cat((torch.full((many,), 1 + side * distance).to(others), others))
-                if outlier > 1:
-                    s[-1] = outlier
-                w = ((u * s) @ v.mT).float()
-                exact_u, exact_s, exact_vh = torch.linalg.svd(w.double(), full_matrices=False)
-                exact = (exact_u * exact_s.clamp_max(1)) @ exact_vh
-                for method in METHODS:
-                    error = spectral_hardcap(w, 1.0, method).double() - exact
-                    row = {"method": method, "outlier": outlier, "side": side, "distance": distance}
-                    of_cluster = u[:, :many].mT @ error @ v[:, :many]
-                    yield row | {"error": _norm(of_cluster), "error_of_all": _norm(error)}
+    for outlier, side, distance in product(preset.outliers, (1, -1), preset.distances):
+        s = torch.cat((torch.full((many,), 1 + side * distance).to(others), others))
+        if outlier > 1:
+            s[-1] = outlier
+        w = ((u * s) @ v.mT).float()
+        exact_u, exact_s, exact_vh = torch.linalg.svd(w.double(), full_matrices=False)
+        exact = (exact_u * exact_s.clamp_max(1)) @ exact_vh
+        for method in METHODS:
+            error = spectral_hardcap(w, 1.0, method).double() - exact
+            row = {"method": method, "outlier": outlier, "side": side, "distance": distance}
+            yield row | {"error": _norm(u[:, :many].mT @ error @ v[:, :many]), "error_of_all": _norm(error)}
 
 
 def cost_against_size(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
@@ -133,20 +124,14 @@ def cost_against_size(preset: Preset, generator: torch.Generator, device: str) -
                 if (expected := seconds * (size / smaller) ** 3) > preset.limit_seconds:
                     yield shape | {"method": name} | _left_out(expected, preset)
                     del tasks[name]
-            times: dict[str, list[float]] = {name: [] for name in tasks}
-            for _ in range(1 + preset.rounds):
-                for name, task in tasks.items():
-                    times[name].append(_seconds(task, device))
-            for name, (_, *warm) in times.items():  # the first call warms up
+            rounds = [{name: _seconds(task, device) for name, task in tasks.items()} for _ in range(1 + preset.rounds)]
+            for name in tasks:
+                warm = [times[name] for times in rounds[1:]]  # the first round warms up
                 before[name] = size, statistics.median(warm)
                 yield shape | {"method": name, "seconds": statistics.median(warm), "fastest": min(warm)}
 
 
-GRIDS: dict[Grid, Callable[[Preset, torch.Generator, str], Iterator[Row]]] = {
-    "norm": error_against_norm,
-    "distance": error_against_distance,
-    "cost": cost_against_size,
-}
+GRIDS = {"norm": error_against_norm, "distance": error_against_distance, "cost": cost_against_size}
 
 
 def _norm(x: Tensor) -> float | None:
@@ -167,7 +152,7 @@ def _seconds(task: Callable[[], Tensor], device: str) -> float:
 
 def run(
     preset: PresetName = "cpu",
-    only: tuple[Grid, ...] = ("norm", "distance", "cost"),
+    only: tuple[Grid, ...] = get_args(Grid),
     folder: Path = FOLDER,
     limit_seconds: float | None = None,
     seed: int = 0,
@@ -208,37 +193,28 @@ def read(grid: Grid, preset: PresetName = "cpu", folder: Path = FOLDER) -> Row:
 
 
 _STYLES = {
-    "nested": ("#D55E00", "o-"),
-    "block": ("#0072B2", "s-"),
-    "blockwise": ("#56B4E9", "x--"),
-    "gram": ("#009E73", "^-"),
-    "svd": ("#000000", "+:"),
-    "gram, far": ("#009E73", "v:"),
-    "soft cap": ("#CC79A7", "D-"),
-    "one product": ("#999999", ".-"),
-}
+    "nested": ("#D55E00", "o-"), "block": ("#0072B2", "s-"), "blockwise": ("#56B4E9", "x--"),
+    "gram": ("#009E73", "^-"), "svd": ("#000000", "+:"), "gram, far": ("#009E73", "v:"),
+    "soft cap": ("#CC79A7", "D-"), "one product": ("#999999", ".-"),
+}  # fmt: skip
 """Colours of Okabe and Ito, which all kinds of colour vision tell apart, and a marker each."""
 
 
-def figure_of(result: Row) -> "Figure":
+def figure_of(result: Row) -> Figure:
     """The figure of one file. Axes are logarithmic; what was left out, not finite or zero is not drawn."""
     config, grid = result["config"], result["grid"]
-    # rows of panels: what is drawn, its name, and for every panel of the row its title and what all its points share
-    shown: list[tuple[str, str, list[tuple[str, Row]]]]
+    # for each row of panels: what is drawn and its name, and for each panel its title and what all its points share
+    rows: list[tuple[str, str, list[tuple[str, Row]]]]
     if grid == "norm":
-        m, n = config["shape"]
-        title, x, x_label = f"Hard cap of {m} x {n} Gaussian matrices", "norm", "norm of the input (caps)"
-        dtypes = config["dtypes"]
-        shown = [
-            ("error", "norm of the error (caps)", [(f"{dtype} input", {"dtype": dtype}) for dtype in dtypes]),
-            ("norm_after", "norm of the result (caps)", [("", {"dtype": dtype}) for dtype in dtypes]),
-        ]
+        title = "Hard cap of {} x {} Gaussian matrices".format(*config["shape"])
+        x, x_label = "norm", "norm of the input (caps)"
+        inputs = [(f"{dtype} input", {"dtype": dtype}) for dtype in config["dtypes"]]
+        rows = [("error", "norm of the error (caps)", inputs), ("norm_after", "norm of the result (caps)", inputs)]
     elif grid == "distance":
-        m, n = config["cluster_shape"]
-        title = f"Hard cap of {m} x {n} matrices with a cluster of singular values near it, float32"
-        x, x_label = "distance", "distance from the cap (caps)"
+        title = "Hard cap of {} x {} matrices with a cluster of singular values near it, float32"
+        title, x, x_label = title.format(*config["cluster_shape"]), "distance", "distance from the cap (caps)"
         larger = {size: "nothing larger" if size <= 1 else f"one value at {size:g}" for size in config["outliers"]}
-        shown = [
+        rows = [
             ("error", "error of the cluster (caps)",
              [(f"{word} the cap; {words}", {"side": side, "outlier": outlier}) for outlier, words in larger.items()])
             for side, word in ((1, "above"), (-1, "below"))
@@ -247,17 +223,15 @@ def figure_of(result: Row) -> "Figure":
         title = f"float32, {result['machine']}, {result['environment']['threads']} threads"
         x, x_label = "short", "n"
         shapes = {aspect: "n x n" if aspect == 1 else f"n x {aspect} n" for aspect in config["aspects"]}
-        shown = [("seconds", "one call (seconds)", [(shape, {"aspect": aspect}) for aspect, shape in shapes.items()])]
-    figure, axes = panels(len(shown), len(shown[0][2]), (7, 0.6 + 2.4 * len(shown)), sharex=True)
-    for row_of_axes, (y, y_label, columns) in zip(axes, shown, strict=True):
+        rows = [("seconds", "one call (seconds)", [(shape, {"aspect": aspect}) for aspect, shape in shapes.items()])]
+    figure, axes = panels(len(rows), len(rows[0][2]), (7, 0.6 + 2.4 * len(rows)), sharex=True)
+    for row_of_axes, (y, y_label, shown) in zip(axes, rows, strict=True):
         row_of_axes[0].set_ylabel(y_label)
-        for axis, (panel_title, where) in zip(row_of_axes, columns, strict=True):
+        for axis, (panel_title, where) in zip(row_of_axes, shown, strict=True):
+            points = [row for row in result["rows"] if where.items() <= row.items() and row.get(y)]
             for method, (colour, style) in _STYLES.items():
-                rows = [r for r in result["rows"] if (where | {"method": method}).items() <= r.items() and r.get(y)]
-                if rows:
-                    points = [r[x] for r in rows], [r[y] for r in rows]
-                    axis.plot(*points, style, color=colour, label=method, linewidth=1.2, fillstyle="none")
-            axis.set(xscale="log", yscale="log")
+                if own := [(point[x], point[y]) for point in points if point["method"] == method]:
+                    axis.loglog(*zip(*own, strict=True), style, color=colour, label=method, fillstyle="none")
             axis.set_title(panel_title, fontsize=10)
     for axis in axes[-1]:
         axis.set_xlabel(x_label)
@@ -270,10 +244,9 @@ def figure_of(result: Row) -> "Figure":
 
 def draw(preset: PresetName = "cpu", folder: Path = FOLDER) -> None:
     """Draw one figure from each file there is, beside it."""
-    for grid in GRIDS:
+    for grid in get_args(Grid):
         if (folder / f"{grid}-{preset}.json").exists():
-            content = read(grid, preset, folder)
-            save_figure(lambda shown=content: figure_of(shown), folder / f"{grid}-{preset}.png")
+            save_figure(figure_of(read(grid, preset, folder)), folder / f"{grid}-{preset}.png")
 
 
 def main() -> None:

@@ -76,11 +76,7 @@ def assign_later(
 ) -> tuple[AssignedParameter, ...]:
     """Names and norms of parameters that come in the middle of training; refused if unknown, unfit, or named twice.
 
-    Args:
-        members: Names, or numbers, and parameters.
-        group: Their group; its key `norm` decides for all of them.
-        known: What is known of parameters without that key.
-        taken: Names that the optimizer has.
+    Their group's key `norm` decides for all `members`, else what is `known` of them. `taken` are the optimizer's names.
     """
     entries = []
     for name, parameter in members:

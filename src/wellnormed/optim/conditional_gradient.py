@@ -31,7 +31,6 @@ from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Mem
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
 
-_M = "momentum_buffer"
 _INSIDE = 1 - 1e-5
 """Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
 
@@ -52,10 +51,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             `norms`. Groups may override `lr` and every keyword of `GROUP_DEFAULTS`.
         lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
         settings: The keywords of `EngineSettings`.
-
-    Raises:
-        ValueError: A setting is out of its range, a pattern matches nothing or overlaps another, or a parameter is in
-            no group or in two.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -109,10 +104,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         settings = ", ".join(f"{key}={self.defaults[key]}" for key in common)
         columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
         for name, (group, parameter) in self._owner.items():
-            own = {} if self._norms[parameter] is None else {key: group[key] for key in common}
+            own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
             columns["radius"][name] = f"{group['radius']:g}" if own else ""
-            differing = [f"{key}={value}" for key, value in own.items() if value != self.defaults[key]]
+            differing = [f"{key}={group[key]}" for key in own if group[key] != self.defaults[key]]
             columns["differs"][name] = ", ".join(differing)
         if not any(columns["differs"].values()):
             del columns["differs"]
@@ -123,9 +118,6 @@ class ConditionalGradient(torch.optim.Optimizer):
 
         Their norms come from the group's key `norm` (one for all of them, None for AdamW), else from the model that the
         optimizer was made with, by the same recipe and overrides. AdamW's settings are those of the optimizer.
-
-        Raises:
-            ValueError: A norm is unknown or does not fit, a parameter is here already, or a setting is out of range.
 
         Example:
             >>> from torch import nn
@@ -211,7 +203,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
         """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""
-        gradients = [_gradient(p) for p in parameters]
+        gradients = [cast(Tensor, p.grad) for p in parameters]  # these parameters have one
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
         states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
@@ -249,17 +241,17 @@ class ConditionalGradient(torch.optim.Optimizer):
             torch._foreach_mul_(parameters, shrink)
         torch._foreach_add_(parameters, directions, alpha=-lr * length)
         if self.memory == "gradient":
-            torch._foreach_mul_([_gradient(p) for p in parameters], group["momentum"])
+            torch._foreach_mul_([cast(Tensor, p.grad) for p in parameters], group["momentum"])
 
     def _average(self, parameters: list[Tensor], values: list[Tensor], group: Group) -> list[Tensor]:
-        buffers = [self._state_of(p)[_M] for p in parameters]
+        buffers = [self._state_of(p)["momentum_buffer"] for p in parameters]
         torch._foreach_lerp_(buffers, values, 1 - group["momentum"])
         return buffers
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
         if "agreement" not in state:
-            state.setdefault(_M, torch.zeros_like(parameter))
+            state.setdefault("momentum_buffer", torch.zeros_like(parameter))
             entries = by_entries(parameter, self._norms[parameter])
             state["agreement"] = torch.zeros_like(parameter) if entries else parameter.new_zeros(())
         return state
@@ -339,11 +331,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._model, self._process_group, self._warned_without_gradients = None, None, False
             self._adopt(self.assignment)
         self._index()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None  # the caller's selection
-    return parameter.grad
 
 
 def _largest_entries(gradients: dict[str, Tensor]) -> dict[str, float]:

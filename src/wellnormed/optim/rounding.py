@@ -95,12 +95,7 @@ def by_entries(parameter: Tensor, norm: Norm | None) -> bool:
 
 
 class Rounding:
-    """What is held back in one step.
-
-    Args:
-        sizes: The largest entry of every gradient there is.
-        parameters: The parameters by their names.
-    """
+    """What is held back in one step; the arguments are those of `doubtful_sizes`."""
 
     def __init__(self, sizes: Mapping[str, float], parameters: Mapping[str, Tensor]) -> None:
         below = doubtful_sizes(sizes, parameters)
