@@ -10,9 +10,9 @@ These two start where their norms' `initialize_` puts them. The learning rate de
 Every finished run is a line of `cells-PRESET.jsonl`, and is not run again; `summary-PRESET.json` and the figure follow
 from these lines.
 
-    python -m wellnormed.experiments.lr_transfer run --preset cpu
-    python -m wellnormed.experiments.lr_transfer run --preset cpu --seeds 1 --widths 64 1024   # more, later
-    python -m wellnormed.experiments.lr_transfer draw --preset cpu
+    python -m benchmarks.lr_transfer run --preset cpu
+    python -m benchmarks.lr_transfer run --preset cpu --seeds 1 --widths 64 1024   # more, later
+    python -m benchmarks.lr_transfer draw --preset cpu
 """
 
 import math
@@ -38,7 +38,7 @@ from wellnormed.norms import initialize_
 from wellnormed.optim import ModularDescent, NonFiniteGradientError, Scion
 
 FOLDER = Path("results/lr-transfer")
-_REMEDY = "run `python -m wellnormed.experiments.lr_transfer run` first"
+_REMEDY = "run `python -m benchmarks.lr_transfer run` first"
 
 Optimizer = Literal["adam", "scion", "modular"]
 Row = dict[str, Any]
@@ -172,7 +172,7 @@ def run(
     training, all_widths, all_exponents = PRESETS[preset]
     characters, path = load_shakespeare(text), output / f"cells-{preset}.jsonl"
     source = {"source": characters.source, "sha256": characters.sha256, "symbols": len(characters.symbols)}
-    session = header(f"python -m wellnormed.experiments.lr_transfer run --preset {preset}", list(seeds))
+    session = header(f"python -m benchmarks.lr_transfer run --preset {preset}", list(seeds))
     settings: Row = {**session, "config": asdict(training), "text": source, "sessions": []}
     rows: list[Row] = []
     if path.exists():

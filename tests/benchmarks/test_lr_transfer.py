@@ -9,10 +9,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from benchmarks.lr_transfer import Cell
 
+from benchmarks import lr_transfer as experiment
 from wellnormed.data import CharacterText
-from wellnormed.experiments import lr_transfer as experiment
-from wellnormed.experiments.lr_transfer import Cell
 
 TRAINING = experiment.Training(
     context=3, symbol_width=2, steps=4, batch=8, last_steps=2, validation_windows=32, hidden=1
@@ -208,7 +208,7 @@ def test_command_line_writes_files_and_figure(text_file, tmp_path, monkeypatch):
 
 
 def test_a_missing_or_damaged_file_says_what_to_run(tmp_path):
-    with pytest.raises(ValueError, match="run `python -m wellnormed"):
+    with pytest.raises(ValueError, match="run `python -m benchmarks"):
         experiment.read_cells(tmp_path / "cells-cpu.jsonl")
     (tmp_path / "cells-cpu.jsonl").write_text("{}\n{")
     with pytest.raises(ValueError, match=r"is not valid JSON .*remove it"):
