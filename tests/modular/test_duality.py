@@ -16,7 +16,6 @@ from wellnormed.modular import (
     add,
     compose,
     concatenate,
-    mean,
     residual,
     scale,
 )
@@ -46,7 +45,6 @@ def compounds(parts):
     return (
         some.map(lambda m: compose(*m))
         | some.map(lambda m: concatenate(*m))
-        | some.map(lambda m: mean(*m))
         | st.builds(residual, parts, st.just(0.25))
         | st.builds(scale, numbers, parts)
     )
@@ -163,7 +161,6 @@ def test_sensitivities_add_multiply_and_scale():
     assert (f @ g).sensitivity == 6
     assert concatenate(f, g).sensitivity == (f + g).sensitivity == 5
     assert (-4 * f).sensitivity == 8
-    assert mean(f, g, g).sensitivity == pytest.approx(8 / 3)
     assert residual(g, 0.5).sensitivity == 2
 
 

@@ -34,9 +34,6 @@ def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
         A Python float for a single matrix; for a batch, a float64 CPU tensor of the batch shape. 0.0 for zero
         and for empty matrices. Plain spectral (l2 -> l2) units. Not differentiable.
 
-    Raises:
-        ValueError: Not a floating-point matrix, or NaN or infinity in it.
-
     Example:
         >>> bound = spectral_norm_upper_bound(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
         >>> 5.0 <= bound <= 5.0 * (1 + 1e-8)

@@ -35,20 +35,17 @@ def clipped_weight_decay_equilibrium(
         order: What happens first.
         overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
 
-    Raises:
-        ValueError: An argument out of its range, or an unknown order.
-
     Example:
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)
         2.5
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5, "project-then-step")
         3.0
     """
-    if not (upper >= 0 and math.isfinite(upper)):
-        raise ValueError(f"upper={upper} must be finite and at least 0: it is the norm above which the decay acts")
-    for name, value in (("lr", lr), ("overshoot", overshoot)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name}={value} must be finite and at least 0: their product is the norm of a step")
+    for name, value in (("upper", upper), ("lr", lr), ("overshoot", overshoot)):
+        if not 0 <= value < math.inf:
+            raise ValueError(
+                f"{name}={value} must be finite and at least 0: it is a norm, or a factor of a step's norm"
+            )
     if not 0 < decay <= 1:
         raise ValueError(
             f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
@@ -72,10 +69,7 @@ def weight_decay_equilibrium(
         decay: The `weight_decay` of a decoupled optimizer (AdamW, Muon, SCG with radius `1 / decay`), positive.
         lr: Learning rate, positive; given, it is checked. Only "step-then-project" depends on it.
         order: "project-then-step" is that of `torch.optim` and of LT's formula.
-        overshoot: Largest norm of `U`; belongs to the coefficient set.
-
-    Raises:
-        ValueError: An argument out of its range, `lr * decay` above 1, an unknown order, or no `lr` where it is needed.
+        overshoot: Largest norm of `U`, as above.
 
     Example:
         >>> weight_decay_equilibrium(0.1)

@@ -28,9 +28,6 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
     Returns:
         The results in the order of `matrices`, as views of the batches.
 
-    Raises:
-        ValueError: What the function raises, or an entry that is not a matrix; named by its position.
-
     Example:
         >>> from wellnormed.matrix import spectral_norm
         >>> foreach(spectral_norm, [torch.eye(2), 3 * torch.ones(1, 4), 5 * torch.eye(2)])

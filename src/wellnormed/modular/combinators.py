@@ -1,4 +1,4 @@
-"""Compounds with a name of their own: sums, means, residuals, attention."""
+"""Compounds with a name of their own: sums, residuals, attention."""
 
 from dataclasses import replace
 
@@ -10,11 +10,6 @@ IDENTITY = Bond("identity")
 def add(first: NormedModule, *others: NormedModule) -> Composition:
     """The sum of the outputs: masses and sensitivities add."""
     return compose(Bond("add"), concatenate(first, *others))
-
-
-def mean(first: NormedModule, *others: NormedModule) -> Composition:
-    """The mean of the outputs: masses add, the sensitivity is the mean."""
-    return compose(Scalar(1 / (1 + len(others))), add(first, *others))
 
 
 def scale(factor: float, module: NormedModule) -> Composition:

@@ -57,8 +57,7 @@ class WeightSpace(ABC):
     def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
 
-        Any optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by these
-        factors; for others they are learning-rate multipliers like any.
+        An optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by them.
 
         Example:
             >>> from wellnormed.modular import Atom
@@ -103,11 +102,9 @@ class WeightSpace(ABC):
         }
 
     def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for any `torch.optim.Optimizer`: named `params` and an `lr` for each value of `lr_factors`.
+        """Parameter groups for any `torch.optim.Optimizer`: named `params`, and `lr` times each value of `lr_factors`.
 
-        Args:
-            model: Where the names of the tree are looked up; it must have no other trainable parameters.
-            lr: Learning rate of the whole tree; a group's own is `lr` times its factor.
+        The trainable parameters of the model must be those of the tree.
 
         Example:
             >>> import torch

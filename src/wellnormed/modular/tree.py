@@ -6,9 +6,9 @@ sensitivity can ever scale an output; a factor of the model enters as a `Scalar`
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from wellnormed.modular.sharing import Place, WeightSpace
@@ -179,18 +179,15 @@ class _Compound(NormedModule):
     modules: tuple[NormedModule, ...]
     label: str = ""
     """Name in the printed tree, such as a module's; the kind of compound without it."""
-    name: str = field(init=False, repr=False)
-    mass: float = field(init=False)
-    sensitivity: float = field(init=False)
     _kind: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.label or self._kind)
-        object.__setattr__(self, "mass", math.fsum(m.mass for m in self.modules))
-        object.__setattr__(self, "sensitivity", self._sensitivity())
+    @property
+    def name(self) -> str:
+        return self.label or self._kind
 
-    @abstractmethod
-    def _sensitivity(self) -> float: ...
+    @cached_property
+    def mass(self) -> float:
+        return math.fsum(m.mass for m in self.modules)
 
     def map_atoms(self, change: Callable[[Atom], Atom]) -> NormedModule:
         return replace(self, modules=tuple(m.map_atoms(change) for m in self.modules))
@@ -202,7 +199,8 @@ class Composition(_Compound):
 
     _kind = "compose"
 
-    def _sensitivity(self) -> float:
+    @cached_property
+    def sensitivity(self) -> float:
         return math.prod(m.sensitivity for m in self.modules)
 
     @property
@@ -224,7 +222,8 @@ class Concatenation(_Compound):
 
     _kind = "concatenate"
 
-    def _sensitivity(self) -> float:
+    @cached_property
+    def sensitivity(self) -> float:
         return math.fsum(m.sensitivity for m in self.modules)
 
     @property

@@ -135,8 +135,7 @@ def assign_norms(
     """
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        remedy = "pass the model itself, whose layers say what their parameters do"
-        raise ValueError(f"assign_norms: model is a {kind}; {remedy}")
+        raise ValueError(f"assign_norms: model is a {kind}; pass the model itself, whose layers say what they do")
     overrides = {} if overrides is None else overrides
     require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
@@ -229,7 +228,7 @@ class _Routing:
             norm = norms[leaf] if self.name != "muon" or isinstance(norms[leaf], MatrixNorm) else None
             return norm, self.recipe.radii.hidden, f"{original}chosen by {type(module).__name__}"
         role = self.roles.role(name, parameter.shape)
-        if role is not None:
+        if role is not None and self.recipe.serves(role):
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
             as_hidden = role.position in ("last", "both") and norm == self.recipe.matrix
             if role.doubt and not as_hidden and len(self.places[parameter]) == 1:

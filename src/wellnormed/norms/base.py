@@ -110,16 +110,13 @@ class MatrixNorm(Norm):
 
     def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
-        return self.from_slices(self._map(weight, function), weight)
-
-    def _map(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> list[Tensor]:
-        units = self.slice_units(weight)
-        return [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
+        return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
 
     def _measure(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """A number for every slice, `(*batch, slices)`."""
         batch = weight.shape[: weight.ndim - self.ndim]
-        return torch.cat([values.reshape(*batch, -1) for values in self._map(weight, function)], -1)
+        values = map(function, self.slices(weight), self.slice_units(weight))
+        return torch.cat([own.reshape(*batch, -1) for own in values], -1)
 
     def norm(self, weight: Tensor) -> Tensor:
         return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellnormed.matrix._checks import check_finite
 from wellnormed.norms._torus import torus_bound
 from wellnormed.norms.base import Norm, normal_like
 
@@ -103,8 +104,7 @@ class ConvOperator(Norm):
         batch = weight.ndim - self.ndim
         self.check_shape(weight.shape[batch:])
         wide = weight.detach().double()
-        if not bool(wide.isfinite().all()):
-            raise ValueError("weight holds NaN or infinity, which has no norm; find it with torch.isfinite")
+        check_finite(wide, "weight")
         values = [measure(w) for w in wide.reshape(-1, *weight.shape[batch:])]
         return torch.tensor(values, dtype=torch.float64).reshape(weight.shape[:batch])
 
@@ -116,8 +116,8 @@ class ConvOperator(Norm):
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
-            f"{self!r} has no {what}: no closed form is known, and a feasible direction that is not the steepest would "
-            "not be its dual; measure and bound with it, and optimize with SpectralConv, which bounds it"
+            f"{self!r} has no {what}, since no closed form is known; measure and bound with it, and optimize with "
+            "SpectralConv, which bounds it"
         )
 
     @torch.no_grad()
