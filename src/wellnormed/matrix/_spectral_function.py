@@ -62,12 +62,8 @@ class Clip(SpectralFunction):
 
     At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where
     the derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
-    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`.
-
-    Args:
-        lower: float64 tensor that broadcasts to the batch, in the units of the singular values.
-        upper: The same.
-        decay: The same, between 0 and 1.
+    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`. All three are float64 tensors that
+    broadcast to the batch.
     """
 
     def __init__(self, lower: Tensor, upper: Tensor, decay: Tensor) -> None:
@@ -91,12 +87,9 @@ class Clip(SpectralFunction):
 
 
 class Sign(SpectralFunction):
-    """`f = 1` for the `rank` largest nonzero singular values and 0 for the others.
+    """`f = 1` for the `rank` (a 0-d tensor) largest nonzero singular values and 0 for the others.
 
     Where it jumps at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
-
-    Args:
-        rank: 0-d tensor.
     """
 
     def __init__(self, rank: Tensor) -> None:
@@ -134,13 +127,8 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
     Reverse mode, forward mode once, and `torch.func.vmap` (over `x` and the bounds): a batch reaches `compute` as a
     batch, as plain tensors whose values it may look at. Second derivatives by reverse mode, or forward over reverse, go
     through the SVD of the first: right where singular values are distinct and not zero, NaN elsewhere. Forward over
-    forward mode is zero: torch switches forward mode off in here.
-
-    Args:
-        x: Matrices `(*batch, m, n)`.
-        compute: Called without autograd; its result starts with the batch dimensions.
-        derivative: Made from the bounds.
-        *bounds: Tensors that broadcast to the batch shape; no gradient flows to them.
+    forward mode is zero: torch switches forward mode off in here. The result of `compute` starts with the batch
+    dimensions of `x`, to which the bounds broadcast; no gradient flows to them.
     """
     if not torch.compiler.is_compiling():
         return _Exact.apply(x, compute, derivative, *bounds)  # pyrefly: ignore

@@ -61,15 +61,10 @@ def weight_decay_equilibrium(
 ) -> float:
     """The norm that decoupled weight decay holds: `overshoot / decay` for `W <- (1 - lr decay) W + lr U`.
 
-    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for an update of norm 1. When
-    the decay follows the step, the bound is lower by `lr * overshoot`. Both need `lr * decay <= 1`: beyond, the factor
-    `1 - lr decay` is negative, and at `lr decay = 1.5` steps that turn with the weight's sign reach `3 / decay`.
-
-    Args:
-        decay: The `weight_decay` of a decoupled optimizer (AdamW, Muon, SCG with radius `1 / decay`), positive.
-        lr: Learning rate, positive; given, it is checked. Only "step-then-project" depends on it.
-        order: "project-then-step" is that of `torch.optim` and of LT's formula.
-        overshoot: Largest norm of `U`, as above.
+    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for an update of norm 1. That
+    is "project-then-step", the order of `torch.optim`; when the decay follows the step, the bound is lower by
+    `lr * overshoot`, and `lr` is needed. Both need `lr * decay <= 1`: beyond, the factor `1 - lr decay` is negative,
+    and at `lr decay = 1.5` steps that turn with the weight's sign reach `3 / decay`.
 
     Example:
         >>> weight_decay_equilibrium(0.1)

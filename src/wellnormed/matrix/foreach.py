@@ -21,8 +21,8 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
     Args:
         function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one
             number per matrix, such as `spectral_norm`. It must commute with transposition, as they all do.
-        matrices: Each `(*batch, m, n)`.
-        *args: Passed on, the same for every batch; so bounds must be numbers.
+        matrices: Each `(*batch, m, n)`. A `ValueError` names those at fault by their position.
+        *args: Passed on, the same for every batch, as are keywords; so bounds must be numbers.
         **kwargs: Passed on.
 
     Returns:

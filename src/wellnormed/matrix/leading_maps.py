@@ -30,7 +30,7 @@ def spectral_hammer(
     makes a promise.
 
     Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        w: Matrices.
         upper: Spectral units, a number or one per matrix; no gradient flows to it.
         triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
         as_published: LT's map also *raises* a largest singular value below `upper` to it. By default such a matrix

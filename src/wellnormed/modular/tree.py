@@ -140,9 +140,7 @@ class Atom(NormedModule):
 class Bond(NormedModule):
     """A function without weights, such as an activation (MD section 4.2).
 
-    Args:
-        name: What it does.
-        sensitivity: Its Lipschitz constant, where its inputs have norm at most 1.
+    Its sensitivity is its Lipschitz constant, where its inputs have norm at most 1.
     """
 
     name: str
@@ -158,11 +156,7 @@ class Bond(NormedModule):
 
 @dataclass(frozen=True)
 class Scalar(Bond):
-    """Multiplication by a constant *in the model's forward pass*; its sensitivity is the constant's size.
-
-    Args:
-        factor: The constant, of any sign.
-    """
+    """Multiplication by a constant of any sign *in the model's forward pass*; its sensitivity is the size of that."""
 
     name: str = field(init=False, repr=False)
     sensitivity: float = field(init=False)
