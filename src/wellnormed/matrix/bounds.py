@@ -74,13 +74,8 @@ def _bound_one(w: Tensor, scale: float) -> float:
         margin *= 4
     trace = float(shifted.diagonal().sum()) * (1 + 1e-6)
     gamma_n, gamma_m = _gamma(n + 1), _gamma(m)
-    squared = _sum_up(
-        c,
-        gamma_n / (1 - gamma_n) * trace * (1 + 1e-12),
-        gamma_m * frobenius_squared * (1 + 1e-12),
-        _UNIT * (c + float(diagonal.max())) * (1 + 1e-12),
-        _UNDERFLOW,
-    )
+    rounding = gamma_n / (1 - gamma_n) * trace + gamma_m * frobenius_squared + _UNIT * (c + float(diagonal.max()))
+    squared = _up(_up(c + rounding * (1 + 1e-12)) + _UNDERFLOW)
     return _up(_up(math.sqrt(squared)) * scale)
 
 
@@ -90,10 +85,3 @@ def _gamma(k: int) -> float:
 
 def _up(x: float) -> float:
     return math.nextafter(x, math.inf)
-
-
-def _sum_up(*terms: float) -> float:
-    total = 0.0
-    for term in terms:
-        total = _up(total + term)
-    return total

@@ -124,8 +124,7 @@ def _clipped(
         caps = isinstance(upper, Tensor) or upper != math.inf
         compute = partial(_by_published, by=_PUBLISHED[method], raises=raises, caps=caps)
     else:
-        exact = partial(_clip_methods.clip, method="gram" if method == "auto" else method)
-        compute = partial(in_batches, exact)
+        compute = partial(in_batches, partial(_clip_methods.clip, method="gram" if method == "auto" else method))
     return differentiable(w, partial(_checked, decay_name, compute), Clip, *bounds)
 
 

@@ -55,5 +55,4 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
                     results[index] = part.reshape(matrix.shape)
                 else:
                     results[index] = part.reshape(matrix.shape[:-2])
-    assert all(result is not None for result in results)
-    return results  # pyrefly: ignore
+    return results  # pyrefly: ignore (every entry has been filled)

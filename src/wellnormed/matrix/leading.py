@@ -13,8 +13,7 @@ from torch import Tensor
 from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale
 
 _EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
-_KEEP = 8
-"""Ritz vectors kept at a restart. Measured: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32."""
+_KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32
 _MIXED_IN = 0.3
 """Share of the fixed vector in a warm start. Measured from exactly the second singular vector at 128 and 512: a leading
 value 5% larger is found in one call by 0.3 always, by 0.1 in 11 of 16 cases, by 0.001 never; the cost is the same."""

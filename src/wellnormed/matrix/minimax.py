@@ -67,8 +67,7 @@ def optimal_coefficients(
     if degree not in (3, 5):
         raise ValueError(f"degree={degree} is not one a coefficient set can hold; use 5, or 3 for cheaper steps")
     if dtype not in _DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {names}")
+        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {', '.join(map(str, _DTYPES))}")
     return _compose(float(lower), steps, degree, dtype)
 
 

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import (
-    as_bound,
-    check_finite,
-    check_matrix,
-    check_positive,
-    finite_scale,
-    working_dtype,
-)
+from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, check_sign, get
 

@@ -68,11 +68,8 @@ class CapPolynomial:
     def __call__(self, w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
         """Apply the polynomial to the singular values, through the Gram matrix of the smaller side.
 
-        Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one.
-
-        Args:
-            w: Matrices of any floating dtype, entries from 1e-30 to 1e30; bfloat16 and float16 are computed in
-                float32, and degrees above 9 in float64.
+        Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one. Bfloat16 and
+        float16 are computed in float32, and degrees above 9 in float64.
 
         Returns:
             Same shape and dtype, norm at most `max_norm` within rounding (1e-6 in float32, 1% in bfloat16).
@@ -108,8 +105,7 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
     """
     if not isinstance(degree, int) or degree not in REACH_LIMIT:
         raise ValueError(
-            f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; "
-            f"9 costs four matrix products, like soft_cap"
+            f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; 9 costs what soft_cap does"
         )
     reach = reached_norm(max_norm, update_norm)
     # The sum and the quotient were rounded; two units of the last place cover both.

@@ -15,9 +15,6 @@ def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
     The value is rounded down to the dtype, so it does not exceed `spectral_norm_upper_bound`. For many
     weights per step stack those of equal shape: one call serves the batch.
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-
     Returns:
         One norm per matrix, in `w`'s dtype (at most its largest number), plain spectral (l2 -> l2) units.
         Differentiable (a subgradient where the largest singular value is repeated; zero at zero).
@@ -77,7 +74,7 @@ def spectral_normalize(w: Float[Tensor, "*batch m n"], upper: float | Tensor) ->
     Bounds, LT). Costs `2 m n^2 + 4 n^3` operations in float64, w read twice.
 
     Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        w: Matrices.
         upper: Cap in spectral units, a number or one per matrix; no gradient flows to it.
 
     Returns:

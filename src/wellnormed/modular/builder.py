@@ -93,11 +93,9 @@ def modular_tree(
 class Builder:
     """What a module's description is made with: its name, its parameters and its submodules."""
 
-    name: str
-    """The module's name in the model; empty for the model itself."""
+    name: str  # the module's in the model; empty for the model itself
     module: nn.Module
-    norms: Mapping[nn.Parameter, tuple[str, Norm]]
-    """Trainable parameter -> its name and norm in the assignment."""
+    norms: Mapping[nn.Parameter, tuple[str, Norm]]  # trainable parameter -> its name and norm in the assignment
 
     def build(self) -> NormedModule:
         """Describe the module by its own method, or else by what is registered for its class."""

@@ -31,8 +31,7 @@ class Place:
     name: str
     norm: Norm
     mass: float
-    downstream: float
-    """Product of the sensitivities of everything from the weight's output to the tree's output."""
+    downstream: float  # product of the sensitivities of everything from the weight's output to the tree's output
 
 
 class WeightSpace(ABC):
@@ -83,8 +82,7 @@ class WeightSpace(ABC):
     def dualize(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Duality map of the modular norm (MD section 4.3): the step of norm 1 that attains the dual norm.
 
-        It is as exact as the atoms' own maps: a Newton-Schulz iteration overshoots by what it declares, and a rare
-        symbol whose inflation is capped falls short. Weights of mass 0 get zeros.
+        It is as exact as the atoms' own maps. Weights of mass 0 get zeros.
 
         Example:
             >>> import torch

@@ -110,9 +110,8 @@ def assign_norms(
     the radii and learning rates of LMO's experiments. Kernels get `SpectralConv`; fused weights a `Split` of the
     matrices' `Spectral`; experts' weights `Experts`; gains of norm layers `Gain`, or AdamW under `"muon"`.
 
-    An embedding that is also the last layer gets the embedding's norm: `ColNorm` on the rows bounds every logit of an
-    input of RMS 1 as well, and a run of nanoGPT shows that it trains (`benchmarks/tied_tables.py`). Under
-    `"sign-only"` and `"scion-gpt"` it gets the last layer's, as published, under `"muon"` AdamW.
+    An embedding that is also the last layer gets the embedding's norm, which bounds every logit of an input of RMS 1 as
+    well; under `"sign-only"` and `"scion-gpt"` the last layer's, as published, under `"muon"` AdamW.
 
     `Roles` says what the first and last layer are; the printed reason says which were taken, and what is not certain
     is warned about. A layer with a `parameter_norms()` method decides for its own parameters, except that `"muon"`

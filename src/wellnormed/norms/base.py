@@ -23,8 +23,7 @@ class Norm(ABC):
     `norm(initialize_(w)) = 1`; `upper_bound(w) >= norm(w)`; `dualize(0) = 0`.
     """
 
-    has_oracle: ClassVar[bool] = True
-    """Whether `dual_norm` and `dualize` exist; without them a norm measures and bounds, and optimizes nothing."""
+    has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
 
     @property
     def ndim(self) -> int:
@@ -56,8 +55,7 @@ class Norm(ABC):
     def upper_bound(self, weight: Tensor) -> Tensor:
         """A proved bound from above on `norm(weight)`, float64, shape `(*batch,)`.
 
-        The default serves norms that are finite sums of squares or absolute values, where float64 evaluation with
-        the rounding margin of the sum is a proof.
+        The default serves sums of squares or of absolute values, for which the rounding margin of the sum is a proof.
         """
         count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)

@@ -33,29 +33,17 @@ class Radii(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The norms of one recipe by role; None leaves a parameter to AdamW.
+    """The norms of one recipe by role; None leaves a parameter to AdamW."""
 
-    Args:
-        embedding: Of tables whose rows are the images of symbols.
-        matrix: Of all other matrices but the last.
-        last: Of the last `nn.Linear`.
-        kernels: The mode of `SpectralConv`.
-        pixels: Whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii).
-        vectors: The norm of biases; gains get `Gain` unless this is None.
-        tied: Whether a table that is both embedding and last layer gets the embedding's norm or the last layer's.
-        radii: The published radii; vectors have that of hidden layers.
-        lr: The learning rate that is published, or that our runs recommend (`docs/optimizers.md`).
-    """
-
-    embedding: Norm | None
-    matrix: Spectral | Sign = RMS_TO_RMS
-    last: Norm | None = _LOGITS
-    kernels: Literal["positions", "patches"] = "patches"
-    pixels: bool = False
-    vectors: Literal["rms", "largest entry"] | None = "rms"
-    tied: Literal["embedding", "last"] = "embedding"
-    radii: Radii = Radii()  # noqa: RUF009 (a tuple)
-    lr: float = 0.02
+    embedding: Norm | None  # of tables whose rows are the images of symbols
+    matrix: Spectral | Sign = RMS_TO_RMS  # of all other matrices but the last
+    last: Norm | None = _LOGITS  # of the last nn.Linear
+    kernels: Literal["positions", "patches"] = "patches"  # the mode of SpectralConv
+    pixels: bool = False  # whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii)
+    vectors: Literal["rms", "largest entry"] | None = "rms"  # the norm of biases; gains get Gain unless it is None
+    tied: Literal["embedding", "last"] = "embedding"  # whose norm a table gets that is both
+    radii: Radii = Radii()  # noqa: RUF009 (a tuple): the published ones; vectors have that of hidden layers
+    lr: float = 0.02  # the learning rate that is published, or that our runs recommend (docs/optimizers.md)
 
     def serves(self, role: Role) -> bool:
         """Whether there is a norm for the role: a recipe of signs has none for experts."""
