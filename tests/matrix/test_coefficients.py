@@ -89,6 +89,10 @@ def test_false_facts_are_refused():
         CoefficientSet("mine", "-", steps, 1.1, 0.68)
     with pytest.raises(ValueError, match=r"minimum=0.7 .* falls to 0.68"):
         CoefficientSet("mine", "-", steps, 1.21, 0.7)
+    with pytest.raises(ValueError, match=r"maximum=1.1 .* reaches inf"):
+        CoefficientSet("mine", "-", ((1e300, 0.0, 0.0), (1e300, 0.0, 1e300)), 1.1, 0.0)
+    with pytest.raises(ValueError, match=r"steps=.*nan.* of finite numbers"):
+        CoefficientSet("mine", "-", ((math.nan, 0.0, 0.0),), 1.1, 0.0)
     with pytest.raises(ValueError, match="maximum=nan"):
         CoefficientSet("mine", "-", steps, float("nan"), 0.68)
 

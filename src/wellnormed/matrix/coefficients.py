@@ -43,7 +43,8 @@ class CoefficientSet:
         name: Key in the registry.
         source: Where the numbers were published.
         steps: `(a, b, c)` of `a x + b x^3 + c x^5`, in the order of application.
-        maximum: Upper bound, rounded up, of the composition over `[0, upper]`.
+        maximum: Upper bound, rounded up, of the composition over `[0, upper]`. The norm of every step rests on it, so a
+            false one is refused.
         minimum: Lower bound, rounded down, over `[lower, upper]`.
         normalisation: Brings a matrix into `[0, upper]`; `None` for a cap polynomial, which takes raw weights.
         lower: Low end of the interval on which `minimum` holds.
@@ -66,8 +67,10 @@ class CoefficientSet:
     safe_dtypes: frozenset[torch.dtype] = _ALL
 
     def __post_init__(self) -> None:
-        if not self.steps:
-            raise ValueError(f"steps of coefficient set {self.name!r} is empty; give at least one (a, b, c)")
+        if not self.steps or not all(math.isfinite(number) for step in self.steps for number in step):
+            raise ValueError(
+                f"steps={self.steps} of coefficient set {self.name!r}: give at least one, of finite numbers"
+            )
         if self.normalisation is not None and self.normalisation.scale * self.upper < 1:
             raise ValueError(
                 f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a singular "
@@ -125,6 +128,8 @@ def image(steps: Iterable[Step], low: float, high: float) -> tuple[float, float]
         a, b, c = map(Fraction, step)
         points = map(Fraction, (low, high, *(x for x in critical_points(step) if low < x < high)))
         values = [x * (a + x * x * (b + x * x * c)) for x in points]
+        if max(map(abs, values)) > 1e100:
+            return -math.inf, math.inf  # the composition diverges, and leaves the range of floats
         smallest, largest = float(min(values)), float(max(values))
         low, high = smallest - OUTWARD * abs(smallest), largest + OUTWARD * abs(largest)
     return low, high
