@@ -56,6 +56,8 @@ def spectral_hardcap(
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
+    Everything else is as in `spectral_clip`.
+
     Example:
         >>> spectral_hardcap(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([1.0000, 0.5000])
@@ -67,6 +69,8 @@ def spectral_relu(
     w: Float[Tensor, "*batch m n"], lower: float | Tensor, method: str = "auto"
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
+
+    Everything else is as in `spectral_clip`.
 
     Example:
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)

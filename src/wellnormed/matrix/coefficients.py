@@ -13,8 +13,7 @@ from fractions import Fraction
 import torch
 
 Step = tuple[float, float, float]
-OUTWARD = 2.0**-50
-"""Relative margin of a step's image: far more than the float64 place of an extremum can hide."""
+OUTWARD = 2.0**-50  # relative margin of a step's image: far more than the float64 place of an extremum can hide
 _WIDE = frozenset({torch.float64, torch.float32})
 _ALL = _WIDE | {torch.bfloat16, torch.float16}
 
@@ -68,9 +67,7 @@ class CoefficientSet:
 
     def __post_init__(self) -> None:
         if not self.steps or not all(math.isfinite(number) for step in self.steps for number in step):
-            raise ValueError(
-                f"steps={self.steps} of coefficient set {self.name!r}: give at least one, of finite numbers"
-            )
+            raise ValueError(f"steps={self.steps} of set {self.name!r}: give at least one, of finite numbers")
         if self.normalisation is not None and self.normalisation.scale * self.upper < 1:
             raise ValueError(
                 f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a singular "
@@ -143,6 +140,7 @@ def stretched(step: Step, factor: float) -> Step:
 
 _PE = "The Polar Express (Amsel et al., 2025), algorithm 1"
 _LT = "Training Transformers with Enforced Lipschitz Bounds (LT)"
+_BB = "Björck and Bowie (1971)"
 _MD = "Modular Duality in Deep Learning (MD)"
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -205,10 +203,8 @@ _TABLE = (
     CoefficientSet("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=_MODDED_NORM),
     CoefficientSet("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
     CoefficientSet("lipschitz-hardcap-4", f"{_LT}, hard cap", _HARDCAP, 1.010882, 0.0095, **_RAW),
-    CoefficientSet("cubic", "Björck and Bowie (1971), 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
-    CoefficientSet(
-        "quintic", "Björck and Bowie (1971), order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999
-    ),
+    CoefficientSet("cubic", f"{_BB}, 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
+    CoefficientSet("quintic", f"{_BB}, order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),
     CoefficientSet("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
     CoefficientSet("watermark-10", f"{_MD}, watermark", ((3.0, -3.2, 1.2),) * 10, 1.210455, 0.9962),
 )

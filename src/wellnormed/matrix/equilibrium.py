@@ -43,9 +43,7 @@ def clipped_weight_decay_equilibrium(
     """
     for name, value in (("upper", upper), ("lr", lr), ("overshoot", overshoot)):
         if not 0 <= value < math.inf:
-            raise ValueError(
-                f"{name}={value} must be finite and at least 0: it is a norm, or a factor of a step's norm"
-            )
+            raise ValueError(f"{name}={value} must be finite and at least 0: it is a norm, or a factor of one")
     if not 0 < decay <= 1:
         raise ValueError(
             f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"

@@ -104,9 +104,7 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
         [-1.0, 4.0, -4.0]
     """
     if not isinstance(degree, int) or degree not in REACH_LIMIT:
-        raise ValueError(
-            f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; 9 costs what soft_cap does"
-        )
+        raise ValueError(f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; 9 is usual")
     reach = reached_norm(max_norm, update_norm)
     # The sum and the quotient were rounded; two units of the last place cover both.
     ratio = 1.0 if update_norm == 0 else reach / max_norm * (1 + 2.0**-51)
