@@ -48,9 +48,13 @@ class Job:
         """Done here, with all of every tensor: one list per returned argument, laid out as the argument."""
         parts = ([local(t) for t in tensors] for tensors in self.inputs)
         results = self.function(*(torch.stack(own) if len(own) > 1 else own[0][None] for own in parts))
-        replaced = self.inputs if self.returned is None else [self.inputs[i] for i in self.returned]
-        pairs = zip(results, replaced, strict=True)
+        pairs = zip(results, self.replaced, strict=True)
         return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
+
+    @property
+    def replaced(self) -> tuple[list[Tensor], ...]:
+        """The inputs in whose place the results stand."""
+        return self.inputs if self.returned is None else tuple(self.inputs[i] for i in self.returned)
 
     @property
     def cost(self) -> int:
