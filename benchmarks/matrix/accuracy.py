@@ -24,7 +24,7 @@ from wellnormed.matrix import (
     spectral_normalize,
     spectral_relu,
 )
-from wellnormed.matrix.soft_cap import CONSTANT_RULE_LIMIT
+from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 
 from .inputs import Case, shown, suite
 from .record import finite, write
@@ -63,7 +63,7 @@ def contenders(cap: float, ratio: float, methods: bool) -> Iterator[Contender]:
         yield "spectral_clipped_weight_decay", method, False, decay, lambda s: s - DECAY * (s - cap).clamp_min(0)
     yield "spectral_normalize", "auto", True, partial(spectral_normalize, upper=cap), \
         lambda s: s * min(1.0, cap / s[0].item())  # fmt: skip
-    if 1 < ratio <= CONSTANT_RULE_LIMIT:  # beyond, no strength is known to hold
+    if 1 < ratio <= SOFT_CAP_LIMIT:  # beyond, no strength is known to hold
         strength = soft_cap_strength(cap, (ratio - 1) * cap)
         yield "soft_cap", "auto", True, partial(soft_cap, strength=strength), partial(soft_capped, strength)
     for name in ("polar-express-8", "jordan-5"):

@@ -72,7 +72,7 @@ def test_stiefel_and_clip_hold_every_singular_value_from_both_sides(size, genera
         model = nn.Linear(*size, bias=False)
         optimizer = wn.Scion(wn.assign_norms(model), lr=0.3)
         constraints = wn.constrain(optimizer, {"weight": constraint})
-        unit = wn.Spectral().unit(model.weight)
+        unit = wn.Spectral().unit_of(*model.weight.shape)
         for _ in range(20):
             model.weight.grad = torch.randn(model.weight.shape, generator=generator)
             optimizer.step()

@@ -84,6 +84,16 @@ def test_normalize_ends_at_the_cap_by_proof(shape):
     assert norm(value) >= 1.0 - PROMISE
 
 
+@pytest.mark.parametrize("upper", [5.0, torch.inf])
+@pytest.mark.parametrize("w", [torch.zeros(3, 2), torch.eye(3), torch.zeros(0, 2)])
+def test_normalize_is_the_identity_inside_the_ball_also_in_its_gradient(w, upper):
+    x = w.clone().requires_grad_()
+    value = spectral_normalize(x, upper)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert torch.equal(value, w)
+    assert torch.equal(gradient, torch.ones_like(w))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_hardcap_laws(method):
     w = normal(12, 7, dtype=torch.float64)

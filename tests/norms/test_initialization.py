@@ -20,7 +20,7 @@ def network() -> nn.Module:
 def test_every_norm_starts_at_its_radius_and_vectors_at_zero(recipe, generator):
     norms = wn.initialize_(network(), recipe, generator=generator)
     for a in norms:
-        expected = a.radius if a.parameter.ndim > 1 or a.name == "2.weight" else 0
+        expected = a.radius if a.parameter.ndim > 1 else 1 if a.name == "2.weight" else 0
         # float32 rounding of an orthogonal matrix, and columns that start 1e-6 inside
         assert float(a.norm.norm(a.parameter.detach())) == pytest.approx(expected, rel=1e-4), a.name
 
@@ -31,6 +31,22 @@ def test_a_generator_makes_it_reproducible():
     torch.rand(7)
     wn.initialize_(other, generator=torch.Generator().manual_seed(3))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_gains_start_as_the_identity_also_where_a_layer_multiplies_by_one_plus_its_weight():
+    class OnePlusNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x):
+            return nn.functional.rms_norm(x, (8,)) * (1 + self.weight)
+
+    model = nn.Sequential(OnePlusNorm(), nn.RMSNorm(8))
+    nn.init.normal_(model[1].weight)
+    wn.initialize_(model, "scion-gpt")
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(x), nn.functional.rms_norm(x, (8,)))
 
 
 def test_frozen_parameters_and_adamw_s_stay():

@@ -1,7 +1,9 @@
 """Functions of a matrix through its singular values: signs, clips, caps, norms and proved bounds.
 
-All take `(*batch, m, n)` in any floating dtype and work in plain spectral (l2 -> l2) units; nothing here
-knows of layers or optimizers.
+All take `(*batch, m, n)` in any floating dtype, entries from 1e-30 to 1e30, and work in plain spectral (l2 -> l2)
+units; nothing here knows of layers or optimizers. A `ValueError` names the argument at fault: what is no real
+floating-point matrix, NaN and infinity (which `torch.compile` cannot look for), a number out of its range, a bound that
+does not broadcast to the batch, an unknown name.
 """
 
 from wellnormed.matrix import coefficients as coefficients

@@ -5,11 +5,7 @@ from torch import Tensor
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse what is not a real floating-point matrix or a batch of them; `name` is that of the parameter.
-
-    Raises:
-        ValueError: Fewer than two dimensions, or an integer, boolean or complex dtype.
-    """
+    """Refuse what is not a real floating-point matrix or a batch of them; `name` is that of the parameter."""
     if x.ndim < 2:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; a matrix function needs (*batch, m, n): "
@@ -23,11 +19,7 @@ def check_matrix(x: Tensor, name: str) -> None:
 
 
 def check_finite(largest: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, read off the largest absolute entries; skipped in `torch.compile`, which cannot look.
-
-    Raises:
-        ValueError: Some matrix holds a NaN or an infinity.
-    """
+    """Refuse NaN and infinity, given the largest absolute entries; skipped in `torch.compile`, which cannot look."""
     if torch.compiler.is_compiling():
         return
     if not bool(torch.isfinite(largest).all()):
@@ -38,11 +30,7 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
-    """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value.
-
-    Raises:
-        ValueError: Not broadcastable to the batch.
-    """
+    """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
     bound = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach()
     try:
         fits = torch.broadcast_shapes(bound.shape, x.shape[:-2]) == x.shape[:-2]
@@ -67,15 +55,17 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def check_positive(bound: Tensor, name: str) -> None:
-    """Refuse a bound of zero or less, or NaN; skipped in `torch.compile`.
-
-    Raises:
-        ValueError: Naming the value.
-    """
+    """Refuse a bound of zero or less, or NaN; skipped in `torch.compile`."""
     if not torch.compiler.is_compiling() and not bool((bound > 0).all()):
         raise ValueError(
             f"{name}={shown(bound)} must be positive: a bound of zero or less admits no weight; freeze it instead"
         )
+
+
+def check_share(part: Tensor, name: str, whole: str) -> None:
+    """Refuse a part of a whole, named in words, that does not lie in [0, 1]; skipped in `torch.compile`."""
+    if not torch.compiler.is_compiling() and not bool(((part >= 0) & (part <= 1)).all()):
+        raise ValueError(f"{name}={shown(part)} must lie in [0, 1]: it is the part of {whole} that is removed")
 
 
 def shown(value: Tensor) -> str:
@@ -87,9 +77,6 @@ def finite_scale(x: Tensor, name: str) -> Tensor:
     """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
 
     Of float32 or float64 matrices `(*batch, m, n)` that are not empty; `(*batch, 1, 1)` in their dtype.
-
-    Raises:
-        ValueError: NaN or infinity; not looked for under `torch.compile`.
     """
     largest = x.abs().amax((-2, -1), keepdim=True)
     check_finite(largest, name)

@@ -28,14 +28,9 @@ def accuracy(dtype: torch.dtype) -> float:
 
 
 def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) -> Tensor:
-    """The function `Clip(lower, upper, decay)` of the singular values.
+    """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
 
-    Args:
-        w: Matrices `(m, n)` or `(batch, m, n)`, not empty.
-        lower: float64, broadcasting to the batch.
-        upper: The same.
-        decay: The same.
-        method: "gram" or "svd".
+    The bounds are float64 and broadcast to the batch; the method is "gram" or "svd".
     """
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()

@@ -14,17 +14,11 @@ by 27 then, and is seen from any start in 768 dimensions."""
 
 
 class GramEigen(NamedTuple):
-    """`W^T W = V diag(values) V^T` up to an error.
+    """`W^T W = V diag(values) V^T` up to an error."""
 
-    Args:
-        values: `(*batch, n)`, ascending, not negative.
-        vectors: `(*batch, n, n)`, the columns of V.
-        error: `(*batch,)` in float64: the spectral norm of what is missing, over the largest eigenvalue.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    error: Tensor
+    values: Tensor  # (*batch, n), ascending, not negative
+    vectors: Tensor  # (*batch, n, n), the columns of V
+    error: Tensor  # (*batch,) in float64: the spectral norm of what is missing, over the largest eigenvalue
 
 
 def gram_eigens(w: Tensor, gram: Tensor) -> Iterator[GramEigen]:

@@ -29,12 +29,8 @@ def spectrum(x: Tensor, steps: Steps, norm: Tensor) -> Tensor:
     """The polynomial of `X / norm` as a function of the eigenvalues of `X^T X`: no iteration, two passes over X.
 
     One Gram matrix, one eigendecomposition, one small and one large product, in float64: the multiplier of the smallest
-    singular values is as large as the set's slope, and what float32 rounds off it would be felt by the largest.
-
-    Args:
-        x: `(*batch, m, n)`, not divided by `norm`, so that an exact rank stays exact.
-        steps: The set.
-        norm: float64, `(*batch, 1, 1)`.
+    singular values is as large as the set's slope, and what float32 rounds off it would be felt by the largest. `norm`
+    is float64, `(*batch, 1, 1)`; X is given undivided by it, so that an exact rank stays exact.
     """
     wide = x.double()
     values, vectors = torch.linalg.eigh(symmetric_product(wide.mT, wide))

@@ -30,11 +30,25 @@ class Derivative(ABC):
 
 
 class SpectralFunction(Derivative):
-    """A function of the singular values through its difference quotients; its derivative is its own adjoint."""
+    """A function of the singular values, linear in pieces; its derivative is its own adjoint."""
 
     @abstractmethod
+    def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of falling `s`, `(*batch, k)`: `f(s)`, its slope, and the number of the linear piece that it lies on.
+
+        A zero lies on a piece of its own, where the slope is that of the derivative inside the null space.
+        """
+
     def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Symmetric and antisymmetric, `(*batch, k, k)`, and `f(s)/s`, of falling `s`, `(*batch, k)`."""
+        value, slope, piece = self.pieces(s)
+        gap, total = s[..., :, None] - s[..., None, :], s[..., :, None] + s[..., None, :]
+        differs = (piece[..., :, None] != piece[..., None, :]) & (gap != 0)
+        ratio = (value[..., :, None] - value[..., None, :]) / torch.where(differs, gap, 1)
+        symmetric = torch.where(differs, ratio, slope[..., :, None])
+        ratio = (value[..., :, None] + value[..., None, :]) / torch.where(total > 0, total, 1)
+        antisymmetric = torch.where(total > 0, ratio, slope[..., :, None])
+        return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
         return _derivative(x, tangent, self)
@@ -48,12 +62,8 @@ class Clip(SpectralFunction):
 
     At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where
     the derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
-    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`.
-
-    Args:
-        lower: float64 tensor that broadcasts to the batch, in the units of the singular values.
-        upper: The same.
-        decay: The same, between 0 and 1.
+    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`. All three are float64 tensors that
+    broadcast to the batch.
     """
 
     def __init__(self, lower: Tensor, upper: Tensor, decay: Tensor) -> None:
@@ -64,55 +74,34 @@ class Clip(SpectralFunction):
         clipped = s.maximum(self.lower).minimum(self.upper) + (1 - self.decay) * (s - self.upper).clamp_min(0)
         return torch.where(s > 0, clipped, 0)
 
-    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        value = self.values(s)
+    def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         band = (s >= self.lower) & (self.lower < self.upper)
         slope = torch.where(s > self.upper, 1 - self.decay, band.to(s.dtype))
-        piece = (s >= self.lower).int() + (s > self.upper).int()
-        row, column = s[..., :, None], s[..., None, :]
-        gap, total = row - column, row + column
-        across = piece[..., :, None] != piece[..., None, :]
-        both = (row > 0) & (column > 0)
-        # one of the two zero: f(0) = 0 makes the quotient f(s)/s, also across the jump
-        differs = (across & both) | ((row > 0) != (column > 0))
-        ratio = (value[..., :, None] - value[..., None, :]) / torch.where(differs, gap, 1)
-        # next to a corner the difference cancels; every slope lies between 0 and 1
-        ratio = torch.where(both, ratio.clamp(0, 1), ratio)
-        flat = torch.where(s > 0, slope, (self.lower <= 0).to(s.dtype))
-        symmetric = torch.where(differs, ratio, flat[..., :, None].expand_as(ratio))
-        at_zero = (self.lower <= 0).to(s.dtype)
-        antisymmetric = (value[..., :, None] + value[..., None, :]) / torch.where(total > 0, total, 1)
-        antisymmetric = torch.where(total > 0, antisymmetric, at_zero[..., None])
-        return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
+        return self.values(s), slope, (s > 0).int() + (s >= self.lower).int() + (s > self.upper).int()
+
+    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        symmetric, antisymmetric, ratio = super().quotients(s)
+        # next to a corner the difference cancels; every slope but that of the jump lies between 0 and 1
+        both = (s[..., :, None] > 0) & (s[..., None, :] > 0)
+        return torch.where(both, symmetric.clamp(0, 1), symmetric), antisymmetric, ratio
 
 
 class Sign(SpectralFunction):
-    """`f = 1` for the `rank` largest nonzero singular values and 0 for the others.
+    """`f = 1` for the `rank` (a 0-d tensor) largest nonzero singular values and 0 for the others.
 
     Where it jumps at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
-
-    Args:
-        rank: 0-d tensor.
     """
 
     def __init__(self, rank: Tensor) -> None:
         self.rank = rank
 
-    def quotients(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         top = (torch.arange(s.shape[-1], device=s.device) < self.rank) & (s > 0)
-        value = top.to(s.dtype)
-        row, column = s[..., :, None], s[..., None, :]
-        differs = (top[..., :, None] != top[..., None, :]) & (row != column)
-        symmetric = torch.where(
-            differs, (value[..., :, None] - value[..., None, :]) / torch.where(differs, row - column, 1), 0
-        )
-        total = row + column
-        antisymmetric = (value[..., :, None] + value[..., None, :]) / torch.where(total > 0, total, 1)
-        return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
+        return top.to(s.dtype), torch.zeros_like(s), top
 
 
 def zero_tolerance(largest: Tensor, m: int, n: int) -> Tensor:
-    """Singular values at or below this are rounding of zero, by the rule of `torch.linalg.matrix_rank`."""
+    """Singular values at or below this are rounding of zero, as `torch.linalg.matrix_rank` has it."""
     return max(m, n) * torch.finfo(largest.dtype).eps * largest
 
 
@@ -138,13 +127,8 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
     Reverse mode, forward mode once, and `torch.func.vmap` (over `x` and the bounds): a batch reaches `compute` as a
     batch, as plain tensors whose values it may look at. Second derivatives by reverse mode, or forward over reverse, go
     through the SVD of the first: right where singular values are distinct and not zero, NaN elsewhere. Forward over
-    forward mode is zero: torch switches forward mode off in here.
-
-    Args:
-        x: Matrices `(*batch, m, n)`.
-        compute: Called without autograd; its result starts with the batch dimensions.
-        derivative: Made from the bounds.
-        *bounds: Tensors that broadcast to the batch shape; no gradient flows to them.
+    forward mode is zero: torch switches forward mode off in here. The result of `compute` starts with the batch
+    dimensions of `x`, to which the bounds broadcast; no gradient flows to them.
     """
     if not torch.compiler.is_compiling():
         return _Exact.apply(x, compute, derivative, *bounds)  # pyrefly: ignore
@@ -158,10 +142,14 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
 
 class _ReverseOnly(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, value, derivative, *bounds):  # pyrefly: ignore
+    def forward(x, value, derivative, *bounds):  # pyrefly: ignore
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # pyrefly: ignore
+        x, _, derivative, *bounds = inputs
         ctx.save_for_backward(x, *bounds)
         ctx.derivative = derivative
-        return value.clone()
 
     @staticmethod
     def backward(ctx, gradient):  # pyrefly: ignore
@@ -169,7 +157,7 @@ class _ReverseOnly(torch.autograd.Function):
         return ctx.derivative(*bounds).adjoint(x, gradient), None, None, *(None for _ in bounds)
 
 
-class _Exact(torch.autograd.Function):
+class _Exact(_ReverseOnly):
     @staticmethod
     def forward(x, compute, derivative, *bounds):  # pyrefly: ignore
         value = compute(x, *bounds)
@@ -177,15 +165,9 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):  # pyrefly: ignore
-        x, _, derivative, *bounds = inputs
-        ctx.save_for_backward(x, *bounds)
+        _ReverseOnly.setup_context(ctx, inputs, output)
+        x, _, _, *bounds = inputs
         ctx.save_for_forward(x, *bounds)
-        ctx.derivative = derivative
-
-    @staticmethod
-    def backward(ctx, gradient):  # pyrefly: ignore
-        x, *bounds = ctx.saved_tensors
-        return ctx.derivative(*bounds).adjoint(x, gradient), None, None, *(None for _ in bounds)
 
     @staticmethod
     def jvp(ctx, tangent, *_):  # pyrefly: ignore

@@ -11,17 +11,10 @@ _WIDE_ENOUGH = 256
 def symmetric_product(
     a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
 ) -> Tensor:
-    """`beta c + alpha a b` where `a b` and `c` are symmetric up to rounding.
+    """`beta c + alpha a b` of `(*batch, n, k)` and `(*batch, k, n)`, where both terms are symmetric up to rounding.
 
     On a CPU, four panels of columns from their diagonal block down, 5/8 of the operations, and a mirror; elsewhere,
-    for small sides and under `torch.compile`, the full product.
-
-    Args:
-        a: `(*batch, n, k)`, any strides.
-        b: `(*batch, k, n)`, for example `a.mT`.
-        c: `(n, n)` or `(batch, n, n)`; more dimensions only without it.
-        beta: Factor of `c`.
-        alpha: Factor of the product.
+    for small sides and under `torch.compile`, the full product. With a `c`, at most one batch dimension.
     """
     n = a.shape[-2]
     panelled = a.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -45,15 +38,7 @@ def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float =
 
 
 def times_symmetric(x: Tensor, s: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """`beta c + alpha x s` for symmetric `s`, in the memory layout of `x`, so that no transposed view is copied after.
-
-    Args:
-        x: `(*batch, m, n)`.
-        s: `(*batch, n, n)`.
-        c: `(*batch, m, n)`.
-        beta: Factor of `c`.
-        alpha: Factor of the product.
-    """
+    """`beta c + alpha x s` for symmetric `s`, in the memory layout of `x`, so that no transposed view is copied."""
     if x.mT.is_contiguous():
         return full_product(s, x.mT, None if c is None else c.mT, beta=beta, alpha=alpha).mT
     return full_product(x, s, c, beta=beta, alpha=alpha)

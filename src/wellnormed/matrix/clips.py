@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _clip_methods, published
-from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, shown
+from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, check_share, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
 _PUBLISHED = {"nested": published.nested, "block": published.block, "blockwise": published.blockwise}
@@ -26,7 +26,7 @@ def spectral_clip(
 ) -> Float[Tensor, "*batch m n"]:
     """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
 
-    The other functions here are settings of this one; what is said of errors and gradients holds for them too. The
+    The other functions here are settings of this one, and what is said of results and gradients holds for them too. The
     documentation of the matrix room compares the methods in cost and error.
 
     Args:
@@ -43,16 +43,12 @@ def spectral_clip(
         within the bounds by more than that comes back bit for bit. The gradient (reverse mode, forward mode once,
         `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
 
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity, bounds out of order, not positive or not
-            broadcastable, unknown method.
-
     Example:
         >>> w = torch.diag(torch.tensor([4.0, 0.5, 0.1]))
         >>> spectral_clip(w, 0.25, 1.0).diagonal().round(decimals=5)
         tensor([1.0000, 0.5000, 0.2500])
     """
-    return _clipped(w, lower, upper, 1.0, method, ("lower", "upper", "decay"))
+    return _clipped(w, lower, upper, 1.0, method)
 
 
 def spectral_hardcap(
@@ -60,13 +56,13 @@ def spectral_hardcap(
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
-    Arguments, errors and result as in `spectral_clip`.
+    Everything else is as in `spectral_clip`.
 
     Example:
         >>> spectral_hardcap(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([1.0000, 0.5000])
     """
-    return _clipped(w, 0.0, upper, 1.0, method, ("lower", "upper", "decay"))
+    return _clipped(w, 0.0, upper, 1.0, method)
 
 
 def spectral_relu(
@@ -74,13 +70,13 @@ def spectral_relu(
 ) -> Float[Tensor, "*batch m n"]:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
-    Arguments, errors and result as in `spectral_clip`.
+    Everything else is as in `spectral_clip`.
 
     Example:
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([4., 1.])
     """
-    return _clipped(w, lower, math.inf, 1.0, method, ("lower", "upper", "decay"))
+    return _clipped(w, lower, math.inf, 1.0, method)
 
 
 def spectral_clipped_weight_decay(
@@ -89,19 +85,14 @@ def spectral_clipped_weight_decay(
     """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
 
     Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
-    `clipped_weight_decay_equilibrium`. Arguments, errors and result as in `spectral_clip`, and
-
-    Args:
-        w: Matrices.
-        upper: Threshold in spectral units.
-        decay: Part of the excess that is removed, from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`).
-        method: As in `spectral_clip`.
+    `clipped_weight_decay_equilibrium`. `decay`, a number or one per matrix, is the part of the excess that is removed,
+    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`). Everything else is as in `spectral_clip`.
 
     Example:
         >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
         tensor([2.5000, 0.5000])
     """
-    return _clipped(w, 0.0, upper, decay, method, ("lower", "upper", "decay"))
+    return _clipped(w, 0.0, upper, decay, method)
 
 
 def spectral_clipped_decoupled_weight_decay(
@@ -116,7 +107,7 @@ def spectral_clipped_decoupled_weight_decay(
         >>> spectral_clipped_decoupled_weight_decay(w, 1.0, decay=5.0, lr=0.1).diagonal()
         tensor([2.5000, 0.5000])
     """
-    return _clipped(w, 0.0, upper, decay * lr, method, ("lower", "upper", "decay * lr"))
+    return _clipped(w, 0.0, upper, decay * lr, method, "decay * lr")
 
 
 def _clipped(
@@ -125,35 +116,31 @@ def _clipped(
     upper: float | Tensor,
     decay: float | Tensor,
     method: str,
-    names: tuple[str, str, str],
+    decay_name: str = "decay",
 ) -> Tensor:
     check_matrix(w, "w")
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' is 'gram'")
-    bounds = [as_bound(value, w, name) for value, name in zip((lower, upper, decay), names, strict=True)]
+    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, decay_name)
     if method in _PUBLISHED:
         # what is absent by its number alone, so that a compiler need not look at a tensor
         raises = isinstance(lower, Tensor) or lower > 0
         caps = isinstance(upper, Tensor) or upper != math.inf
         compute = partial(_by_published, by=_PUBLISHED[method], raises=raises, caps=caps)
     else:
-        exact = partial(_clip_methods.clip, method="gram" if method == "auto" else method)
-        compute = partial(in_batches, exact)
-    return differentiable(w, partial(_checked, names, compute), Clip, *bounds)
+        compute = partial(in_batches, partial(_clip_methods.clip, method="gram" if method == "auto" else method))
+    return differentiable(w, partial(_checked, decay_name, compute), Clip, *bounds)
 
 
-def _checked(names: tuple[str, str, str], compute, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
+def _checked(decay_name: str, compute, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
-        check_positive(upper, names[1])
+        check_positive(upper, "upper")
         if not bool(((lower >= 0) & (lower <= upper) & lower.isfinite()).all()):
             raise ValueError(
-                f"{names[0]}={shown(lower)} must be finite and lie between 0 and {names[1]}={shown(upper)}; "
+                f"lower={shown(lower)} must be finite and lie between 0 and upper={shown(upper)}; "
                 "no singular value is at least one and at most the other"
             )
-        if not bool(((decay >= 0) & (decay <= 1)).all()):
-            raise ValueError(
-                f"{names[2]}={shown(decay)} must lie in [0, 1]: it is the part of the excess that is removed"
-            )
+        check_share(decay, decay_name, "the excess")
     return compute(w, lower, upper, decay) if w.numel() else w.clone()
 
 

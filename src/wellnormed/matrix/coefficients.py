@@ -1,4 +1,4 @@
-"""Coefficient sets of the odd polynomials that approximate the matrix sign: a table, its facts and its rules.
+"""Coefficient sets of the odd polynomials that approximate the matrix sign: a table and its facts.
 
 A set is a composition of steps `p(x) = a x + b x^3 + c x^5`; its facts (largest and smallest value, slope at
 zero) are those of the whole composition, checked by a test on a dense grid. `msign` runs it.
@@ -6,13 +6,14 @@ zero) are those of the whole composition, checked by a test on a dense grid. `ms
 
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
 Step = tuple[float, float, float]
-_ROUNDED = 2.0**-50
-"""Rounding of one value near 1, which the steps after it magnify by their slopes."""
+OUTWARD = 2.0**-50  # relative margin of a step's image: far more than the float64 place of an extremum can hide
 _WIDE = frozenset({torch.float64, torch.float32})
 _ALL = _WIDE | {torch.bfloat16, torch.float16}
 
@@ -41,17 +42,13 @@ class CoefficientSet:
         name: Key in the registry.
         source: Where the numbers were published.
         steps: `(a, b, c)` of `a x + b x^3 + c x^5`, in the order of application.
-        maximum: Upper bound, rounded up, of the composition over `[0, upper]`.
+        maximum: Upper bound, rounded up, of the composition over `[0, upper]`. The norm of every step rests on it, so a
+            false one is refused.
         minimum: Lower bound, rounded down, over `[lower, upper]`.
-        slope: Slope at zero, the product of the `a`.
         normalisation: Brings a matrix into `[0, upper]`; `None` for a cap polynomial, which takes raw weights.
         lower: Low end of the interval on which `minimum` holds.
         upper: High end of the interval on which the composition is bounded.
         safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
-
-    Raises:
-        ValueError: No step, a normalisation that can leave `[0, upper]`, or a maximum or minimum that the composition
-            passes: the norm of a step, and with it every cap and certificate, rests on them.
 
     Example:
         >>> get("jordan-5").overshoot
@@ -63,23 +60,22 @@ class CoefficientSet:
     steps: tuple[Step, ...]
     maximum: float
     minimum: float
-    slope: float
     normalisation: Normalisation | None = Normalisation()
     lower: float = 0.01
     upper: float = 1.0
     safe_dtypes: frozenset[torch.dtype] = _ALL
 
     def __post_init__(self) -> None:
-        if not self.steps:
-            raise ValueError(f"steps of coefficient set {self.name!r} is empty; give at least one (a, b, c)")
+        if not self.steps or not all(math.isfinite(number) for step in self.steps for number in step):
+            raise ValueError(f"steps={self.steps} of set {self.name!r}: give at least one, of finite numbers")
         if self.normalisation is not None and self.normalisation.scale * self.upper < 1:
             raise ValueError(
                 f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a singular "
                 f"value at {1 / self.normalisation.scale:.4g}, above its interval's end {self.upper}, where the "
                 f"iteration can diverge; use a scale of at least {1 / self.upper:.4g}"
             )
-        highest, lowest = self._range(0.0)[1], self._range(self.lower)[0]
-        rounded = _ROUNDED * max(1.0, math.prod(abs(a) for a, _, _ in self.steps))
+        highest, lowest = image(self.steps, 0.0, self.upper)[1], image(self.steps, self.lower, self.upper)[0]
+        rounded = OUTWARD * max(1.0, abs(self.slope))  # the steps magnify a rounding by their slopes
         if not self.maximum >= highest - rounded:
             raise ValueError(
                 f"maximum={self.maximum} of coefficient set {self.name!r} is false: on [0, {self.upper}] it reaches "
@@ -91,14 +87,10 @@ class CoefficientSet:
                 f"falls to {lowest:.9g}; state at most that"
             )
 
-    def _range(self, low: float) -> tuple[float, float]:
-        """Least and largest value of the composition on `[low, upper]`: the image of an interval is an interval."""
-        high = self.upper
-        for a, b, c in self.steps:
-            points = (low, high, *(x for x in critical_points((a, b, c)) if low < x < high))
-            values = [x * (a + x * x * (b + x * x * c)) for x in points]
-            low, high = min(values), max(values)
-        return low, high
+    @property
+    def slope(self) -> float:
+        """Slope of the composition at zero."""
+        return math.prod(a for a, _, _ in self.steps)
 
     @property
     def overshoot(self) -> float:
@@ -122,16 +114,33 @@ def critical_points(step: Step) -> list[float]:
     return sorted(math.sqrt(square) for square in squares if square > 0)
 
 
-def _damped(steps: tuple[Step, ...], safety: float) -> tuple[Step, ...]:
-    return tuple((a / safety, b / safety**3, c / safety**5) for a, b, c in steps)
+def image(steps: Iterable[Step], low: float, high: float) -> tuple[float, float]:
+    """The interval onto which a composition maps `[low, high]`, rounded outwards from exact arithmetic at every step.
+
+    Example:
+        >>> image([(1.5, -0.5, 0.0)], 0.0, 1.0)
+        (0.0, 1.0...)
+    """
+    for step in steps:
+        a, b, c = map(Fraction, step)
+        points = map(Fraction, (low, high, *(x for x in critical_points(step) if low < x < high)))
+        values = [x * (a + x * x * (b + x * x * c)) for x in points]
+        if max(map(abs, values)) > 1e100:
+            return -math.inf, math.inf  # the composition diverges, and leaves the range of floats
+        smallest, largest = float(min(values)), float(max(values))
+        low, high = smallest - OUTWARD * abs(smallest), largest + OUTWARD * abs(largest)
+    return low, high
 
 
-def _set(name: str, source: str, steps: tuple, maximum: float, minimum: float, **fields) -> CoefficientSet:
-    return CoefficientSet(name, source, steps, maximum, minimum, math.prod(a for a, _, _ in steps), **fields)
+def stretched(step: Step, factor: float) -> Step:
+    """`p(x / factor)`."""
+    a, b, c = step
+    return a / factor, b / factor**3, c / factor**5
 
 
 _PE = "The Polar Express (Amsel et al., 2025), algorithm 1"
 _LT = "Training Transformers with Enforced Lipschitz Bounds (LT)"
+_BB = "Björck and Bowie (1971)"
 _MD = "Modular Duality in Deep Learning (MD)"
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -142,6 +151,7 @@ _POLAR_EXPRESS = (
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
 )
+_DAMPED = tuple(stretched(step, 1.01) for step in _POLAR_EXPRESS)
 _MODDED = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -185,27 +195,24 @@ _HARDCAP = (
 _MODDED_NORM = Normalisation(1.02, 1e-6)
 _RAW = {"normalisation": None, "upper": 3.5, "safe_dtypes": _WIDE}
 _TABLE = (
-    _set("jordan-5", "Muon (Jordan, 2024); torch.optim.Muon; Scion", _JORDAN, 1.20237, 0.6818),
-    _set("you-6", f"J. You, used by Modula and {_LT}", _YOU_6, 0.999335, 0.9955),
-    _set("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
-    _set("polar-express-8", _PE, (*_damped(_POLAR_EXPRESS, 1.01), (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
-    _set("polar-express-5", f"{_PE}, stopped at 5 steps", _damped(_POLAR_EXPRESS[:5], 1.01), 1.12356, 0.8702),
-    _set("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=_MODDED_NORM),
-    _set("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
-    _set("lipschitz-hardcap-4", f"{_LT}, hard cap", _HARDCAP, 1.010882, 0.0095, **_RAW),
-    _set("cubic", "Björck and Bowie (1971), 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
-    _set("quintic", "Björck and Bowie (1971), order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),
-    _set("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
-    _set("watermark-10", f"{_MD}, watermark", ((3.0, -3.2, 1.2),) * 10, 1.210455, 0.9962),
+    CoefficientSet("jordan-5", "Muon (Jordan, 2024); torch.optim.Muon; Scion", _JORDAN, 1.20237, 0.6818),
+    CoefficientSet("you-6", f"J. You, used by Modula and {_LT}", _YOU_6, 0.999335, 0.9955),
+    CoefficientSet("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
+    CoefficientSet("polar-express-8", _PE, (*_DAMPED, (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
+    CoefficientSet("polar-express-5", f"{_PE}, stopped at 5 steps", _DAMPED[:5], 1.12356, 0.8702),
+    CoefficientSet("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=_MODDED_NORM),
+    CoefficientSet("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
+    CoefficientSet("lipschitz-hardcap-4", f"{_LT}, hard cap", _HARDCAP, 1.010882, 0.0095, **_RAW),
+    CoefficientSet("cubic", f"{_BB}, 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
+    CoefficientSet("quintic", f"{_BB}, order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),
+    CoefficientSet("modula-5", f"{_MD}, learning-rate transfer", ((2.0, -1.5, 0.5),) * 5, 1.001759, 0.3119),
+    CoefficientSet("watermark-10", f"{_MD}, watermark", ((3.0, -3.2, 1.2),) * 10, 1.210455, 0.9962),
 )
 REGISTRY: dict[str, CoefficientSet] = {entry.name: entry for entry in _TABLE}
 
 
 def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
     """The set of that name in `REGISTRY`, or the set itself.
-
-    Raises:
-        ValueError: Unknown name; the message proposes the nearest.
 
     Example:
         >>> len(get("polar-express-8").steps)
@@ -221,18 +228,8 @@ def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
     )
 
 
-def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> CoefficientSet:
-    """The set, once it is known to compute a matrix sign in this dtype.
-
-    Raises:
-        ValueError: Unknown name, a cap polynomial, or a dtype in which the set does not keep its promise.
-
-    Example:
-        >>> get_for_msign("lipschitz-hardcap-4", torch.float32)
-        Traceback (most recent call last):
-        ValueError: coefficients='lipschitz-hardcap-4' is a cap polynomial...
-    """
-    chosen = get(name_or_set)
+def check_sign(chosen: CoefficientSet, dtype: torch.dtype) -> None:
+    """Refuse a set that computes no matrix sign, or does not keep its promise in this dtype."""
     if chosen.normalisation is None:
         raise ValueError(
             f"coefficients={chosen.name!r} is a cap polynomial on raw weights, not a matrix sign: its slope at zero is "
@@ -244,4 +241,3 @@ def get_for_msign(name_or_set: str | CoefficientSet, dtype: torch.dtype) -> Coef
             f"coefficients={chosen.name!r} is not safe in {dtype}: rounding carries singular values out of its "
             f"interval (safe: {safe}); convert the matrix to float32 or choose another set"
         )
-    return chosen

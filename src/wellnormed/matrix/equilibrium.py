@@ -35,20 +35,15 @@ def clipped_weight_decay_equilibrium(
         order: What happens first.
         overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
 
-    Raises:
-        ValueError: An argument out of its range, or an unknown order.
-
     Example:
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)
         2.5
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5, "project-then-step")
         3.0
     """
-    if not (upper >= 0 and math.isfinite(upper)):
-        raise ValueError(f"upper={upper} must be finite and at least 0: it is the norm above which the decay acts")
-    for name, value in (("lr", lr), ("overshoot", overshoot)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name}={value} must be finite and at least 0: their product is the norm of a step")
+    for name, value in (("upper", upper), ("lr", lr), ("overshoot", overshoot)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value} must be finite and at least 0: it is a norm, or a factor of one")
     if not 0 < decay <= 1:
         raise ValueError(
             f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
@@ -64,18 +59,10 @@ def weight_decay_equilibrium(
 ) -> float:
     """The norm that decoupled weight decay holds: `overshoot / decay` for `W <- (1 - lr decay) W + lr U`.
 
-    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for an update of norm 1. When
-    the decay follows the step, the bound is lower by `lr * overshoot`. Both need `lr * decay <= 1`: beyond, the factor
-    `1 - lr decay` is negative, and at `lr decay = 1.5` steps that turn with the weight's sign reach `3 / decay`.
-
-    Args:
-        decay: The `weight_decay` of a decoupled optimizer (AdamW, Muon, SCG with radius `1 / decay`), positive.
-        lr: Learning rate, positive; given, it is checked. Only "step-then-project" depends on it.
-        order: "project-then-step" is that of `torch.optim` and of LT's formula.
-        overshoot: Largest norm of `U`; belongs to the coefficient set.
-
-    Raises:
-        ValueError: An argument out of its range, `lr * decay` above 1, an unknown order, or no `lr` where it is needed.
+    LT (Training Transformers with Enforced Lipschitz Bounds), section 3, has `1 / decay` for an update of norm 1. That
+    is "project-then-step", the order of `torch.optim`; when the decay follows the step, the bound is lower by
+    `lr * overshoot`, and `lr` is needed. Both need `lr * decay <= 1`: beyond, the factor `1 - lr decay` is negative,
+    and at `lr decay = 1.5` steps that turn with the weight's sign reach `3 / decay`.
 
     Example:
         >>> weight_decay_equilibrium(0.1)

@@ -21,15 +21,12 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
     Args:
         function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one
             number per matrix, such as `spectral_norm`. It must commute with transposition, as they all do.
-        matrices: Each `(*batch, m, n)`.
-        *args: Passed on, the same for every batch; so bounds must be numbers.
+        matrices: Each `(*batch, m, n)`. A `ValueError` names those at fault by their position.
+        *args: Passed on, the same for every batch, as are keywords; so bounds must be numbers.
         **kwargs: Passed on.
 
     Returns:
         The results in the order of `matrices`, as views of the batches.
-
-    Raises:
-        ValueError: What the function raises, or an entry that is not a matrix; named by its position.
 
     Example:
         >>> from wellnormed.matrix import spectral_norm
@@ -58,5 +55,4 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
                     results[index] = part.reshape(matrix.shape)
                 else:
                     results[index] = part.reshape(matrix.shape[:-2])
-    assert all(result is not None for result in results)
-    return results  # pyrefly: ignore
+    return results  # pyrefly: ignore (every entry has been filled)

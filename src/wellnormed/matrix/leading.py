@@ -12,10 +12,8 @@ from torch import Tensor
 
 from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale
 
-_EXPAND = 4
-"""Basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs."""
-_KEEP = 8
-"""Ritz vectors kept at a restart. Measured: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32."""
+_EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
+_KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32
 _MIXED_IN = 0.3
 """Share of the fixed vector in a warm start. Measured from exactly the second singular vector at 128 and 512: a leading
 value 5% larger is found in one call by 0.3 always, by 0.1 in 11 of 16 cases, by 0.001 never; the cost is the same."""
@@ -54,10 +52,6 @@ def leading_singular_triplet(
         `u`, `s`, `v` in `w`'s dtype, without gradients (`spectral_norm` has one). `s = |W v|` is a **lower** bound on
         the norm, within rounding, and proves nothing: `spectral_norm_upper_bound` does.
 
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity, a start of another shape, a tolerance that is not
-            positive or fewer than one iteration.
-
     Example:
         >>> u, s, v = leading_singular_triplet(torch.diag(torch.tensor([1.0, 3.0, 2.0])))
         >>> s, v.abs().round(decimals=3)
@@ -65,10 +59,7 @@ def leading_singular_triplet(
     """
     check_matrix(w, "w")
     if not (tolerance > 0 and max_iterations >= 1):
-        raise ValueError(
-            f"tolerance={tolerance} must be positive and max_iterations={max_iterations} at least 1; "
-            "leave them out for the defaults"
-        )
+        raise ValueError(f"tolerance={tolerance} must be positive, and max_iterations={max_iterations} at least 1")
     batch, (m, n) = w.shape[:-2], w.shape[-2:]
     if start is not None and start.shape != (*batch, n):
         raise ValueError(

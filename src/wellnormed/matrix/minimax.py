@@ -13,25 +13,23 @@ The exact optimum cannot be run in low precision, for two reasons, and what we d
 - Where the interval is long, the polynomial dips to `1 - E` in its middle, which is as close to zero as its value at
   `l`: a rounding turns large singular values over. No interval is fitted from below a cushion of some roundings.
 
-Both vanish with the precision: in float64 the error is that of the theorem to five digits, in float32 it grows by a
-few percent. The published table does the same for bfloat16 with a safety factor of 1.01 and a cushion of 0.024.
+In float64 the error is that of the theorem to five digits, in float32 it grows by a few percent. The published table
+does the same for bfloat16 with a safety factor of 1.01 and a cushion of 0.024.
 """
 
 import functools
 import math
-from fractions import Fraction
 
 import numpy as np
 import torch
 
-from wellnormed.matrix.coefficients import CoefficientSet, Normalisation, Step, critical_points
+from wellnormed.matrix.coefficients import CoefficientSet, Step, critical_points, image, stretched
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CUSHION = 4  # in units of eps: the dip, 8 times as high, then stays clear of the roundings of one step
 _LARGEST_MARGIN = 1 / 64  # two eps of bfloat16
 _NEAR_ONE = 1e-5  # of 1 - l/u: from there Newton-Schulz is within 3e-16 of the best, and Remez is all rounding
 _NEWTON_SCHULZ = (1.875, -1.25, 0.375)
-_OUTWARD = 2.0**-50  # relative: far more than the float64 place of an extremum can hide
 
 
 def optimal_coefficients(
@@ -52,9 +50,6 @@ def optimal_coefficients(
         `safe_dtypes` are those in which the composition stays positive and below its maximum when the input
         of every step is moved by one eps of its largest value, from `max(lower, 4 eps)` on.
 
-    Raises:
-        ValueError: Arguments out of range.
-
     Example:
         >>> chosen = optimal_coefficients(0.01, 5)
         >>> chosen.maximum - chosen.minimum < 3e-6
@@ -72,8 +67,7 @@ def optimal_coefficients(
     if degree not in (3, 5):
         raise ValueError(f"degree={degree} is not one a coefficient set can hold; use 5, or 3 for cheaper steps")
     if dtype not in _DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {names}")
+        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {', '.join(map(str, _DTYPES))}")
     return _compose(float(lower), steps, degree, dtype)
 
 
@@ -86,20 +80,19 @@ def _compose(lower: float, count: int, degree: int, dtype: torch.dtype) -> Coeff
     for _ in range(count):
         step = best(max(low, _CUSHION * eps * high), high)
         # Where the cushion was used, [low, cushion] falls below 1 - E: bring the image back around 1.
-        step = _scaled(step, 2 / sum(_image(step, low, high)))
-        low, high = _image(step, low, high)
+        factor = 2 / sum(image([step], low, high))
+        step = step[0] * factor, step[1] * factor, step[2] * factor
+        low, high = image([step], low, high)
         high *= 1 + margin * (1 - low)  # near 1 the steps are flat and damp a rounding by themselves
         steps.append(step)
     steps, upper = tuple(steps), 1 + margin
-    maximum = _propagate(steps, 0.0, upper)[1]
+    maximum = image(steps, 0.0, upper)[1]
     return CoefficientSet(
         name=f"minimax(lower={lower!r}, steps={count}, degree={degree}, dtype={str(dtype).removeprefix('torch.')})",
         source="The Polar Express (Amsel et al., 2025), theorem on greedy compositions",
         steps=steps,
         maximum=maximum,
-        minimum=_propagate(steps, lower, upper)[0],
-        slope=math.prod(a for a, _, _ in steps),
-        normalisation=Normalisation(),
+        minimum=image(steps, lower, upper)[0],
         lower=lower,
         upper=upper,
         safe_dtypes=frozenset(d for d in _DTYPES if _survives(steps, lower, maximum, torch.finfo(d).eps)),
@@ -128,49 +121,20 @@ def best_quintic(low: float, high: float) -> Step:
     """
     ratio = low / high
     if 1 - ratio < _NEAR_ONE:
-        return _at_scale(_NEWTON_SCHULZ, 2 / (low + high))
+        return stretched(_NEWTON_SCHULZ, (low + high) / 2)
     points = np.array([ratio, (3 * ratio + 1) / 4, (ratio + 3) / 4, 1.0])
     a = b = c = 0.0
     for _ in range(8):  # quadratic convergence: 5 suffice from 1e-16 to 1 - 1e-5
         a, b, c, _ = np.linalg.solve(np.stack([points, points**3, points**5, [1, -1, 1, -1]], 1), np.ones(4)).tolist()
         points[1:3] = critical_points((a, b, c))
-    return _at_scale((a, b, c), 1 / high)
-
-
-def _at_scale(step: Step, scale: float) -> Step:
-    """`p(scale x)`."""
-    a, b, c = step
-    return a * scale, b * scale**3, c * scale**5
-
-
-def _scaled(step: Step, factor: float) -> Step:
-    """`factor p(x)`."""
-    a, b, c = step
-    return a * factor, b * factor, c * factor
-
-
-def _image(step: Step, low: float, high: float) -> tuple[float, float]:
-    """The interval onto which `p` maps `[low, high]`, rounded outwards from exact arithmetic."""
-    a, b, c = map(Fraction, step)
-    values = []
-    for x in (low, high, *(x for x in critical_points(step) if low < x < high)):
-        t = Fraction(x) ** 2
-        values.append(Fraction(x) * (a + t * (b + t * c)))
-    smallest, largest = float(min(values)), float(max(values))
-    return smallest - _OUTWARD * abs(smallest), largest + _OUTWARD * abs(largest)
-
-
-def _propagate(steps: tuple[Step, ...], low: float, high: float) -> tuple[float, float]:
-    for step in steps:
-        low, high = _image(step, low, high)
-    return low, high
+    return stretched((a, b, c), high)
 
 
 def _survives(steps: tuple[Step, ...], lower: float, maximum: float, eps: float) -> bool:
     """Whether one eps of the largest value, either way before every step, leaves the promise standing."""
     low, high = max(lower, _CUSHION * eps), 1 + eps
     for step in steps:
-        low, high = _image(step, low, high)
+        low, high = image([step], low, high)
         low, high = low - eps * high, high * (1 + eps)
         if not (low > 0 and high < 4):  # far outside, numbers grow without bound
             return False

@@ -12,16 +12,9 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import (
-    as_bound,
-    check_finite,
-    check_matrix,
-    check_positive,
-    finite_scale,
-    working_dtype,
-)
+from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import Sign, differentiable
-from wellnormed.matrix.coefficients import CoefficientSet, get, get_for_msign
+from wellnormed.matrix.coefficients import CoefficientSet, check_sign, get
 
 _EXACT = {
     "svd": _msign_methods.svd,
@@ -61,10 +54,6 @@ def msign(
         (1e-5 with "newton-schulz", 5e-3 with "gram"), 2% in 16 bits. Zero gives zero. The gradient (reverse mode,
         forward mode once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity (not checked under `torch.compile`), an unknown method
-            or set, a set that is not a matrix sign or not safe in this dtype, or a rank without "sketch".
-
     Example:
         >>> msign(torch.tensor([[3.0, 0.0], [0.0, -0.5]]), method="svd")
         tensor([[ 1.,  0.],
@@ -79,9 +68,11 @@ def msign(
         raise ValueError(f"rank={rank} with method={method!r}: give a rank to 'sketch', and to no other method")
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
+    chosen = get(coefficients)
     if method == "auto":
-        method = resolve_method(x, get(coefficients))
-    chosen = get(coefficients) if method in _EXACT else get_for_msign(coefficients, x.dtype)
+        method = resolve_method(x, chosen)
+    if method not in _EXACT:
+        check_sign(chosen, x.dtype)
     if x.numel() == 0:
         return x.clone()
     short = min(x.shape[-2:])
@@ -160,7 +151,7 @@ def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> T
     summed = torch.float64 if work.shape[by] > _LONG else work.dtype
     rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
     frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
-    assert chosen.normalisation is not None  # get_for_msign
+    assert chosen.normalisation is not None  # check_sign
     # Largest entry at least 1/2: only a zero matrix has a smaller norm.
     norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
     if work.ndim == 3 and work.shape[0] == 1:

@@ -31,7 +31,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
 from wellnormed.matrix._checks import check_matrix, working_dtype
-from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
+from wellnormed.matrix.soft_cap import odd_polynomial, reached_norm
 
 # Largest reach, in units of the cap and rounded down, at which M is at most 1/2: further off, it is no cap.
 REACH_LIMIT = dict(
@@ -68,32 +68,20 @@ class CapPolynomial:
     def __call__(self, w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
         """Apply the polynomial to the singular values, through the Gram matrix of the smaller side.
 
-        Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one.
-
-        Args:
-            w: Matrices of any floating dtype, entries from 1e-30 to 1e30; bfloat16 and float16 are computed in
-                float32, and degrees above 9 in float64.
+        Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one. Bfloat16 and
+        float16 are computed in float32, and degrees above 9 in float64.
 
         Returns:
             Same shape and dtype, norm at most `max_norm` within rounding (1e-6 in float32, 1% in bfloat16).
             Differentiable in `w` by plain autograd, to any order.
-
-        Raises:
-            ValueError: Not a floating-point matrix.
-
-        Example:
-            >>> w = torch.eye(2)
-            >>> torch.equal(optimal_cap(1.0, 0.0)(w), w)
-            True
         """
         check_matrix(w, "w")
         if w.shape[-2] < w.shape[-1]:
             return self(w.mT).mT
         double = w.dtype == torch.float64 or len(self.coefficients) - 1 > _FLOAT32_DEGREE // 2
         work = w.double() if double else w.to(working_dtype(w))
-        scaled = work / self.max_norm  # squares of 1e-30 and 1e30 leave the range of float32
-        correction = _without_constant(symmetric_product(scaled.mT, scaled), self.coefficients)
-        return (work + times_symmetric(work, correction)).to(w.dtype)  # c_0 = 1: what is left alone is not rounded
+        # squares of 1e-30 and 1e30 leave the range of float32
+        return odd_polynomial(work, work / self.max_norm, self.coefficients).to(w.dtype)
 
 
 def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPolynomial:
@@ -108,9 +96,6 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
             a margin for the rounding of the weight in a low precision (0.8% of the cap in bfloat16).
         degree: Odd, from 3 to 21. 9 costs what LT's soft cap costs; higher degrees come nearer.
 
-    Raises:
-        ValueError: Arguments out of range, or a step too large for the degree.
-
     Example:
         >>> cap = optimal_cap(1.0, 0.01)
         >>> cap.departure < 0.0088 < optimal_cap(1.0, 0.01, degree=5).departure
@@ -118,20 +103,9 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
         >>> [round(c / cap.drift, 9) for c in cap.coefficients[2:]]
         [-1.0, 4.0, -4.0]
     """
-    if not (max_norm > 0 and math.isfinite(max_norm)):
-        raise ValueError(
-            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight instead"
-        )
-    if not (update_norm >= 0 and math.isfinite(update_norm)):
-        raise ValueError(
-            f"update_norm={update_norm} must be a finite norm of at least 0; give learning rate x overshoot"
-        )
     if not isinstance(degree, int) or degree not in REACH_LIMIT:
-        raise ValueError(
-            f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; "
-            f"9 costs four matrix products, like soft_cap"
-        )
-    reach = max_norm + update_norm
+        raise ValueError(f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; 9 is usual")
+    reach = reached_norm(max_norm, update_norm)
     # The sum and the quotient were rounded; two units of the last place cover both.
     ratio = 1.0 if update_norm == 0 else reach / max_norm * (1 + 2.0**-51)
     if ratio > REACH_LIMIT[degree]:
@@ -142,21 +116,6 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
         )
     coefficients, departure, drift = _solve(ratio, degree)
     return CapPolynomial(max_norm, reach, coefficients, departure, drift)
-
-
-def _without_constant(t: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """`c_1 t + c_2 t^2 + ...` of symmetric matrices: `t^2` once, then Horner's rule in `t^2`."""
-    if len(coefficients) == 2:
-        return coefficients[1] * t
-    square = symmetric_product(t, t)
-    identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
-    # Pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it, as its t^2 term.
-    rest = coefficients[2:]
-    top = max(0, (len(rest) - 2) // 2 * 2)
-    out = sum(c * power for c, power in zip(rest[top:], (identity, t, square), strict=False))
-    for j in range(top - 2, -1, -2):
-        out = rest[j] * identity + rest[j + 1] * t + square @ out
-    return square @ out  # c_1 = 0 from degree 5 on
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,9 +15,10 @@ from torch import Tensor
 from wellnormed.matrix._checks import as_bound, check_matrix, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
-ROOT_RULE_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
-CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
-CONSTANT_RULE_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
+_COEFFICIENTS = (1.0, 0.0, -3.0, 3.0, -1.0)
+_PUBLISHED_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
+_CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
+SOFT_CAP_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
 
 
 def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[Tensor, "*batch m n"]:
@@ -28,9 +29,6 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
     Args:
         w: Matrices of any floating dtype.
         strength: `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
-
-    Raises:
-        ValueError: Not a floating-point matrix, or a negative or NaN strength.
 
     Example:
         >>> w = torch.diag(torch.tensor([1.1, 0.2]))
@@ -47,11 +45,27 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
         return soft_cap(w.mT, alpha).mT
     work = w.to(working_dtype(w))
     # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
-    scaled = work * alpha.sqrt().to(work.dtype)[..., None, None]
+    return odd_polynomial(work, work * alpha.sqrt().to(work.dtype)[..., None, None], _COEFFICIENTS).to(w.dtype)
+
+
+def odd_polynomial(w: Tensor, scaled: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled^T scaled`, for a multiple `scaled` of tall matrices `W`.
+
+    `c_1` is the last coefficient or 0. Degree 9 takes four products, two of them of the small side; every further 4
+    degrees one more small one. What is left alone is not rounded, since W is added last.
+    """
     t = symmetric_product(scaled.mT, scaled)
+    if len(coefficients) == 2:
+        return w + times_symmetric(w, coefficients[1] * t)
     square = symmetric_product(t, t)
-    inner = square - 3 * t + 3 * torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
-    return (work - times_symmetric(work, square @ inner)).to(w.dtype)
+    identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    # Horner's rule in t^2, on pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it.
+    rest = coefficients[2:]
+    top = max(0, (len(rest) - 2) // 2 * 2)
+    out = sum(c * power for c, power in zip(rest[top:], (identity, t, square), strict=False))
+    for j in range(top - 2, -1, -2):
+        out = rest[j] * identity + rest[j + 1] * t + square @ out
+    return w + times_symmetric(w, square @ out)
 
 
 def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
@@ -69,28 +83,23 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
     Returns:
         `a` in 1 / units squared, rounded up; 0.0 when decay alone keeps the cap.
 
-    Raises:
-        ValueError: Arguments out of range, or a step so large that no strength here is known to hold.
-
     Example:
         >>> soft_cap_strength(1.0, 0.01, decay=0.02)
         0.0
         >>> round(soft_cap_strength(1.0, 0.5), 6)
         0.195295
     """
-    k = _reached_norm(max_norm, update_norm, decay)
-    ratio = k / max_norm
+    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
     if ratio <= 1:
         return 0.0
     ratio *= 1 + 2.0**-51  # the sum, the product and the quotient were rounded
-    if ratio <= ROOT_RULE_LIMIT:
-        return min(_root_strength(ratio), CONSTANT_STRENGTH) / max_norm / max_norm * (1 + 2.0**-50)
-    if ratio <= CONSTANT_RULE_LIMIT:
-        return CONSTANT_STRENGTH / max_norm / max_norm * (1 + 2.0**-50)
-    raise ValueError(
-        f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times the cap; a "
-        f"soft cap holds only up to {CONSTANT_RULE_LIMIT} times: lower the learning rate or use spectral_hardcap"
-    )
+    if ratio > SOFT_CAP_LIMIT:
+        raise ValueError(
+            f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times the cap; "
+            f"a soft cap holds only up to {SOFT_CAP_LIMIT} times: lower the learning rate or use spectral_hardcap"
+        )
+    strength = min(_root_strength(ratio), _CONSTANT_STRENGTH) if ratio <= _PUBLISHED_LIMIT else _CONSTANT_STRENGTH
+    return strength / max_norm / max_norm * (1 + 2.0**-50)
 
 
 def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
@@ -103,11 +112,12 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
         >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
         True
     """
-    ratio = _reached_norm(max_norm, update_norm, decay) / max_norm
+    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
     return 0.0 if ratio <= 1 else _root_strength(ratio) / max_norm / max_norm
 
 
-def _reached_norm(max_norm: float, update_norm: float, decay: float) -> float:
+def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
+    """The norm after one step from the cap; refuses numbers that are none of a cap, a step or a decay."""
     if not (max_norm > 0 and math.isfinite(max_norm)):
         raise ValueError(
             f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight instead"

@@ -15,54 +15,48 @@ def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
     The value is rounded down to the dtype, so it does not exceed `spectral_norm_upper_bound`. For many
     weights per step stack those of equal shape: one call serves the batch.
 
-    Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-
     Returns:
         One norm per matrix, in `w`'s dtype (at most its largest number), plain spectral (l2 -> l2) units.
         Differentiable (a subgradient where the largest singular value is repeated; zero at zero).
-
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity.
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
         tensor(5.)
     """
     check_matrix(w, "w")
-    return differentiable(w, _norm, _LargestSingularValue)
+    return differentiable(w, lambda w: _rounded_down(_norm(w), w.dtype), _LargestSingularValue)
 
 
-def _leading_product(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`u v^T` of the largest singular value, in float64 (zero for a zero matrix), and that value `(*batch, 1, 1)`."""
+def _leading_product(x: Tensor) -> Tensor:
+    """`u v^T` of the largest singular value, in float64; zero for a zero matrix."""
     u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    s = s[..., :1, None]
-    return u[..., :1] @ vh[..., :1, :] * (s > 0), s
+    return u[..., :1] @ vh[..., :1, :] * (s[..., :1, None] > 0)
 
 
 class _LargestSingularValue(Derivative):
+    def __init__(self, *_: Tensor) -> None:
+        """Depends on no bound."""
+
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
         if x.numel() == 0:
             return tangent.sum((-2, -1))
-        return (_leading_product(x)[0] * tangent).sum((-2, -1)).to(tangent.dtype)
+        return (_leading_product(x) * tangent).sum((-2, -1)).to(tangent.dtype)
 
     def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
         if x.numel() == 0:
             return torch.zeros_like(x)
-        return (_leading_product(x)[0] * gradient[..., None, None]).to(x.dtype)
+        return (_leading_product(x) * gradient[..., None, None]).to(x.dtype)
 
 
-def _largest_singular_value(w: Tensor) -> Tensor:
-    """In float64, `(*batch,)`, of matrices that are not empty; refuses NaN and infinity."""
+def _norm(w: Tensor) -> Tensor:
+    """In float64, `(*batch,)`; refuses NaN and infinity."""
+    if w.numel() == 0:
+        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
     wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
     scale = finite_scale(wide, "w")
     wide = wide / scale
     top = torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1]
     return top.clamp_min(0).sqrt() * scale[..., 0, 0]
-
-
-def _norm(w: Tensor) -> Tensor:
-    return _rounded_down(_largest_singular_value(w), w.dtype) if w.numel() else w.new_zeros(w.shape[:-2])
 
 
 def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,7 +74,7 @@ def spectral_normalize(w: Float[Tensor, "*batch m n"], upper: float | Tensor) ->
     Bounds, LT). Costs `2 m n^2 + 4 n^3` operations in float64, w read twice.
 
     Args:
-        w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
+        w: Matrices.
         upper: Cap in spectral units, a number or one per matrix; no gradient flows to it.
 
     Returns:
@@ -88,41 +82,18 @@ def spectral_normalize(w: Float[Tensor, "*batch m n"], upper: float | Tensor) ->
         the ball. Differentiable: reverse mode, forward mode once and `torch.func.vmap`; a subgradient where the largest
         singular value is repeated.
 
-    Raises:
-        ValueError: Not a floating-point matrix, NaN or infinity, `upper` not positive or not
-            broadcastable.
-
     Example:
         >>> spectral_normalize(torch.diag(torch.tensor([4.0, 2.0])), 1.0).diagonal().round(decimals=5)
         tensor([1.0000, 0.5000])
     """
     check_matrix(w, "w")
-    return differentiable(w, _normalized, _Normalize, as_bound(upper, w, "upper"))
+    bound = as_bound(upper, w, "upper")
 
+    def checked(w: Tensor, upper: Tensor) -> Tensor:
+        check_positive(upper, "upper")
+        return _norm(w)
 
-def _normalized(w: Tensor, upper: Tensor) -> Tensor:
-    check_positive(upper, "upper")
-    if w.numel() == 0:
-        return w.clone()
-    norm, bound = _largest_singular_value(w)[..., None, None], upper[..., None, None]
+    norm = differentiable(w.double(), checked, _LargestSingularValue, bound)
     inside = norm <= bound * (1 + torch.finfo(w.dtype).eps)
-    return torch.where(inside, w, (w.double() * torch.where(inside, 1, bound / norm)).to(w.dtype))
-
-
-class _Normalize(Derivative):
-    def __init__(self, upper: Tensor) -> None:
-        self.upper = upper[..., None, None]
-
-    def along(self, x: Tensor, tangent: Tensor) -> Tensor:
-        if x.numel() == 0:
-            return tangent
-        uv, s = _leading_product(x)
-        change = tangent - x * ((uv * tangent).sum((-2, -1), keepdim=True) / s)
-        return torch.where(s > self.upper, self.upper / s * change, tangent).to(tangent.dtype)
-
-    def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
-        if x.numel() == 0:
-            return gradient
-        uv, s = _leading_product(x)
-        change = gradient - uv * ((x * gradient).sum((-2, -1), keepdim=True) / s)
-        return torch.where(s > self.upper, self.upper / s * change, gradient).to(gradient.dtype)
+    factor = torch.where(inside, 1, bound / torch.where(inside, 1, norm))
+    return torch.where(inside[..., None, None], w, (w.double() * factor[..., None, None]).to(w.dtype))

@@ -5,9 +5,7 @@ from wellnormed.modular.builder import Builder as Builder
 from wellnormed.modular.builder import modular_rule as modular_rule
 from wellnormed.modular.builder import modular_tree as modular_tree
 from wellnormed.modular.combinators import IDENTITY as IDENTITY
-from wellnormed.modular.combinators import add as add
 from wellnormed.modular.combinators import attention as attention
-from wellnormed.modular.combinators import mean as mean
 from wellnormed.modular.combinators import residual as residual
 from wellnormed.modular.combinators import scale as scale
 from wellnormed.modular.sharing import Place as Place

@@ -20,10 +20,8 @@ def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
     """Decorate a function `f(module, builder) -> NormedModule` that describes modules of exactly these classes.
 
     It reads constants from the module, and takes atoms and children from the `Builder`. A class of yours can do
-    without: give it a method `modular_tree(self, builder)` of the same meaning.
-
-    Args:
-        classes: Classes, or their full names (`"package.module.Class"`), which import nothing.
+    without: give it a method `modular_tree(self, builder)` of the same meaning. Full names of classes
+    (`"package.module.Class"`) import nothing.
 
     Example:
         >>> class Halved(nn.Module):
@@ -95,11 +93,9 @@ def modular_tree(
 class Builder:
     """What a module's description is made with: its name, its parameters and its submodules."""
 
-    name: str
-    """The module's name in the model; empty for the model itself."""
+    name: str  # the module's in the model; empty for the model itself
     module: nn.Module
-    norms: Mapping[nn.Parameter, tuple[str, Norm]]
-    """Trainable parameter -> its name and norm in the assignment."""
+    norms: Mapping[nn.Parameter, tuple[str, Norm]]  # trainable parameter -> its name and norm in the assignment
 
     def build(self) -> NormedModule:
         """Describe the module by its own method, or else by what is registered for its class."""
@@ -123,11 +119,9 @@ class Builder:
         return replace(self, name=name, module=self.module.get_submodule(path))
 
     def atom(self, leaf: str, sensitivity: float = 1.0) -> NormedModule:
-        """The atom of a parameter of this module, of mass 1; a bond if the parameter is frozen.
+        """The atom of the parameter `leaf` of this module, of mass 1; a bond if the parameter is frozen.
 
-        Args:
-            leaf: The parameter's name below this module.
-            sensitivity: Of the output to the input through this weight; 0 if it sees no input, as a bias.
+        The sensitivity is that of the output to the input through this weight; 0 if it sees no input, as a bias.
         """
         parameter = self.module.get_parameter(leaf)
         if not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""Compounds with a name of their own: sums, means, residuals, attention."""
+"""Compounds with a name of their own: factors, residuals, attention."""
 
 from dataclasses import replace
 
@@ -7,27 +7,15 @@ from wellnormed.modular.tree import Bond, Composition, NormedModule, Scalar, com
 IDENTITY = Bond("identity")
 
 
-def add(first: NormedModule, *others: NormedModule) -> Composition:
-    """The sum of the outputs: masses and sensitivities add."""
-    return compose(Bond("add"), concatenate(first, *others))
-
-
-def mean(first: NormedModule, *others: NormedModule) -> Composition:
-    """The mean of the outputs: masses add, the sensitivity is the mean."""
-    return compose(Scalar(1 / (1 + len(others))), add(first, *others))
-
-
 def scale(factor: float, module: NormedModule) -> Composition:
     """`factor * module`: the model multiplies this module's output by a constant, and its sensitivity by `|factor|`."""
     return compose(Scalar(factor), module)
 
 
-def residual(block: NormedModule, strength: float) -> Composition:
+def residual(block: NormedModule, strength: float) -> NormedModule:
     """`(1 - strength) x + strength block(x)`: sensitivity 1 if the block's is 1 (LT equation 1).
 
-    Args:
-        block: What stands on the branch.
-        strength: Share of the branch, in [0, 1]; 1 / (number of residual connections) in LT.
+    `strength` is the share of the branch, in [0, 1]; 1 / (number of residual connections) in LT.
 
     Example:
         >>> from wellnormed.modular import Atom
@@ -38,7 +26,7 @@ def residual(block: NormedModule, strength: float) -> Composition:
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength={strength} must lie in [0, 1] for a convex combination")
-    return add(Scalar(1 - strength), compose(Scalar(strength), block))
+    return Scalar(1 - strength) + strength * block
 
 
 def attention(
@@ -50,14 +38,7 @@ def attention(
     `|dq| + |dk|`, the rows of a softmax change by at most as much in the 1-norm as its logits in the largest entry, and
     attention as a whole by `|dv| + |d logits|` (Large et al. 2024, proposition 7; LT theorem D.1). The scale therefore
     counts for queries and keys only. With scale 1 and projections of sensitivity 1 the whole has sensitivity 3,
-    whence the published factor 1/3.
-
-    Args:
-        query: Projection of the queries into heads, of sensitivity 1 in the largest norm of a head.
-        key: That of the keys.
-        value: That of the values.
-        scale: Factor on `<q, k> / d`.
-        bias: Additive bias of the logits, learned; it depends on no input.
+    whence the published factor 1/3. A learned bias of the logits depends on no input.
 
     Example:
         >>> from wellnormed.modular import Atom
@@ -67,6 +48,6 @@ def attention(
         5.0
     """
     similarity = compose(Scalar(scale), Bond("similarity <q, k> / d"), concatenate(query, key))
-    logits = similarity if bias is None else add(similarity, bias)
+    logits = similarity if bias is None else similarity + bias
     weights = replace(compose(Bond("softmax"), logits), label="attention weights")
     return compose(Bond("weighted mean of values"), concatenate(value, weights))

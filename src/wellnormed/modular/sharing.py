@@ -31,8 +31,7 @@ class Place:
     name: str
     norm: Norm
     mass: float
-    downstream: float
-    """Product of the sensitivities of everything from the weight's output to the tree's output."""
+    downstream: float  # product of the sensitivities of everything from the weight's output to the tree's output
 
 
 class WeightSpace(ABC):
@@ -57,8 +56,7 @@ class WeightSpace(ABC):
     def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
 
-        Any optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by these
-        factors; for others they are learning-rate multipliers like any.
+        An optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by them.
 
         Example:
             >>> from wellnormed.modular import Atom
@@ -84,8 +82,7 @@ class WeightSpace(ABC):
     def dualize(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Duality map of the modular norm (MD section 4.3): the step of norm 1 that attains the dual norm.
 
-        It is as exact as the atoms' own maps: a Newton-Schulz iteration overshoots by what it declares, and a rare
-        symbol whose inflation is capped falls short. Weights of mass 0 get zeros.
+        It is as exact as the atoms' own maps. Weights of mass 0 get zeros.
 
         Example:
             >>> import torch
@@ -103,11 +100,9 @@ class WeightSpace(ABC):
         }
 
     def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for any `torch.optim.Optimizer`: named `params` and an `lr` for each value of `lr_factors`.
+        """Parameter groups for any `torch.optim.Optimizer`: named `params`, and `lr` times each value of `lr_factors`.
 
-        Args:
-            model: Where the names of the tree are looked up; it must have no other trainable parameters.
-            lr: Learning rate of the whole tree; a group's own is `lr` times its factor.
+        The trainable parameters of the model must be those of the tree.
 
         Example:
             >>> import torch

@@ -6,9 +6,9 @@ sensitivity can ever scale an output; a factor of the model enters as a `Scalar`
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from wellnormed.modular.sharing import Place, WeightSpace
@@ -140,9 +140,7 @@ class Atom(NormedModule):
 class Bond(NormedModule):
     """A function without weights, such as an activation (MD section 4.2).
 
-    Args:
-        name: What it does.
-        sensitivity: Its Lipschitz constant, where its inputs have norm at most 1.
+    Its sensitivity is its Lipschitz constant, where its inputs have norm at most 1.
     """
 
     name: str
@@ -158,11 +156,7 @@ class Bond(NormedModule):
 
 @dataclass(frozen=True)
 class Scalar(Bond):
-    """Multiplication by a constant *in the model's forward pass*; its sensitivity is the constant's size.
-
-    Args:
-        factor: The constant, of any sign.
-    """
+    """Multiplication by a constant of any sign *in the model's forward pass*; its sensitivity is the size of that."""
 
     name: str = field(init=False, repr=False)
     sensitivity: float = field(init=False)
@@ -179,18 +173,15 @@ class _Compound(NormedModule):
     modules: tuple[NormedModule, ...]
     label: str = ""
     """Name in the printed tree, such as a module's; the kind of compound without it."""
-    name: str = field(init=False, repr=False)
-    mass: float = field(init=False)
-    sensitivity: float = field(init=False)
     _kind: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.label or self._kind)
-        object.__setattr__(self, "mass", math.fsum(m.mass for m in self.modules))
-        object.__setattr__(self, "sensitivity", self._sensitivity())
+    @property
+    def name(self) -> str:
+        return self.label or self._kind
 
-    @abstractmethod
-    def _sensitivity(self) -> float: ...
+    @cached_property
+    def mass(self) -> float:
+        return math.fsum(m.mass for m in self.modules)
 
     def map_atoms(self, change: Callable[[Atom], Atom]) -> NormedModule:
         return replace(self, modules=tuple(m.map_atoms(change) for m in self.modules))
@@ -202,7 +193,8 @@ class Composition(_Compound):
 
     _kind = "compose"
 
-    def _sensitivity(self) -> float:
+    @cached_property
+    def sensitivity(self) -> float:
         return math.prod(m.sensitivity for m in self.modules)
 
     @property
@@ -224,7 +216,8 @@ class Concatenation(_Compound):
 
     _kind = "concatenate"
 
-    def _sensitivity(self) -> float:
+    @cached_property
+    def sensitivity(self) -> float:
         return math.fsum(m.sensitivity for m in self.modules)
 
     @property

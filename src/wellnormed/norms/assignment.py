@@ -110,9 +110,8 @@ def assign_norms(
     the radii and learning rates of LMO's experiments. Kernels get `SpectralConv`; fused weights a `Split` of the
     matrices' `Spectral`; experts' weights `Experts`; gains of norm layers `Gain`, or AdamW under `"muon"`.
 
-    An embedding that is also the last layer gets the embedding's norm: `ColNorm` on the rows bounds every logit of an
-    input of RMS 1 as well, and a run of nanoGPT shows that it trains (`benchmarks/tied_tables.py`). Under
-    `"sign-only"` and `"scion-gpt"` it gets the last layer's, as published, under `"muon"` AdamW.
+    An embedding that is also the last layer gets the embedding's norm, which bounds every logit of an input of RMS 1 as
+    well; under `"sign-only"` and `"scion-gpt"` the last layer's, as published, under `"muon"` AdamW.
 
     `Roles` says what the first and last layer are; the printed reason says which were taken, and what is not certain
     is warned about. A layer with a `parameter_norms()` method decides for its own parameters, except that `"muon"`
@@ -135,8 +134,7 @@ def assign_norms(
     """
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        remedy = "pass the model itself, whose layers say what their parameters do"
-        raise ValueError(f"assign_norms: model is a {kind}; {remedy}")
+        raise ValueError(f"assign_norms: model is a {kind}; pass the model itself, whose layers say what they do")
     overrides = {} if overrides is None else overrides
     require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
@@ -229,7 +227,7 @@ class _Routing:
             norm = norms[leaf] if self.name != "muon" or isinstance(norms[leaf], MatrixNorm) else None
             return norm, self.recipe.radii.hidden, f"{original}chosen by {type(module).__name__}"
         role = self.roles.role(name, parameter.shape)
-        if role is not None:
+        if role is not None and self.recipe.serves(role):
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
             as_hidden = role.position in ("last", "both") and norm == self.recipe.matrix
             if role.doubt and not as_hidden and len(self.places[parameter]) == 1:

@@ -23,8 +23,7 @@ class Norm(ABC):
     `norm(initialize_(w)) = 1`; `upper_bound(w) >= norm(w)`; `dualize(0) = 0`.
     """
 
-    has_oracle: ClassVar[bool] = True
-    """Whether `dual_norm` and `dualize` exist; without them a norm measures and bounds, and optimizes nothing."""
+    has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
 
     @property
     def ndim(self) -> int:
@@ -56,8 +55,7 @@ class Norm(ABC):
     def upper_bound(self, weight: Tensor) -> Tensor:
         """A proved bound from above on `norm(weight)`, float64, shape `(*batch,)`.
 
-        The default serves norms that are finite sums of squares or absolute values, where float64 evaluation with
-        the rounding margin of the sum is a proof.
+        The default serves sums of squares or of absolute values, for which the rounding margin of the sum is a proof.
         """
         count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
@@ -110,16 +108,13 @@ class MatrixNorm(Norm):
 
     def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
-        return self.from_slices(self._map(weight, function), weight)
-
-    def _map(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> list[Tensor]:
-        units = self.slice_units(weight)
-        return [function(slices, unit) for slices, unit in zip(self.slices(weight), units, strict=True)]
+        return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
 
     def _measure(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """A number for every slice, `(*batch, slices)`."""
         batch = weight.shape[: weight.ndim - self.ndim]
-        return torch.cat([values.reshape(*batch, -1) for values in self._map(weight, function)], -1)
+        values = map(function, self.slices(weight), self.slice_units(weight))
+        return torch.cat([own.reshape(*batch, -1) for own in values], -1)
 
     def norm(self, weight: Tensor) -> Tensor:
         return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)

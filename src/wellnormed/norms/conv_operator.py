@@ -116,8 +116,8 @@ class ConvOperator(Norm):
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
-            f"{self!r} has no {what}: no closed form is known, and a feasible direction that is not the steepest would "
-            "not be its dual; measure and bound with it, and optimize with SpectralConv, which bounds it"
+            f"{self!r} has no {what}, since no closed form is known; measure and bound with it, and optimize with "
+            "SpectralConv, which bounds it"
         )
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import nn
 from wellnormed._inputs import require_numbers, require_patterns
 from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
-from wellnormed.norms.entries import Sign
+from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
 from wellnormed.norms.root_mean_square import BiasRMS
 
@@ -25,8 +25,10 @@ def initialize_(
     """Fill every trainable parameter that has a norm with a random point on the sphere of its radius, in place.
 
     Matrices become semi-orthogonal (each part of a fused one, each position of a kernel, each expert), embedding
-    vectors Gaussian of RMS 1, heads under `Sign` random signs, gains 1. Biases and other vectors become 0, the centre
-    of their ball, as in LMO's released code. Frozen parameters, and those that the recipe leaves to AdamW, stay.
+    vectors Gaussian of RMS 1, heads under `Sign` random signs. Biases and other vectors become 0, the centre of their
+    ball, as in LMO's released code. Gains become 1 whatever their radius, but one that is all zeros stays so: its layer
+    multiplies by `1 + weight`, or starts without its branch. (Memory left by `to_empty` may be zeros too: have the
+    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, stay.
 
     Args:
         model: The model, or what `assign_norms` returned for it.
@@ -59,6 +61,9 @@ def initialize_(
     for a in assignment:
         if isinstance(a.norm, BiasRMS) or (isinstance(a.norm, Sign) and a.norm.ndim == 1):
             a.parameter.zero_()
+        elif isinstance(a.norm, Gain):
+            if bool(a.parameter.any()):
+                a.norm.initialize_(a.parameter)
         elif a.norm is not None:
             a.norm.initialize_(a.parameter, generator)
             a.parameter.mul_(radii[radius_of[a.name]] if a.name in radius_of else a.radius)

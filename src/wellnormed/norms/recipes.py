@@ -33,31 +33,21 @@ class Radii(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The norms of one recipe by role; None leaves a parameter to AdamW.
+    """The norms of one recipe by role; None leaves a parameter to AdamW."""
 
-    Args:
-        source: Where it is published, or what recommends it.
-        embedding: Of tables whose rows are the images of symbols.
-        matrix: Of all other matrices but the last.
-        last: Of the last `nn.Linear`.
-        kernels: The mode of `SpectralConv`.
-        pixels: Whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii).
-        vectors: The norm of biases; gains get `Gain` unless this is None.
-        tied: Whether a table that is both embedding and last layer gets the embedding's norm or the last layer's.
-        radii: The published radii; vectors have that of hidden layers.
-        lr: The learning rate that is published, or that our runs recommend (`docs/optimizers.md`).
-    """
+    embedding: Norm | None  # of tables whose rows are the images of symbols
+    matrix: Spectral | Sign = RMS_TO_RMS  # of all other matrices but the last
+    last: Norm | None = _LOGITS  # of the last nn.Linear
+    kernels: Literal["positions", "patches"] = "patches"  # the mode of SpectralConv
+    pixels: bool = False  # whether the first layer sees pixels, so that its unit is at least 1 (LMO insight 3.2 iii)
+    vectors: Literal["rms", "largest entry"] | None = "rms"  # the norm of biases; gains get Gain unless it is None
+    tied: Literal["embedding", "last"] = "embedding"  # whose norm a table gets that is both
+    radii: Radii = Radii()  # noqa: RUF009 (a tuple): the published ones; vectors have that of hidden layers
+    lr: float = 0.02  # the learning rate that is published, or that our runs recommend (docs/optimizers.md)
 
-    source: str
-    embedding: Norm | None
-    matrix: Spectral | Sign = RMS_TO_RMS
-    last: Norm | None = _LOGITS
-    kernels: Literal["positions", "patches"] = "patches"
-    pixels: bool = False
-    vectors: Literal["rms", "largest entry"] | None = "rms"
-    tied: Literal["embedding", "last"] = "embedding"
-    radii: Radii = Radii()  # noqa: RUF009 (a tuple)
-    lr: float = 0.02
+    def serves(self, role: Role) -> bool:
+        """Whether there is a norm for the role: a recipe of signs has none for experts."""
+        return role.kind != "experts" or isinstance(self.matrix, MatrixNorm)
 
     def norm(self, role: Role, ndim: int) -> tuple[Norm | None, float, str]:
         """A role's norm and radius, and the reason as the printed table gives it."""
@@ -78,10 +68,7 @@ class Recipe:
             case "matrix":
                 return _of_matrix(matrix, role)
             case "experts":
-                norm = _of_matrix(matrix, role)
-                if not isinstance(norm, MatrixNorm):
-                    raise ValueError(f"{norm!r} has no lift to experts; choose another norm for them in the overrides")
-                return Experts(norm)
+                return Experts(_of_matrix(matrix, role))  # pyrefly: ignore[bad-argument-type]
             case "attention bias":
                 return Sign() if self.vectors else None
             case "convolution":
@@ -105,20 +92,17 @@ def _of_matrix(matrix: Spectral | Sign, role: Role) -> Norm:
 
 
 RECIPES: dict[RecipeName, Recipe] = {
-    "modular": Recipe("MD table 1; LT appendix F", ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions"),
-    "language": Recipe("LMO recommendation 3.1 (ii)", ColNorm(0)),
-    "image": Recipe("LMO recommendation 3.1 (i)", ColNorm(0), pixels=True),
-    "sign-only": Recipe(
-        "LMO, end of section 3", Sign(), matrix=Sign(normalized=True), vectors="largest entry", tied="last"
-    ),
-    "muon": Recipe("Jordan (2024)", None, last=None, vectors=None),
-    "scion-gpt": Recipe(
-        "LMO recommendation 3.1 (iii), released code, nanoGPT with tied weights",
-        ColNorm(0), tied="last", radii=Radii(50.0, 50.0, 3000.0), lr=2.0**-12,
-    ),
-    "scion-shakespeare": Recipe(
-        "LMO released code, transfer of the learning rate on Shakespeare", Sign(), radii=Radii(1.0, 3.0, 10.0)
-    ),
-    "scion-mlp": Recipe("LMO released code, MLP", ColNorm(0), pixels=True, radii=Radii(last=2.0**10), lr=2.0**-6),
-    "scion-cnn": Recipe("LMO released code, airbench", ColNorm(0), pixels=True, radii=Radii(8.0, 8.0, 128.0), lr=0.05),
-}  # fmt: skip
+    # MD table 1; LT appendix F
+    "modular": Recipe(ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions"),
+    # LMO recommendation 3.1 (ii), 3.1 (i), and the end of section 3
+    "language": Recipe(ColNorm(0)),
+    "image": Recipe(ColNorm(0), pixels=True),
+    "sign-only": Recipe(Sign(), matrix=Sign(normalized=True), vectors="largest entry", tied="last"),
+    # Jordan (2024)
+    "muon": Recipe(None, last=None, vectors=None),
+    # LMO released code: nanoGPT with tied weights (recommendation 3.1 iii), transfer on Shakespeare, MLP, airbench
+    "scion-gpt": Recipe(ColNorm(0), tied="last", radii=Radii(50.0, 50.0, 3000.0), lr=2.0**-12),
+    "scion-shakespeare": Recipe(Sign(), radii=Radii(1.0, 3.0, 10.0)),
+    "scion-mlp": Recipe(ColNorm(0), pixels=True, radii=Radii(last=2.0**10), lr=2.0**-6),
+    "scion-cnn": Recipe(ColNorm(0), pixels=True, radii=Radii(8.0, 8.0, 128.0), lr=0.05),
+}

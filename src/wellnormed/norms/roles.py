@@ -32,17 +32,12 @@ class Role:
     """What a parameter does."""
 
     kind: Kind
-    layer: str
-    """The layer, as the table of an assignment names it."""
-    parts: int | tuple[int, ...] = 1
-    """How many equal matrices are fused along its outputs, or the size of each."""
+    layer: str  # as the table of an assignment names it
+    parts: int | tuple[int, ...] = 1  # how many equal matrices are fused along its outputs, or the size of each
     groups: int = 1
-    transposed: bool = False
-    """Whether a convolution is, or a matrix is stored with its inputs first."""
-    position: Literal["first", "last", "both", ""] = ""
-    """Whether its layer is the model's first or last."""
-    doubt: str = ""
-    """What is not certain about it, and the override that decides it; empty if all is."""
+    transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
+    position: Literal["first", "last", "both", ""] = ""  # whether its layer is the model's first or last
+    doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
 
 
 class Roles:

@@ -13,8 +13,7 @@ from torch import Tensor
 from wellnormed._inputs import require_numbers
 from wellnormed.norms.base import Norm, entries, normal_like, rms, widened
 
-_INSIDE = 1 - 1e-6
-"""Where random groups start: rounding in float32 must not carry them out of the unit ball."""
+_INSIDE = 1 - 1e-6  # where random groups start: rounding in float32 must not carry them out of the unit ball
 
 
 class _LargestRMS(Norm):

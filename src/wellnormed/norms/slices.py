@@ -128,8 +128,7 @@ class Split(_Parts):
 class PerHead(_Parts):
     """The largest inner norm over a projection's `heads` row slices, each of shape `(d_out / heads, d_in)`.
 
-    Several heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice (LT
-    theorem D.1 is one head; its equations 21-23 use the whole matrix's norm for many).
+    Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice.
 
     Args:
         heads: Number of slices of equal height, stacked along the output dimension.

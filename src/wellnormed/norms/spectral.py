@@ -72,12 +72,8 @@ class Spectral(MatrixNorm):
         return slices[0]
 
     def slice_units(self, weight: Tensor) -> list[float]:
-        return [self.unit(weight)]
-
-    def unit(self, weight: Tensor) -> float:
-        """The largest singular value of a matrix of this shape and norm 1."""
         d_out, d_in = weight.shape[-2:] if self.input_axis == 1 else weight.shape[:-3:-1]
-        return self.unit_of(d_out, d_in)
+        return [self.unit_of(d_out, d_in)]
 
     def unit_of(self, d_out: int, d_in: int) -> float:
         """The largest singular value of a matrix of norm 1 with `d_out` outputs and `d_in` inputs."""

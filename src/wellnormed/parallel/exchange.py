@@ -15,12 +15,8 @@ from wellnormed.parallel.layout import Cut, like, local, part_lengths
 class DealtJob:
     """A job whose members have owners. Call `collect`, `compute` and `run` in this order, on every rank.
 
-    Args:
-        job: What to do.
-        group: Who does it.
-        owners: The rank in the group that computes each member.
-        cuts: How each argument is cut; None if every rank has it whole.
-        count: Told the bytes that this rank sends.
+    `owners` holds the rank in the group that computes each member, `cuts` how each argument is cut (None if every rank
+    has it whole), and `count` is told the bytes that this rank sends.
     """
 
     def __init__(
