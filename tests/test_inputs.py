@@ -46,6 +46,8 @@ def constrained(value) -> object:
         ("radius", lambda value: wn.lower_bound(nn.Linear(2, 2), radius=value)),
         ("max_inflation", lambda value: wn.ColNorm(max_inflation=value)),
         ("output_axis", lambda value: wn.Sign(output_axis=value)),
+        ("input_axis", lambda value: wn.Spectral(input_axis=value)),
+        ("input_axis", lambda value: wn.ColNorm(input_axis=value)),
     ],
 )
 def test_what_is_no_number_is_refused(name, call, value):
@@ -93,6 +95,16 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: scion(momentum=None), "momentum=None is of type NoneType; pass a number"),
         (lambda: scion().load_state_dict({}), "load_state_dict: this is no state of an optimizer; pass"),
         (lambda: scion(lr=math.nan), "lr=nan must be finite"),
+        (lambda: wn.Sign(ndim=2.0), r"Sign: ndim=2.0 is of type float; pass a whole number"),
+        (
+            lambda: wn.constrain(network(), {"1": wn.HardCap(1.0)}),
+            "optimizer is of type Sequential; pass the optimizer",
+        ),
+        (lambda: scion(lr=1e308), "lr=1e.308 must be finite and not negative, in float32"),
+        (lambda: scion(radius=1e308), "lr=0.1 times radius=1e.308 must be finite in float32"),
+        (lambda: wn.ColumnCap(1e308), "ColumnCap: max_norm=1e.308 must be positive and finite, in float32"),
+        (lambda: wn.initialize_(network(), radii={"1": math.nan}), "radii={'1': nan} must be positive and finite"),
+        (lambda: wn.initialize_(network(), radii={"1": -1.0}), "radii={'1': -1.0} must be positive and finite"),
     ],
 )
 def test_other_mistakes_are_refused_by_name(call, message):

@@ -46,6 +46,9 @@ def constrain(
         True
     """
     require_patterns("constrain: ", {"constraints": constraints})
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ValueError(f"constrain: optimizer is of type {kind}; pass the optimizer, such as wn.Scion(model)")
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
