@@ -24,6 +24,17 @@ def constrained(value) -> object:
     return wn.constrain(scion(), value)
 
 
+def complex_linear() -> nn.Module:
+    return nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+
+
+def broken(value: float) -> object:
+    """A constraint on a weight that holds this value."""
+    model = network()
+    nn.init.constant_(model[0].weight, value)
+    return wn.constrain(wn.Scion(model), {"0": wn.ColumnCap(1.0)})
+
+
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 @pytest.mark.parametrize(
     ("name", "call"),
@@ -46,8 +57,6 @@ def constrained(value) -> object:
         ("radius", lambda value: wn.lower_bound(nn.Linear(2, 2), radius=value)),
         ("max_inflation", lambda value: wn.ColNorm(max_inflation=value)),
         ("output_axis", lambda value: wn.Sign(output_axis=value)),
-        ("input_axis", lambda value: wn.Spectral(input_axis=value)),
-        ("input_axis", lambda value: wn.ColNorm(input_axis=value)),
     ],
 )
 def test_what_is_no_number_is_refused(name, call, value):
@@ -95,6 +104,11 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: scion(momentum=None), "momentum=None is of type NoneType; pass a number"),
         (lambda: scion().load_state_dict({}), "load_state_dict: this is no state of an optimizer; pass"),
         (lambda: scion(lr=math.nan), "lr=nan must be finite"),
+        (lambda: wn.assign_norms(complex_linear()), "parameter 'weight' is complex, .* override it with None"),
+        (lambda: broken(math.nan), "'0.weight' holds NaN or infinity.*; load other values"),
+        (lambda: broken(math.inf), "'0.weight' holds NaN or infinity.*; load other values"),
+        (lambda: wn.Spectral(input_axis=torch.ones(2)), "Spectral: input_axis=tensor.* must be 1"),
+        (lambda: wn.ColNorm(input_axis=torch.ones(2)), "input_axis=tensor.* must be 0"),
         (lambda: wn.Sign(ndim=2.0), r"Sign: ndim=2.0 is of type float; pass a whole number"),
         (
             lambda: wn.constrain(network(), {"1": wn.HardCap(1.0)}),

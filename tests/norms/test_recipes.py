@@ -317,6 +317,7 @@ def bare(name: str, *shape: int, of: str = "Module") -> nn.Module:
         (bare("pos", 7, 4), BiasRMS(2)),
         (bare("wpe", 7, 4), BiasRMS(2)),
         (bare("rel_pos_h", 7, 4), BiasRMS(2)),  # of SAM
+        (bare("pos_bias_u", 7, 4), BiasRMS(2)),  # of Conformer
         (bare("A_log", 8, 3), BiasRMS(2)),  # of Mamba
         (bare("attention_biases", 2, 9), wn.Sign()),  # of LeViT
         (bare("latents", 7, 4), wn.ColNorm(0, max_inflation=16)),  # of Perceiver

@@ -164,12 +164,9 @@ class _Routing:
         assigned = [self._assign(p, names) for p, names in self.places.items() if p.requires_grad]
         if self.missing:
             raise ValueError(
-                "\n".join(self.missing)
-                + "\nPass overrides={name: norm} for "
-                + ("each" if self.missing[1:] else "it")
-                + ": Spectral() for a matrix (d_out, d_in), Spectral(input_axis=0) for (d_in, d_out), norms.Experts() "
-                "for a batch of matrices, norms.BiasRMS(ndim=...) for vectors, or None for AdamW; or give the layer a "
-                "`parameter_norms()` method"
+                "\n".join(self.missing) + "\nPass overrides={name: norm}: Spectral() for a matrix (d_out, d_in), "
+                "Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
+                "norms.BiasRMS(ndim=...) for vectors, None for AdamW; or give the layer a `parameter_norms()` method"
             )
         for doubt, names in self.doubts.items():
             what, _, override = doubt.partition("; ")
@@ -194,6 +191,8 @@ class _Routing:
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
         if norm is not None:
+            if parameter.is_complex():
+                raise ValueError(f"parameter {name!r} is complex, and norms are of real numbers; override it with None")
             norm.check_shape(parameter.shape, name)
             if not norm.has_oracle:
                 raise ValueError(f"parameter {name!r}: {norm!r} has no oracle to step by; use SpectralConv")

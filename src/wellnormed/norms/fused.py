@@ -53,9 +53,8 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
         return Layout(2)
     if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
         return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
-    rank = _number(("kv_lora_rank",), around)  # DeepSeek's latent attention
-    if rank and leaf == "kv_a_proj_with_mqa":
-        return Layout((rank, d_out - rank))
+    if (rank := _number(("kv_lora_rank",), around)) and leaf == "kv_a_proj_with_mqa":
+        return Layout((rank, d_out - rank))  # DeepSeek's latent attention
     if _PERHAPS_FUSED.search(leaf) or head_by_head:
         size = d_out // heads if rank and heads else size
         parts = f"Split({d_out // size})" if size and d_out % size == 0 else "Split((...))"

@@ -88,7 +88,7 @@ class Recipe:
                 if isinstance(matrix, Sign):
                     return Sign(normalized=True, ndim=ndim, output_axis=int(role.transposed))
                 norm = SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix)
-                return norm if role.parts == 1 else Split(role.parts, norm, dim=int(role.transposed))
+                return norm if role.parts == 1 else Split(role.parts, norm)
             case "gain":
                 return Gain(ndim) if self.vectors else None
             case "vector":

@@ -24,9 +24,8 @@ _GATES = {"LSTM": 4, "GRU": 3}
 _GAIN_NAMES = ("weight", "gain", "gamma", "scale")
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_\d)?$")
 _TOKENS = re.compile(
-    r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw])$"
+    r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw]|_bias_[uv])$"
 )
-_ATTENTION_BIAS = re.compile(r"relative_position_bias|attention_biases")
 _HEADS = re.compile(
     r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
 )
@@ -118,8 +117,7 @@ class Roles:
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
-        of_pixels = math.prod(shape[2:]) == 1 and found.groups == 1 and not found.transposed
-        if found.kind == "matrix" or of_pixels:  # a convolution of single pixels is a matrix for each
+        if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
             d_out, d_in = reversed(shape) if found.transposed else shape[:2]
             layout = projection(_own_name(_path(name)), d_out, d_in, self._around(name))
             if layout.parts != 1 or (layout.doubt and found.kind == "matrix"):  # a fused projection is no head
@@ -145,7 +143,7 @@ class Roles:
             return Role("gain", "nn.PReLU")
         if ndim == 1 or _TOKENS.search(leaf) or leaf.endswith("_bias") or leaf == "bias":
             return Role("vector", "vector" if ndim == 1 else f"{leaf}, by its name")
-        if _ATTENTION_BIAS.search(leaf) and ndim == 2:
+        if re.search("relative_position_bias|attention_biases", leaf) and ndim == 2:
             return Role("attention bias", f"{leaf}, by its name")
         if leaf.endswith("latents") and ndim == 2:
             return Role("embedding", f"{leaf}, by its name")
