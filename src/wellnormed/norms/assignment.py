@@ -164,8 +164,8 @@ class _Routing:
         assigned = [self._assign(p, names) for p, names in self.places.items() if p.requires_grad]
         if self.missing:
             raise ValueError(
-                "\n".join(self.missing) + "\nPass overrides={name: norm}: Spectral() for a matrix (d_out, d_in), "
-                "Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
+                "\n".join(self.missing) + "\nPass overrides={name: norm} for each: Spectral() for a matrix (d_out, "
+                "d_in), Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
                 "norms.BiasRMS(ndim=...) for vectors, None for AdamW; or give the layer a `parameter_norms()` method"
             )
         for doubt, names in self.doubts.items():
