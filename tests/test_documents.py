@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -116,6 +117,17 @@ def resolve_from_root(parts: list[str]) -> object:
     for name in parts[1:]:
         found = getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{found.__name__}.{name}")  # type: ignore[attr-defined]
     return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_row_of_a_table_has_the_cells_of_its_header(page):
+    """A bar inside a code span ends a cell, unless a backslash stands before it."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    cells = [len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0 for line in lines]
+    for number, (before, here) in enumerate(itertools.pairwise(cells), 2):
+        assert not (before and here) or before == here, (
+            f"{page.name}, line {number}: {here - 1} cells, not {before - 1}"
+        )
 
 
 def test_no_file_names_what_a_reader_cannot_have():

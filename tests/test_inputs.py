@@ -24,6 +24,17 @@ def constrained(value) -> object:
     return wn.constrain(scion(), value)
 
 
+def complex_linear() -> nn.Module:
+    return nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+
+
+def broken(value: float) -> object:
+    """A constraint on a weight that holds this value."""
+    model = network()
+    nn.init.constant_(model[0].weight, value)
+    return wn.constrain(wn.Scion(model), {"0": wn.ColumnCap(1.0)})
+
+
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 @pytest.mark.parametrize(
     ("name", "call"),
@@ -93,6 +104,21 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: scion(momentum=None), "momentum=None is of type NoneType; pass a number"),
         (lambda: scion().load_state_dict({}), "load_state_dict: this is no state of an optimizer; pass"),
         (lambda: scion(lr=math.nan), "lr=nan must be finite"),
+        (lambda: wn.assign_norms(complex_linear()), "parameter 'weight' is complex, .* override it with None"),
+        (lambda: broken(math.nan), "'0.weight' holds NaN or infinity.*; load other values"),
+        (lambda: broken(math.inf), "'0.weight' holds NaN or infinity.*; load other values"),
+        (lambda: wn.Spectral(input_axis=torch.ones(2)), "Spectral: input_axis=tensor.* must be 1"),
+        (lambda: wn.ColNorm(input_axis=torch.ones(2)), "input_axis=tensor.* must be 0"),
+        (lambda: wn.Sign(ndim=2.0), r"Sign: ndim=2.0 is of type float; pass a whole number"),
+        (
+            lambda: wn.constrain(network(), {"1": wn.HardCap(1.0)}),
+            "optimizer is of type Sequential; pass the optimizer",
+        ),
+        (lambda: scion(lr=1e308), "lr=1e.308 must be finite and not negative, in float32"),
+        (lambda: scion(radius=1e308), "lr=0.1 times radius=1e.308 must be finite in float32"),
+        (lambda: wn.ColumnCap(1e308), "ColumnCap: max_norm=1e.308 must be positive and finite, in float32"),
+        (lambda: wn.initialize_(network(), radii={"1": math.nan}), "radii={'1': nan} must be positive and finite"),
+        (lambda: wn.initialize_(network(), radii={"1": -1.0}), "radii={'1': -1.0} must be positive and finite"),
     ],
 )
 def test_other_mistakes_are_refused_by_name(call, message):

@@ -2,26 +2,30 @@
 
 import sys
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 
 from torch import Tensor, nn
 
 
-def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False) -> None:
+def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False, whole: bool = False) -> None:
     """Refuse what is no real number, or an integer beyond every float. NaN and infinity are left to range checks.
 
     Args:
         where: What stands before the name in the message, such as `"SoftCap: "`.
         values: Name -> value.
         tensor: Whether a tensor of one number will do as well, as for a learning rate.
+        whole: Whether only integers will do.
     """
     for name, value in values.items():
         if tensor and isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
             continue
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass a number, such as 0.1")
+        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+            remedy = "a whole number, such as 1" if whole else "a number, such as 0.1"
+            raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass {remedy}")
         if isinstance(value, int) and abs(int(value)) > sys.float_info.max:
-            raise ValueError(f"{where}{name} is an integer of {len(f'{value:x}')} hexadecimal digits; pass a float")
+            raise ValueError(
+                f"{where}{name} is an integer of {len(f'{value:x}')} hexadecimal digits; pass a smaller one"
+            )
 
 
 def require_flags(where: str, values: Mapping[str, object]) -> None:

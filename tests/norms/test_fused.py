@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms import Experts, Split
+from wellnormed.norms import Experts, SpectralConv, Split
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)
@@ -59,6 +59,9 @@ def linear(d_in: int, d_out: int) -> nn.Module:
         (alone("c_attn", linear(16, 20), num_heads=8, kv_heads=1), Split((16, 2, 2))),
         (alone("qkv_proj", linear(16, 12), num_heads=2, head_dim=2), Split(3)),  # heads narrower than the stream
         (alone("kv_proj", linear(16, 8)), Split(2)),
+        (alone("kv_a_proj_with_mqa", linear(16, 10), config=SimpleNamespace(kv_lora_rank=8)), Split((8, 2))),
+        (alone("qkv", nn.Conv1d(16, 48, 1, bias=False)), Split(3, SpectralConv(1))),  # of diffusion models
+        (alone("qkv", nn.Conv2d(16, 48, 3, bias=False)), SpectralConv(2)),
         (alone("gate_up_proj", linear(16, 40)), Split(2)),
         (alone("Wi", linear(16, 48), config=SimpleNamespace(intermediate_size=24)), Split(2)),
         (alone("Wi", linear(16, 48)), wn.Spectral()),
@@ -95,11 +98,13 @@ def test_doubtful_projections_are_warned_about_with_the_override(layer, attribut
         ("CodeGenAttention", "qkv_proj", 48, r"Split\(12\)"),
         ("DisentangledSelfAttention", "in_proj", 48, r"Split\(12\)"),  # DeBERTa
         ("FalconAttention", "query_key_value", 24, r"Split\(6\)"),  # four heads of queries, one of keys, one of values
+        ("DeepseekV3Attention", "kv_b_proj", 48, r"Split\(4\)"),  # keys and values of a head, then of the next
+        ("Lfm2ShortConv", "in_proj", 48, r"Split\(\(...\)\)"),
         ("MambaMixer", "in_proj", 64, r"Split\(\(...\)\)"),
     ],
 )
 def test_projections_that_a_class_of_transformers_interleaves_are_warned_about(attention, layer, d_out, message):
-    model = alone(layer, linear(16, d_out), num_heads=4)
+    model = alone(layer, linear(16, d_out), num_heads=4, **({"kv_lora_rank": 16} if layer == "kv_b_proj" else {}))
     model.attention.__class__ = type(attention, (nn.Module,), {})
     with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*{message}"):
         assert norm_of(model) == wn.Spectral()

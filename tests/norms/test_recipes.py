@@ -259,12 +259,88 @@ def test_the_original_of_a_parametrized_weight_has_the_norm_of_that_weight(param
     assert found.reason == "the original of a parametrized nn.Linear"
 
 
+class Difference(nn.Module):
+    """A weight made of two."""
+
+    def forward(self, one, other):
+        return one - other
+
+    def right_inverse(self, weight):
+        return weight, torch.zeros_like(weight)
+
+
 def test_a_parametrization_of_several_originals_is_refused_with_a_remedy():
-    model = parametrizations.weight_norm(nn.Linear(4, 4))
+    model = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(model, "weight", Difference())
     with pytest.raises(ValueError, match=r"(?s)original0.*remove_parametrizations.*original1"):  # both at once
         wn.assign_norms(model)
     overrides = {"parametrizations.weight.original0": wn.Sign(), "parametrizations.weight.original1": wn.Spectral()}
     assert len(wn.assign_norms(model, overrides=overrides)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize(
+    ("weight_norm", "magnitudes", "directions"),
+    [
+        (parametrizations.weight_norm, "parametrizations.weight.original0", "parametrizations.weight.original1"),
+        (nn.utils.weight_norm, "weight_g", "weight_v"),
+    ],
+)
+def test_weight_norm_has_magnitudes_that_are_gains_and_directions_in_the_norm_of_the_weight(
+    weight_norm, magnitudes, directions
+):
+    model = nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.Flatten(), weight_norm(nn.Conv1d(2, 3, 5, padding=2)))
+    found = {a.name: a for a in wn.assign_norms(model)}
+    assert found[f"0.{magnitudes}"].norm == Gain(2)
+    assert found[f"0.{magnitudes}"].reason == "magnitudes of weight_norm"
+    assert found[f"0.{directions}"].norm == SPECTRAL
+    assert found[f"0.{directions}"].reason == "the original of a parametrized nn.Linear"
+    assert (found[f"2.{magnitudes}"].norm, found[f"2.{directions}"].norm) == (Gain(3), SpectralConv(1))
+    recurrent = {a.name: a.norm for a in wn.assign_norms(nn.utils.weight_norm(nn.GRU(3, 4), "weight_hh_l0"))}
+    assert (recurrent["weight_hh_l0_g"], recurrent["weight_hh_l0_v"]) == (Gain(2), Split(3))
+
+
+def test_the_original_of_a_spectral_norm_by_a_hook_has_the_norm_of_the_weight():
+    assert norms(nn.utils.spectral_norm(nn.Linear(4, 6)), "modular")["weight_orig"] == SPECTRAL
+
+
+def bare(name: str, *shape: int, of: str = "Module") -> nn.Module:
+    """A module of a class of this name that holds one parameter."""
+    model = type(of, (nn.Module,), {})()
+    model.register_parameter(name, nn.Parameter(torch.ones(shape)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "norm"),
+    [
+        (bare("pos", 7, 4), BiasRMS(2)),
+        (bare("wpe", 7, 4), BiasRMS(2)),
+        (bare("rel_pos_h", 7, 4), BiasRMS(2)),  # of SAM
+        (bare("pos_bias_u", 7, 4), BiasRMS(2)),  # of Conformer
+        (bare("A_log", 8, 3), BiasRMS(2)),  # of Mamba
+        (bare("attention_biases", 2, 9), wn.Sign()),  # of LeViT
+        (bare("latents", 7, 4), wn.ColNorm(0, max_inflation=16)),  # of Perceiver
+        (bare("weight", 7, 4, of="QuantEmbedding"), wn.ColNorm(0, max_inflation=16)),
+    ],
+)
+def test_bare_tables_are_known_by_the_names_that_libraries_give_them(model, norm):
+    assert list(norms(model, "modular").values()) == [norm]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 4, 8), (1, 4, 2, 2)])
+def test_what_is_repeated_for_every_sample_is_taken_for_vectors_with_a_warning(shape):
+    with pytest.warns(UserWarning, match=r"registers may hold a matrix, .*overrides=\{'registers': ...\}"):
+        assert norms(bare("registers", *shape), "modular") == {"registers": BiasRMS(len(shape))}
+
+
+def test_a_tied_parameter_that_no_layer_explains_is_refused_as_such():
+    model = nn.ModuleDict({"own": bare("table", 7, 4), "head": nn.Linear(4, 7, bias=False)})
+    model["head"].weight = model["own"].table
+    with pytest.raises(
+        ValueError, match=r"'own.table' of shape \(7, 4\) in Module has no norm.*\n.*Spectral\(\) for a"
+    ):
+        wn.assign_norms(model)
 
 
 @pytest.mark.parametrize(("cell", "parts"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])

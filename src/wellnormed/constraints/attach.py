@@ -10,6 +10,7 @@ from wellnormed.constraints.base import Constraint
 from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.optim import ConditionalGradient
 from wellnormed.optim.admission import refuse_parameter
+from wellnormed.parallel.layout import whole
 
 
 def constrain(
@@ -46,6 +47,8 @@ def constrain(
         True
     """
     require_patterns("constrain: ", {"constraints": constraints})
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"constrain: optimizer is of type {type(optimizer).__name__}; pass the optimizer itself")
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
@@ -83,6 +86,8 @@ def constrain(
                     f"parameter {a.name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "
                     "with model.to_empty(device=...) and an initialisation, then constrain"
                 )
+            if whole((~a.parameter.detach().isfinite()).sum()) > 0:
+                raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
             constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
     return Constraints(optimizer, tuple(constrained.values()))
 

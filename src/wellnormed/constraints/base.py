@@ -66,9 +66,9 @@ class Constraint(ABC):
         """Refuse a norm, in a constraint's settings, that is not positive and finite."""
         require_numbers(f"{type(self).__name__}: ", values)
         for name, value in values.items():
-            if not 0 < value < float("inf"):
+            if not 0 < value <= torch.finfo(torch.float32).max:
                 raise ValueError(
-                    f"{type(self).__name__}: {name}={value} must be positive and finite; "
+                    f"{type(self).__name__}: {name}={value} must be positive and finite, in float32 as well; "
                     "leave the entry out for no constraint"
                 )
 

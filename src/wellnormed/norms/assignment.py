@@ -162,8 +162,9 @@ class _Routing:
         assigned = [self._assign(p, names) for p, names in self.places.items() if p.requires_grad]
         if self.missing:
             raise ValueError(
-                "\n".join(self.missing) + "\nPass overrides={name: norm} with a norm, or None for AdamW, for "
-                f"{'each' if self.missing[1:] else 'it'}; or give the layer a `parameter_norms()` method"
+                "\n".join(self.missing) + "\nPass overrides={name: norm} for each: Spectral() for a matrix (d_out, "
+                "d_in), Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
+                "norms.BiasRMS(ndim=...) for vectors, None for AdamW; or give the layer a `parameter_norms()` method"
             )
         for doubt, names in self.doubts.items():
             what, _, override = doubt.partition("; ")
@@ -188,6 +189,8 @@ class _Routing:
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
         if norm is not None:
+            if parameter.is_complex():
+                raise ValueError(f"parameter {name!r} is complex, and norms are of real numbers; override it with None")
             norm.check_shape(parameter.shape, name)
             if not norm.has_oracle:
                 raise ValueError(f"parameter {name!r}: {norm!r} has no oracle to step by; use SpectralConv")
@@ -195,8 +198,9 @@ class _Routing:
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
         """The norm that all places of a parameter ask for."""
+        known = len(self.missing)
         choices = [self._at_one_place(name, parameter) for name in names]
-        if len(names) == 1:
+        if len(names) == 1 or len(self.missing) > known:
             return choices[0]
         reason = "tied: " + " and ".join(dict.fromkeys(reason for *_, reason in choices))
         asked = {(norm, radius) for norm, radius, _ in choices}
@@ -221,7 +225,7 @@ class _Routing:
                 "its own; torch.nn.utils.parametrize.remove_parametrizations leaves the weight"
             )
             return None, 1.0, "one of several originals"
-        original = "" if name.endswith(leaf) else "the original of a parametrized "
+        original = "" if name.endswith((leaf, "original0")) else "the original of a parametrized "
         own = getattr(module, "parameter_norms", None)
         if own is not None and leaf in (norms := own()):
             norm = norms[leaf] if self.name != "muon" or isinstance(norms[leaf], MatrixNorm) else None

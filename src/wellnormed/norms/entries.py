@@ -51,7 +51,7 @@ class Sign(_LargestEntry):
 
     def __post_init__(self) -> None:
         require_flags("Sign: ", {"normalized": self.normalized})
-        require_numbers("Sign: ", {"ndim": self.ndim, "output_axis": self.output_axis})
+        require_numbers("Sign: ", {"ndim": self.ndim, "output_axis": self.output_axis}, whole=True)
         if self.normalized and not 0 <= self.output_axis < self.ndim >= 2:
             raise ValueError(
                 f"Sign: normalized=True with ndim={self.ndim} and output_axis={self.output_axis} has no inputs "

@@ -17,7 +17,7 @@ _DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
 _UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
 _PERHAPS_FUSED = re.compile(r"query_key_value|(^|_)w?q?kv(_|$)")
 _HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention"}  # classes of transformers
-_STATE_SPACE, _OF_STATE_SPACE = re.compile(r"mamba|gateddeltanet"), re.compile(r"in_proj(_qkvz|_ba)?|x_proj")
+_STATE_SPACE, _OF_STATE_SPACE = re.compile(r"mamba|gateddeltanet|shortconv"), re.compile(r"in_proj(_qkvz|_ba)?|x_proj")
 
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads", "kv_heads")
@@ -53,7 +53,10 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
         return Layout(2)
     if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
         return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
+    if (rank := _number(("kv_lora_rank",), around)) and leaf == "kv_a_proj_with_mqa":
+        return Layout((rank, d_out - rank))  # DeepSeek's latent attention
     if _PERHAPS_FUSED.search(leaf) or head_by_head:
+        size = d_out // heads if rank and heads else size
         parts = f"Split({d_out // size})" if size and d_out % size == 0 else "Split((...))"
         return Layout(
             doubt="may hold the queries, keys and values of every head, one after the other; "

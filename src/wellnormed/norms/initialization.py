@@ -53,6 +53,8 @@ def initialize_(
     radii = {} if radii is None else radii
     require_patterns("initialize_: ", {"radii": radii})
     require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})
+    if bad := {pattern: radius for pattern, radius in radii.items() if not 0 < radius < float("inf")}:
+        raise ValueError(f"initialize_: radii={bad} must be positive and finite")
     assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
     radius_of = assignment.match(radii, "radii of initialize_")
     for a in assignment:

@@ -74,7 +74,8 @@ class Recipe:
             case "convolution":
                 if isinstance(matrix, Sign):
                     return Sign(normalized=True, ndim=ndim, output_axis=int(role.transposed))
-                return SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix)
+                norm = SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix)
+                return norm if role.parts == 1 else Split(role.parts, norm)
             case "gain":
                 return Gain(ndim) if self.vectors else None
             case "vector":

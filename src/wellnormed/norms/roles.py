@@ -4,6 +4,7 @@ A recipe (`recipes`) then gives every role a norm. What has no role here has no 
 `assign_norms`; what has one that is not certain is warned about by name.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from wellnormed.norms.fused import experts, projection
@@ -21,7 +23,9 @@ Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution
 _GATES = {"LSTM": 4, "GRU": 3}
 _GAIN_NAMES = ("weight", "gain", "gamma", "scale")
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_\d)?$")
-_TOKENS = re.compile(r"(token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding)s?$")
+_TOKENS = re.compile(
+    r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw]|_bias_[uv])$"
+)
 _HEADS = re.compile(
     r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
 )
@@ -80,13 +84,19 @@ class Roles:
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
         """The layer that a parameter belongs to, or serves by a parametrization, and its name there.
 
-        Of several originals none is the layer's weight, so they belong to the parametrization.
+        The magnitudes of `weight_norm` are `weight_g`, its directions the weight. Of several other originals none is
+        the layer's weight, so they belong to the parametrization.
         """
         module_name, _, leaf = name.rpartition(".")
         module = self.owners[module_name]
-        if isinstance(module, ParametrizationList) and leaf == "original":
+        if isinstance(module, ParametrizationList):
             layer_name, _, served = module_name.rpartition("parametrizations.")
-            return self.owners[layer_name.removesuffix(".")], served
+            names = {"original0": f"{served}_g", "original1": served} if isinstance(module[0], _WeightNorm) else {}
+            if own := {"original": served, **names}.get(leaf):
+                return self.owners[layer_name.removesuffix(".")], own
+        served, _, kind = leaf.rpartition("_")
+        if kind in ("v", "orig") and served in vars(module):  # as the hooks that torch had before parametrizations do
+            return module, served
         return module, leaf
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
@@ -95,15 +105,17 @@ class Roles:
         if len(shape) == 2 and _adapter(name):  # as `peft` and `loralib` name them; each factor is a matrix like any
             of_table = "lora_embedding_A" in name.split(".")
             found = Role("one-hot columns" if of_table else "matrix", "LoRA factor" + " of an embedding" * of_table)
+        elif leaf.startswith("weight") and leaf.endswith("_g"):
+            found = Role("gain", "magnitudes of weight_norm")
         else:
             found = _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
-        if found.kind == "matrix" and len(shape) == 2:
-            d_out, d_in = reversed(shape) if found.transposed else shape
+        if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
+            d_out, d_in = reversed(shape) if found.transposed else shape[:2]
             layout = projection(_own_name(_path(name)), d_out, d_in, self._around(name))
-            if layout.parts != 1 or layout.doubt:  # a fused projection is no head
+            if layout.parts != 1 or (layout.doubt and found.kind == "matrix"):  # a fused projection is no head
                 last = False
                 layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
                 found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
@@ -126,15 +138,20 @@ class Roles:
             return Role("gain", "nn.PReLU")
         if ndim == 1 or _TOKENS.search(leaf) or leaf.endswith("_bias") or leaf == "bias":
             return Role("vector", "vector" if ndim == 1 else f"{leaf}, by its name")
-        if "relative_position_bias" in leaf and ndim == 2:
+        if re.search("relative_position_bias|attention_biases", leaf) and ndim == 2:
             return Role("attention bias", f"{leaf}, by its name")
-        if ndim == 2 and leaf == "weight" and re.search("router|gate|linear", kind.lower()):
-            return Role("matrix", f"{kind}, by its name")
+        if leaf.endswith("latents") and ndim == 2:
+            return Role("embedding", f"{leaf}, by its name")
+        if ndim == 2 and leaf == "weight" and (known := re.search("router|gate|linear|embedding", kind.lower())):
+            return Role("embedding" if known[0] == "embedding" else "matrix", f"{kind}, by its name")
         if ndim >= 3 and sum(size > 1 for size in shape) <= 1:
             return Role("vector", "one vector, by its shape")
         layout = experts(leaf, shape, self._around(name)) if ndim == 3 else None
         if layout is not None:
             return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
+        if shape[0] == 1 and leaf != "weight":
+            doubt = "may hold a matrix, and was taken for vectors because the first dimension is 1; "
+            return Role("vector", "first dimension of 1", doubt=doubt + ("Spectral()" if ndim == 2 else "Experts()"))
         return None
 
 

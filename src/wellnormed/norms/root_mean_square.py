@@ -77,8 +77,8 @@ class ColNorm(_LargestRMS):
     max_inflation: float = float("inf")
 
     def __post_init__(self) -> None:
-        if self.input_axis not in (0, 1):
-            raise ValueError(f"input_axis={self.input_axis} must be 0 (embedding rows) or 1 (matrix columns)")
+        if not isinstance(self.input_axis, int) or self.input_axis not in (0, 1):
+            raise ValueError(f"input_axis={self.input_axis!r} must be 0 (embedding rows) or 1 (matrix columns)")
         require_numbers("ColNorm: ", {"max_inflation": self.max_inflation})
         if not self.max_inflation >= 1:
             raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")

@@ -52,8 +52,8 @@ class Spectral(MatrixNorm):
         registry.get(self.coefficients)
         if self.method not in _METHODS:
             raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(_METHODS)}, as in msign")
-        if self.input_axis not in (0, 1):
-            raise ValueError(f"Spectral: input_axis={self.input_axis} must be 1 (matrix columns) or 0 (rows)")
+        if not isinstance(self.input_axis, int) or self.input_axis not in (0, 1):
+            raise ValueError(f"Spectral: input_axis={self.input_axis!r} must be 1 (matrix columns) or 0 (rows)")
 
     def __repr__(self) -> str:
         """Always with what decides the step's true norm."""

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, get_args
 
+import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
@@ -106,8 +107,9 @@ def check_settings(settings: Group, memory: Memory) -> None:
     """Refuse settings of a group that are out of range or contradict each other."""
     lr, momentum, step_rule = settings["lr"], settings["momentum"], settings["step_rule"]
     require_numbers("", {"lr": lr}, tensor=True)
-    if not 0 <= lr < float("inf"):
-        raise ValueError(f"lr={lr} must be finite and not negative")
+    largest = torch.finfo(torch.float32).max
+    if not 0 <= lr <= largest:
+        raise ValueError(f"lr={lr} must be finite and not negative, in float32 as well")
     if step_rule == "adamw":
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
@@ -117,6 +119,8 @@ def check_settings(settings: Group, memory: Memory) -> None:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not 0 < settings["radius"] < float("inf"):
         raise ValueError(f"radius={settings['radius']} must be positive and finite")
+    if not lr * settings["radius"] <= largest:
+        raise ValueError(f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm")
     if step_rule not in get_args(StepRule):
         raise ValueError(f"step_rule={step_rule!r} must be one of {', '.join(get_args(StepRule))}")
     if step_rule == "constrained" and lr > 1:
