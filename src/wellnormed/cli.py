@@ -180,6 +180,9 @@ def _first_difference(stored, fresh) -> str | None:
         for what in ("name", "rule", "inputs", "constants"):
             if getattr(a, what) != getattr(b, what):
                 return f"operation {b.name!r} has {what} {getattr(b, what)}, the certificate {getattr(a, what)}"
+        ours, theirs = ([(c.measure, c.tensors, c.shape, len(c.values)) for c in row.weights] for row in (b, a))
+        if ours != theirs:
+            return f"operation {b.name!r} uses {ours}, the certificate {theirs}"
     return None
 
 

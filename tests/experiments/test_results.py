@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from wellnormed.experiments._header import FIELDS, header, write_result
-from wellnormed.experiments.frontier import GRID, WHAT_DIFFERS, figure_of
+from wellnormed.experiments.frontier import CONSTANTS, CURVES, GRID, figure_of, over_seeds
+from wellnormed.experiments.frontier import run as run_points
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").rglob("*.json*"))
@@ -51,12 +52,27 @@ def test_a_header_names_its_run_and_no_file_is_written_without_one(tmp_path):
         write_result(tmp_path / "bare.json", {"command": "make it", "seed": 0})
 
 
-def test_the_frontier_has_a_label_or_a_sibling_for_every_point_and_names_its_axes():
-    assert set(GRID) - set(WHAT_DIFFERS) == {"seed-1", "seed-2"}
-    points = [{"point": name, "results": EVALUATION} for name in GRID]
-    (axes,) = figure_of(points, {"validation_loss": 1.9}).axes
+def test_the_frontier_averages_seeds_and_names_its_axes():
+    losses = {0: 1.5, 1: 1.6, 2: 1.9}
+    points = [
+        {"point": name, "results": EVALUATION | {"validation_loss": losses[config.seed]}}
+        for name, config in GRID.items()
+    ]
+    (axes,) = figure_of(points, {"validation_loss": 1.25}).axes
     assert "certified Lipschitz constant" in axes.get_xlabel()
     assert "nats per character" in axes.get_ylabel()
     labels = [text.get_text() for text in axes.texts]
     assert "better" in labels
-    assert any("1.900" in label for label in labels)
+    assert any("1.250" in label for label in labels)
+    assert {label for label, _ in CURVES.values()} <= {line.get_label() for line in axes.get_lines()}
+    rows = over_seeds(points, "attention")
+    assert len(rows) == len(CONSTANTS)
+    assert {(round(row["mean"], 4), row["least"], row["largest"]) for row in rows} == {(1.6667, 1.5, 1.9)}
+
+
+def test_the_frontier_leaves_finished_points_alone(tmp_path):
+    (tmp_path / "positions-2-seed-0.json").write_text("{}")
+    run_points(only=("positions-2-seed-0",), folder=tmp_path)
+    assert (tmp_path / "positions-2-seed-0.json").read_text() == "{}"
+    with pytest.raises(ValueError, match="no point attention-4 in the grid; the points are positions-2-seed-0"):
+        run_points(only=("attention-4",), folder=tmp_path)

@@ -67,9 +67,15 @@ def lower_bound(
         1.0
     """
     require_module("lower_bound", model)
-    require_numbers("lower_bound: ", {"radius": radius, "steps": steps, "batch": batch})
-    if not (radius > 0 and steps > 0 and batch > 0):
-        raise ValueError(f"radius={radius}, steps={steps} and batch={batch} must be positive")
+    sizes = {"steps": steps, "batch": batch, "length": length, "width": width}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    require_numbers("lower_bound: ", {"radius": radius})
+    require_numbers("lower_bound: ", sizes, whole=True)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ValueError(f"lower_bound: generator={generator!r} is no torch.Generator; pass one, or None")
+    for name, value in {"radius": radius, **sizes}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
     function, found_width = continuous(model)
     width = width or found_width
     if width is None:

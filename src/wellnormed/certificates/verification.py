@@ -66,6 +66,8 @@ def verify(
             certificate = Certificate.load(certificate)
         if isinstance(weights, str | os.PathLike):
             tensors = read_safetensors(Path(weights))
+        elif not isinstance(weights, Mapping):
+            raise VerificationError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
         else:
             tensors = {name: raw_tensor(value) for name, value in weights.items()}
         _check_digests(certificate.tensors, tensors)

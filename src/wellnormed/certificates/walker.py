@@ -60,6 +60,10 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
             raise UncertifiableError(f"{name} has entries that are not finite; nothing holds for them")
     graph = trace(model)
     if example_input is not None:
+        if not isinstance(example_input, Tensor):
+            raise ValueError(
+                f"certify: example_input={example_input!r} is no tensor; pass what the model is called with"
+            )
         _check_example(model, graph, example_input)
     recorder = Recorder(tensors)
     domain = _walk(graph, recorder, float(radius))

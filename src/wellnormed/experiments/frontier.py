@@ -1,17 +1,21 @@
-"""Validation loss against the certificate: what a sound Lipschitz bound costs a character transformer.
+"""Validation loss against the certificate: what a proved Lipschitz constant costs a character transformer.
 
-Every point is a whole run of the `cpu` preset with some settings replaced ("Training Transformers with Enforced
-Lipschitz Constants", figure 2, with a bound that holds). Each run leaves one JSON file, and the figure is drawn from
-the files, so a grid can be run in pieces or on several machines.
+Every point is a whole run of a preset with some settings replaced ("Training Transformers with Enforced Lipschitz
+Constants", figure 2, with bounds that hold). Each run leaves one JSON file, points that have one are not run again, and
+the figure is drawn from the files: a grid can be run in pieces, in several processes or on several machines.
 
-    python -m wellnormed.experiments.frontier run --only default          # one point
-    python -m wellnormed.experiments.frontier draw                        # the figure from all files
+    python -m wellnormed.experiments.frontier run                              # all points that have no file yet
+    python -m wellnormed.experiments.frontier run --only attention-10-seed-0   # one point
+    python -m wellnormed.experiments.frontier draw                             # the figure from all files
 """
 
 import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import tyro
@@ -25,46 +29,49 @@ from wellnormed.train.config import PRESETS, Caps, TrainConfig
 
 FOLDER = Path("results/frontier")
 PEER = Path("results/nanogpt.json")
+CONSTANTS = (2, 3, 5, 10, 21, 50)
+SEEDS = (0, 1, 2)
+CURVES: dict[str, tuple[str, str]] = {
+    "positions": ("blocks of constant 1, mixing by position", "#009E73"),
+    "attention": ("the same with attention that reads the content", "#D55E00"),
+    "caps": ("the published architecture: the constants of its layers multiply", "#0072B2"),
+}
+"""Prefix of the points of a curve -> what they are, and the colour."""
 _REMEDY = "run that point again"
 
 
 def _grid() -> dict[str, TrainConfig]:
+    asked = {
+        f"{curve}-{constant}-seed-{seed}": replace(PRESETS[preset], lipschitz=float(constant), seed=seed)
+        for seed in SEEDS
+        for constant in CONSTANTS
+        for curve, preset in (("positions", "positions"), ("attention", "cpu"))
+    }
     base = PRESETS["caps"]
     assert isinstance(base.model, GPTConfig)
     deep = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4, sharpness=1.0)
     loose = Caps(query=0.5, key=0.5, value=2.0, output=2.0, feed_in=2.5, feed_out=2.5, head=2.0)
     sharp = replace(loose, query=1.5, key=1.5)
-    return {
-        "default": base,
-        "looser": replace(base, caps=replace(base.caps, output=2.0, feed_in=2.5, feed_out=2.5)),
-        "tighter": replace(base, caps=replace(base.caps, output=1.2, feed_out=1.5, head=0.35)),
-        "tightest": replace(base, caps=replace(base.caps, output=1.2, feed_in=1.5, feed_out=1.5, head=0.3)),
-        "narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
-        "two-blocks": replace(base, model=deep, caps=loose),
-        "no-relative-bias": replace(base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp),
-        "soft-cap": replace(base, constraint="soft-cap"),
-        "seed-1": replace(base, seed=1),
-        "seed-2": replace(base, seed=2),
+    return asked | {
+        **{f"caps-default-seed-{seed}": replace(base, seed=seed) for seed in SEEDS},
+        "caps-looser": replace(base, caps=replace(base.caps, output=2.0, feed_in=2.5, feed_out=2.5)),
+        "caps-tighter": replace(base, caps=replace(base.caps, output=1.2, feed_out=1.5, head=0.35)),
+        "caps-tightest": replace(base, caps=replace(base.caps, output=1.2, feed_in=1.5, feed_out=1.5, head=0.3)),
+        "caps-narrow-hidden": replace(base, model=replace(base.model, expansion=4)),
+        "caps-two-blocks": replace(base, model=deep, caps=loose),
+        "caps-no-relative-bias": replace(
+            base, model=replace(deep, relative_bias=False, attention_scale=8.0), caps=sharp
+        ),
+        "caps-soft-cap": replace(base, constraint="soft-cap"),
     }
 
 
 GRID = _grid()
-
-WHAT_DIFFERS = {
-    "default": ("default,\nthree seeds", (-8, -14), "right"),
-    "looser": ("larger caps", (10, -5), "left"),
-    "tighter": ("smaller caps", (9, -8), "left"),
-    "tightest": ("smallest caps", (8, 6), "left"),
-    "narrow-hidden": ("hidden layer a quarter as wide", (9, -3), "left"),
-    "two-blocks": ("two blocks instead of one,\nnarrow hidden layer, larger caps", (9, 4), "left"),
-    "no-relative-bias": ("two blocks, and large queries and\nkeys instead of learned biases", (-8, -28), "right"),
-    "soft-cap": ("soft cap instead\nof hard cap", (9, -4), "left"),
-}
-"""For a reader of the figure: what sets a point apart, where its label stands (points of 1/72 inch), and alignment."""
+_NOT_DRAWN = ("caps-narrow-hidden", "caps-two-blocks", "caps-no-relative-bias", "caps-soft-cap")
 
 
-def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 2) -> None:
-    """Train points of the grid and write one file each.
+def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> None:
+    """Train points of the grid that have no file yet, and write one each.
 
     Args:
         only: Points to run; all of them if none is named.
@@ -77,14 +84,17 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 2) -> 
     if unknown:
         raise ValueError(f"no point {', '.join(unknown)} in the grid; the points are {', '.join(GRID)}")
     for name in only or GRID:
+        path = folder / f"{name}.json"
+        if path.exists():
+            continue
         config = replace(GRID[name], threads=threads, sample_characters=0)
         with tempfile.TemporaryDirectory() as scratch:
             trained = train(config, Path(scratch) / name)
             results = read_json(trained.results_file, _REMEDY)
             environment = read_json(trained.environment_file, _REMEDY)["sessions"][0]
-        command = f"python -m wellnormed.experiments.frontier run --only {name} --threads {threads}"
+        command = f"python -m wellnormed.experiments.frontier run --only {name}"
         content = {**from_environment(command, config.seed, environment), "point": name, "runs": 1, "results": results}
-        write_result(folder / f"{name}.json", {**content, "config": asdict(config)})
+        write_result(path, {**content, "config": asdict(config)})
 
 
 def draw(folder: Path = FOLDER) -> None:
@@ -96,42 +106,55 @@ def draw(folder: Path = FOLDER) -> None:
     save_figure(figure_of(points, peer), folder / "frontier.png")
 
 
+def over_seeds(points: list[dict[str, Any]], curve: str) -> list[dict[str, float]]:
+    """For each constant of a curve, rising: the constant, the largest gain found, mean, least and largest loss."""
+    runs: Mapping[str, list[dict[str, float]]] = defaultdict(list)
+    for point in points:
+        if point["point"].startswith(curve) and point["point"] not in _NOT_DRAWN:
+            runs[point["point"].partition("-seed")[0]].append(point["results"])
+    rows = [
+        {
+            "constant": max(10 ** result["log10_lipschitz"] for result in results),
+            "found": max(result["lower_bound"] for result in results),
+            "mean": mean(result["validation_loss"] for result in results),
+            "least": min(result["validation_loss"] for result in results),
+            "largest": max(result["validation_loss"] for result in results),
+        }
+        for results in runs.values()
+    ]
+    return sorted(rows, key=lambda row: row["constant"])
+
+
 def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figure:
-    """Loss against certified constant; the true constant lies between the two ends of each point's bar."""
+    """Loss against certified constant; the true constant lies between the two ends of each horizontal bar."""
     figure, ((axes,),) = panels(1, 1, (8.5, 5.5))
     note = partial(axes.annotate, textcoords="offset points", fontsize=9)
-    for point in points:
-        results = point["results"]
-        proved, found, loss = 10 ** results["log10_lipschitz"], results["lower_bound"], results["validation_loss"]
-        colour = "#D55E00" if point["point"] in ("default", "seed-1", "seed-2") else "#0072B2"
-        axes.plot([found, proved], [loss, loss], color=colour, linewidth=1, alpha=0.5)
-        axes.plot(found, loss, "|", color=colour, markersize=7)
-        axes.plot(proved, loss, "o", color=colour, markersize=7)
-        if point["point"] in WHAT_DIFFERS:
-            label, offset, side = WHAT_DIFFERS[point["point"]]
-            place = (found if point["point"] == "default" else proved, loss)
-            note(label, place, xytext=offset, ha=side, color=colour)
+    for curve, (label, colour) in CURVES.items():
+        rows = over_seeds(points, curve)
+        constants, losses = [row["constant"] for row in rows], [row["mean"] for row in rows]
+        axes.plot(constants, losses, "o-", color=colour, markersize=6, label=label)
+        for row in rows:
+            axes.plot([row["found"], row["constant"]], [row["mean"]] * 2, color=colour, linewidth=1, alpha=0.4)
+            axes.plot(row["found"], row["mean"], "|", color=colour, markersize=7)
+            axes.plot([row["constant"]] * 2, [row["least"], row["largest"]], color=colour, linewidth=3, alpha=0.5)
     if peer is not None:
         loss = peer["validation_loss"]
         axes.axhline(loss, color="#555555", linestyle="--", linewidth=1.2)
-        label, at_right = (
-            f"nanoGPT's settings, AdamW, layer norms: {loss:.3f}, no certificate",
-            ("axes fraction", "data"),
-        )
-        note(label, (0.99, loss), xycoords=at_right, xytext=(0, -12), ha="right", color="#555555")
+        label = f"nanoGPT's settings, AdamW, layer norms: {loss:.3f}, no certificate"
+        note(label, (0.99, loss), xycoords=("axes fraction", "data"), xytext=(0, 5), ha="right", color="#555555")
     axes.annotate(
-        "better", (0.8, 0.07), (0.88, 0.17), xycoords="axes fraction", fontsize=12, fontweight="bold",
+        "better", (0.03, 0.05), (0.11, 0.15), xycoords="axes fraction", fontsize=12, fontweight="bold",
         arrowprops={"arrowstyle": "-|>", "linewidth": 2, "color": "black"},
     )  # fmt: skip
-    axes.plot([], [], "o", color="#555555", label="proved: the network stretches no change of its input by more")
-    axes.plot([], [], "|", color="#555555", label="found by search: it does stretch some change by so much")
-    axes.legend(loc="upper left", bbox_to_anchor=(0.34, 0.85), fontsize=9)
+    axes.plot([], [], "o", color="#555555", label="proved: no change of the input is stretched by more")
+    axes.plot([], [], "|", color="#555555", label="found by search: some change is stretched by so much")
+    axes.plot([], [], color="#555555", linewidth=3, alpha=0.5, label="from the least to the largest loss of the seeds")
+    axes.legend(loc="upper right", fontsize=9)
     axes.set_xscale("log")
-    axes.set_xlim(left=2)
     axes.margins(y=0.09)
     axes.set_xlabel("certified Lipschitz constant, from the embedded text to the logits (per token, root mean square)")
     axes.set_ylabel("validation loss (nats per character)")
-    axes.set_title("What a proved bound costs: transformers on Tiny Shakespeare, 1.5 million training tokens")
+    axes.set_title("What a proved constant costs: transformers on Tiny Shakespeare, 1.5 million training tokens")
     return figure
 
 

@@ -30,6 +30,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     written = text.decode(sample(model, prompt, config.sample_characters, generators["sample"]))
     certificate = certify_model(model, config.attack_steps, generators["lower bound"])
     certificate.save(run.certificate_file)
+    symbols = config.model.vocabulary_size
     run.save_results(
         session.model.state_dict(),
         {
@@ -41,6 +42,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
             "validation_tokens": len(text.validation) - 1,
             "proved_norm_over_cap": proved,
             "log10_lipschitz": certificate.log10_lipschitz,
+            "log10_lipschitz_l2": certificate.log10_lipschitz + 0.5 * math.log10(symbols / model.embedding.width),
             "activation_rms": certificate.activation_rms,
             "lower_bound": certificate.lower_bound,
             "projection_hit_rates": hits,
@@ -66,7 +68,10 @@ def print_summary(run: RunFolder, console: Console) -> None:
     console.rule("sample")
     console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
     console.rule()
-    certified = f"log10 of the certified Lipschitz bound {results['log10_lipschitz']:.3f}"
+    certified = (
+        f"log10 of the certified Lipschitz bound {results['log10_lipschitz']:.4f} "
+        f"({results['log10_lipschitz_l2']:.4f} in Euclidean norms per token)"
+    )
     if results["lower_bound"]:
         certified += f"; log10 of the largest gain found by search {math.log10(results['lower_bound']):.3f}"
     hits = results["projection_hit_rates"]

@@ -143,10 +143,11 @@ def _facts(results: dict[str, Any] | None, certificate: "wn.certificates.Certifi
     if results:
         facts.append((f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}"))
     if certificate:
-        facts.append((f"{certificate.log10_lipschitz:.3f}", "log10 of the certified Lipschitz bound"))
+        facts.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
             facts.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
     if results:
+        facts.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
         facts.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         facts.append((f"{results['parameters']:,}", "parameters"))
     boxes = "".join(f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts)
