@@ -69,9 +69,9 @@ class PotentialConfig:
     """Hidden width of those layers."""
     attention_blocks: int = 1
     """Blocks of attention that reads the content, before the first convex-potential layers, one each; 0 is allowed."""
-    attention_heads: int = 8
+    attention_heads: int = 2
     """Heads of attention; divides the width of the stream."""
-    attention_share: float = 0.3
+    attention_share: float = 0.05
     """Share of attention in the squares of the stream that it is joined to."""
     attention_logit: float = 0.5
     """Largest logit that the content can cause, `t`; the constant of attention is `sqrt(1 + t^2) + t`."""

@@ -49,7 +49,8 @@ class TrainConfig:
     embedding_rate: float = 1.0
     """Factor on the learning rate of embedding vectors."""
     bias_rate: float = 1.0
-    """Factor on the learning rate of biases, that of a `gpt`'s logits being divided by its logit scale."""
+    """Factor on the learning rate of a `potential` model's hidden biases, or of all biases of a `gpt`, that of its
+    logits being divided by the logit scale."""
     head_rate: float = 1.0
     """Factor on the learning rate of the map to logits; that of a `potential` model is relative to its cap."""
     gain_rate: float = 0.3
@@ -138,10 +139,17 @@ SMALLEST_HEAD = 2.0**-23
 """The least norm of a head."""
 PRESETS: dict[str, TrainConfig] = {
     # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
-    "cpu": TrainConfig(model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, threads=2),
+    "cpu": TrainConfig(
+        model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
+    ),
     # The same without that attention: what is read of the past depends on the position alone.
     "positions": TrainConfig(
-        model=PotentialConfig(attention_blocks=0), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, threads=2
+        model=PotentialConfig(attention_blocks=0),
+        lipschitz=10.0,
+        learning_rate=0.01,
+        embedding_rate=2.0,
+        bias_rate=0.1,
+        threads=2,
     ),
     # LT's architecture: one wide block, small caps where the loss does not need more.
     "caps": TrainConfig(

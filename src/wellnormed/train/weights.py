@@ -6,7 +6,7 @@ import wellnormed.constraints as constraints
 from wellnormed.constraints import Constraint, HardCap
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
-from wellnormed.nn import constraints_of
+from wellnormed.nn import ConvexPotential, constraints_of
 from wellnormed.train.config import TrainConfig
 
 CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
@@ -43,8 +43,8 @@ def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constrain
 def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
     """Name of a parameter -> what its learning rate is multiplied by, where that is not 1."""
     if not isinstance(model, GPT):
-        biases = [name for name, parameter in model.named_parameters() if name.endswith(("bias", "bias_HT"))]
-        return dict.fromkeys(biases, config.bias_rate) | {
+        hidden = [f"layers.{name}.bias" for name, m in model.layers.named_children() if isinstance(m, ConvexPotential)]
+        return dict.fromkeys(hidden, config.bias_rate) | {
             "embedding.weight": config.embedding_rate,
             "mixing.gain_H": config.gain_rate,
             "head.weight": config.head_rate * config.head_cap,
