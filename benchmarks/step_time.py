@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from wellnormed.experiments._header import header, write_result
-from wellnormed.models import GPT
+from wellnormed.models import build
 from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.session import build_optimizer
 from wellnormed.train.weights import CONSTRAINTS
@@ -40,8 +40,8 @@ def measure(config: TrainConfig, rounds: int) -> dict:
     """Median step times in seconds and their ratio."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.model.vocabulary_size, (config.batch, config.model.length), generator=generator)
-    plain = GPT(config.model, torch.Generator().manual_seed(0))
-    ours = GPT(config.model, torch.Generator().manual_seed(0))
+    plain = build(config.model, torch.Generator().manual_seed(0))
+    ours = build(config.model, torch.Generator().manual_seed(0))
     adamw = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens)
     optimizer, constraints = build_optimizer(ours, config)
     constrained = step_of(ours, optimizer, tokens)
@@ -68,7 +68,7 @@ def measure(config: TrainConfig, rounds: int) -> dict:
 def main() -> None:
     """Measure the presets that were asked for and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--presets", nargs="+", default=["cpu", "paper"], choices=list(PRESETS))
+    parser.add_argument("--presets", nargs="+", default=["cpu", "caps", "paper"], choices=list(PRESETS))
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--paper-rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)

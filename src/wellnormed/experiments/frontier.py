@@ -127,7 +127,7 @@ def over_seeds(points: list[dict[str, Any]], curve: str) -> list[dict[str, float
 
 def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figure:
     """Loss against certified constant; the true constant lies between the two ends of each horizontal bar."""
-    figure, ((axes,),) = panels(1, 1, (8.5, 5.5))
+    figure, ((axes,),) = panels(1, 1, (8.5, 6.2))
     note = partial(axes.annotate, textcoords="offset points", fontsize=9)
     for curve, (label, colour) in CURVES.items():
         rows = over_seeds(points, curve)
@@ -149,8 +149,10 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figu
     axes.plot([], [], "o", color="#555555", label="proved: no change of the input is stretched by more")
     axes.plot([], [], "|", color="#555555", label="found by search: some change is stretched by so much")
     axes.plot([], [], color="#555555", linewidth=3, alpha=0.5, label="from the least to the largest loss of the seeds")
-    axes.legend(loc="upper right", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     axes.set_xscale("log")
+    axes.set_xticks(CONSTANTS, [str(constant) for constant in CONSTANTS])
+    axes.minorticks_off()
     axes.margins(y=0.09)
     axes.set_xlabel("certified Lipschitz constant, from the embedded text to the logits (per token, root mean square)")
     axes.set_ylabel("validation loss (nats per character)")
