@@ -45,7 +45,8 @@ def lower_bound(
 
     Every step does one alternation of the power method for the norm "largest token RMS -> largest token RMS" (the dual
     of a direction has RMS 1 at every input token; the dual of an output change is one unit vector at one token) and one
-    ascent step on the inputs, all by double backward passes; at the end it measures the same direction over finite
+    ascent step on the inputs, all by double backward passes. As many steps of a random search around the best input
+    follow, which cross the edges of piecewise linear functions; at the end it measures the same direction over finite
     distances.
 
     Args:
@@ -87,6 +88,7 @@ def lower_bound(
     x = x / rms(x)  # on the sphere, where attention is sharpest
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
         best = _search(function, x * radius, radius, steps, generator)
+        best = _wander(function, best, radius, steps, batch, generator)
         best = _lengthen(function, best, radius)
     return replace(best, value=best.value * (1 - _ROUNDING))
 
@@ -150,6 +152,26 @@ def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator
         rate = 0.3 * radius * (1 - step / steps)
         x = x + rate * velocity / rms(velocity).amax(-2, keepdim=True)
         x = x * (radius / rms(x)).clamp(max=1.0)
+    return best
+
+
+def _wander(
+    function: nn.Module, best: LowerBound, radius: float, rounds: int, batch: int, generator: torch.Generator | None
+) -> LowerBound:
+    """Random changes of the best input, longer after a success and shorter after a failure."""
+    pushed = torch.func.jvp(function, (best.x_TD[None],), (best.direction_TD[None],))[1]
+    u, size = _unit_at(pushed, rms(pushed).flatten(1).argmax(1)), 0.3 * radius
+    for _ in range(rounds):
+        x = best.x_TD + size * torch.randn((batch, *best.x_TD.shape), dtype=torch.float64, generator=generator)
+        x = x * (radius / rms(x)).clamp(max=1.0)
+        direction, pushed, _ = gains(function, x, u.expand(batch, *u.shape[1:]))
+        value, token = rms(pushed).flatten(1).max(1)
+        leader = int(value.argmax())
+        if math.isfinite(float(value[leader])) and float(value[leader]) > best.value:
+            best = LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
+            u, size = _unit_at(pushed, token)[leader : leader + 1], 1.3 * size
+        else:
+            size *= 0.95
     return best
 
 

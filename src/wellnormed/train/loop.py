@@ -11,6 +11,7 @@ from rich.console import Console
 
 from wellnormed._files import read_json, write_atomically, write_json
 from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.models.config import PotentialConfig
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import describe
 from wellnormed.train.evaluate import validation_loss
@@ -107,7 +108,10 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
 
 
 def _kept(config: TrainConfig) -> str:
-    return config.constraint if config.lipschitz is None else f"Lipschitz constant {config.lipschitz:g}"
+    if not isinstance(config.model, PotentialConfig):
+        return config.constraint
+    body = config.model.body_lipschitz
+    return f"Lipschitz constant {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
 
 
 def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
