@@ -97,8 +97,8 @@ RECIPES: dict[RecipeName, Recipe] = {
     "modular": Recipe(ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions"),
     # LMO recommendation 3.1 (ii), 3.1 (i), and the end of section 3
     "language": Recipe(ColNorm(0)),
-    "image": Recipe(ColNorm(0), pixels=True),
-    "sign-only": Recipe(Sign(), matrix=Sign(normalized=True), vectors="largest entry", tied="last"),
+    "image": Recipe(ColNorm(0), pixels=True, lr=0.16),
+    "sign-only": Recipe(Sign(), matrix=Sign(normalized=True), vectors="largest entry", tied="last", lr=0.08),
     # Jordan (2024)
     "muon": Recipe(None, last=None, vectors=None),
     # LMO released code: nanoGPT with tied weights (recommendation 3.1 iii), transfer on Shakespeare, MLP, airbench
