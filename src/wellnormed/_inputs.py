@@ -28,6 +28,14 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
             )
 
 
+def require_sizes(layer: nn.Module, **sizes: int) -> None:
+    """Refuse, as a setting of a layer, what is no positive whole number."""
+    require_numbers(f"{type(layer).__name__}: ", sizes, whole=True)
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{type(layer).__name__}: {name}={size} must be positive; pass 1 or more")
+
+
 def require_flags(where: str, values: Mapping[str, object]) -> None:
     """Refuse what is neither True nor False."""
     for name, value in values.items():

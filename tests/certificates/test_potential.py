@@ -1,16 +1,18 @@
 """Blocks of constant 1, and the model that is made of them: attacked, trained to break the bound, and forged."""
 
 import dataclasses
+import math
 import random
 
 import pytest
 import torch
+from torch import nn
 
 import wellnormed as wn
-from wellnormed.certificates import VerificationError, certify, lower_bound, verify
+from wellnormed.certificates import UncertifiableError, VerificationError, certify, lower_bound, verify
 from wellnormed.cli import main
 from wellnormed.models import PotentialConfig, PotentialGPT, export
-from wellnormed.nn import constraints_of
+from wellnormed.nn import ConvexPotential, OrthogonalJoin, PositionMixing, constraints_of
 
 SMALL = PotentialConfig(
     vocabulary_size=5, length=6, token_width=4, mixing_heads=3, blocks=3, hidden=16, attention_heads=2,
@@ -108,9 +110,59 @@ def test_a_weight_above_one_gives_a_constant_above_one():
     assert 1 < exact <= certify(layer).lipschitz <= exact + 1e-7
 
 
+class Joined(nn.Module):
+    """A join of the input and of what a map makes of it, or of a stored tensor."""
+
+    def __init__(self, width: int, second: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.join = OrthogonalJoin(width, 0.1)
+        self.second = second
+
+    def forward(self, x):
+        return self.join(x, self.second(x) if isinstance(self.second, nn.Module) else self.second)
+
+
+def test_a_join_takes_inputs_of_equal_width_alone():
+    """Three entries beside one fill W as two beside two do, and the gain would be 1.16 where 0.95 is certified."""
+    model = Joined(2, nn.Linear(3, 1, bias=False))
+    nn.init.zeros_(model.second.weight)
+    with pytest.raises(ValueError, match=r"shapes \(1, 5, 3\) and \(1, 5, 1\) must be the same; map one input"):
+        model(torch.zeros(1, 5, 3))
+
+
+def tampered(layer: nn.Module, **attributes) -> nn.Module:
+    """The layer with attributes that its own constructor would not give it."""
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        # every entry with a gain of its own: RMS 1, and one entry is stretched by 1.41
+        (
+            tampered(PositionMixing(2, 2, 2), gain_H=nn.Parameter(torch.tensor([[2**0.5, 0.0]] * 2))),
+            r"its gains must have the shape \(heads,\)",
+        ),
+        (tampered(PositionMixing(2, 2, 2), logits_HT=nn.Parameter(torch.ones(2, 2, 2))), "its logits .heads, length."),
+        (Joined(2, nn.Parameter(torch.ones(1, 5, 2))), "a stored tensor where a value that depends on the input is"),
+        *(
+            (nn.Sequential(tampered(Joined(2, nn.Identity()), join=tampered(OrthogonalJoin(2, 0.1), share=share))), to)
+            for share, to in ((2, "share=2 does not lie"), (-1.0, "share=-1.0 does not lie"), (math.nan, "share=nan"))
+        ),
+        (nn.Sequential(tampered(ConvexPotential(2, 3), _call_impl=lambda x: 9 * x)), "`_call_impl` of its own"),
+    ],
+)
+def test_layers_that_were_changed_into_others_are_refused(model, message):
+    with pytest.raises(UncertifiableError, match=message):
+        certify(model)
+
+
 def test_a_forged_certificate_is_refused(tmp_path, capsys):
     """Proofs of another tensor, positive biases left out, a share that is none: each fails in `verify`."""
     model = with_weights(SMALL, 0, 0.5)
+    model.mixing.before_1K.data *= 0.01
     certificate = certify(model, radius=9.0)
     rows = {row.name: row for row in certificate.layers}
     potential = rows["layers.5"]
@@ -131,6 +183,7 @@ def test_a_forged_certificate_is_refused(tmp_path, capsys):
         forged(join, constants={"share": -1.0}),
         forged(join, inputs=join.inputs[:1]),
         forged(rows["mixing"], weights=rows["mixing"].weights[:1]),
+        forged(rows["mixing"], weights=rows["mixing"].weights[::-1]),  # a matrix of small rows is no row of gains
     ):
         with pytest.raises(VerificationError):
             verify(document, model.state_dict())

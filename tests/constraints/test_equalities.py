@@ -55,6 +55,27 @@ def test_a_step_longer_than_the_norm_is_refused():
         wn.constrain(wn.Scion(wn.assign_norms(layer, overrides={"weight": EXACT}), lr=1.5), {"weight": Orthogonal(1.0)})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_longest_step_that_is_accepted_keeps_the_promise(dtype):
+    """Straight outwards; a step as long as the norm, which rounding carries beyond the map's interval, is refused."""
+
+    def worst(lr: float) -> float:
+        layer = nn.Linear(4, 4, bias=False, dtype=dtype)
+        norms = wn.assign_norms(layer, overrides={"weight": EXACT})
+        optimizer = wn.Scion(norms, lr=lr, momentum=0.0)
+        held = wn.constrain(optimizer, {"weight": Orthogonal(1.0)})
+        ratios = []
+        for _ in range(6):
+            layer.weight.grad = -layer.weight.detach().clone()
+            optimizer.step()
+            ratios.append(held.proved_ratios()["weight"])
+        return max(ratios)
+
+    assert worst(0.9999) <= 1
+    with pytest.raises(ValueError, match=r"a step of norm 1 is longer than 0.9999 of the norm .* lower lr"):
+        worst(1.0)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
 @pytest.mark.parametrize("norm", [wn.norms.BiasRMS(), wn.Sign(ndim=1), wn.norms.Euclidean()], ids=repr)
 def test_a_sphere_is_kept_for_every_norm_and_size(norm, size):

@@ -119,6 +119,34 @@ def test_layers_state_the_constraints_that_their_bounds_need():
     assert all(ratio <= 1 for ratio in held.proved_ratios().values())
 
 
+def test_layers_that_share_a_weight_share_its_constraint():
+    first, second = wn.nn.ConvexPotential(4, 9), wn.nn.ConvexPotential(4, 9)
+    second.weight = first.weight
+    model = torch.nn.Sequential(first, second)
+    held = wn.constrain(wn.Scion(model), wn.nn.constraints_of(model))
+    assert held.names == ["0.weight"]
+    assert 1 <= wn.certify(model).lipschitz <= 1 + 1e-6  # float32 rounding of the weight is in the proof
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: wn.nn.PositionMixing(0, 4, 3), "PositionMixing: length=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.PositionMixing(4, 4, 2.5), "PositionMixing: heads=2.5 is of type float; pass a whole number"),
+        (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive; pass 1 or more"),
+        (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.OrthogonalJoin("a", 1), "OrthogonalJoin: width='a' is of type str; pass a whole number"),
+        (lambda: wn.nn.OrthogonalJoin(0, 0.5), "OrthogonalJoin: width=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.OrthogonalJoin(2, None), "OrthogonalJoin: share=None is of type NoneType; pass a number"),
+        (lambda: wn.nn.OrthogonalJoin(2, 1.5), r"OrthogonalJoin: share=1.5 must lie in \[0, 1\]; 0 leaves"),
+        (lambda: wn.nn.constraints_of("model"), "constraints_of: model is of type str; pass the model itself"),
+    ],
+)
+def test_layers_refuse_settings_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_hits_are_counted_on_request_only():
     layer = wn.nn.BallProjection(1.0)
     x = torch.tensor([[2.0, 2.0], [0.1, 0.1]])

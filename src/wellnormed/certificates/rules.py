@@ -90,6 +90,8 @@ def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
 
 
 def _require_one_sequence(step: Recorder, x: Bound) -> None:
+    if not isinstance(x, Bound):
+        raise step.refuse("it is given a stored tensor where a value that depends on the input is meant")
     if x.heads != 1:
         raise step.refuse(f"it is given {x.heads} heads where a plain sequence is meant; merge them first")
 
@@ -147,13 +149,17 @@ def orthogonal_join(layer: OrthogonalJoin, step: Recorder, x: Bound, y: Bound) -
     """Squares add up, in the proportion of the share."""
     _require_one_sequence(step, x)
     _require_one_sequence(step, y)
+    if not 0 <= layer.share <= 1:
+        raise step.refuse(f"share={layer.share} does not lie in [0, 1]")
     return step.derive("join", x, y, constants={"share": layer.share}, claims=(step.spectral(layer.weight),))
 
 
 @rule(PositionMixing)
 def position_mixing(layer: PositionMixing, step: Recorder, x: Bound) -> Bound:
-    """The averages are convex combinations whatever the logits are."""
+    """The averages are convex combinations whatever the logits are, and every head has one gain."""
     _require_one_sequence(step, x)
+    if layer.gain_H.ndim != 1 or layer.logits_HT.ndim != 2:
+        raise step.refuse("its gains must have the shape (heads,) and its logits (heads, length)")
     return step.derive("position_mixing", x, claims=(step.row_rms(layer.gain_H), step.row_rms(layer.before_1K)))
 
 

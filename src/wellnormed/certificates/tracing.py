@@ -105,8 +105,8 @@ def _refuse_overrides(model: nn.Module) -> None:
         raise UncertifiableError("a global forward hook is registered for all modules; remove it")
     for name, module in model.named_modules():
         where = f"module `{name or 'model'}` ({type(module).__name__})"
-        if "forward" in vars(module):
-            raise UncertifiableError(f"{where} has a `forward` of its own instance; give it a class and a rule")
+        for own in vars(module).keys() & {"forward", "_call_impl"}:
+            raise UncertifiableError(f"{where} has a `{own}` of its own instance; give it a class and a rule")
         if module._forward_hooks or module._forward_pre_hooks:
             raise UncertifiableError(f"{where} carries forward hooks, which may change its values; remove them")
         if hasattr(module, "parametrizations"):

@@ -201,7 +201,7 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
             mean = lambda a, b: gain * _root(a * a * (1 - share) + b * b * share)  # noqa: E731
             return Value((mean(x.radius[0], y.radius[0]),), (mean(x.lipschitz[0], y.lipschitz[0]),))
         case "position_mixing":
-            require(len(x.radius) == 1, "one sequence")
+            require(len(x.radius) == len(claims[0].shape) == 1, "one sequence and one gain a head")
             return Value((proved[0] * max(x.radius[0], proved[1]),), (proved[0] * x.lipschitz[0],))
         case "linear":
             (norm,) = _rms_norms(claims[0])

@@ -29,7 +29,7 @@ def constrain(
             their steps; for any other pass `norms`.
         constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
             on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
-            constrained), and no parameter may have two.
+            constrained), and no parameter may have two different ones.
         norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
 
     Returns:
@@ -71,7 +71,7 @@ def constrain(
                 raise ValueError(
                     f"parameter {a.name!r} has a constraint of an earlier `constrain`; call remove() on its result"
                 )
-            if a.name in constrained:
+            if a.name in constrained and constrained[a.name].constraint != constraint:
                 raise ValueError(
                     f"parameter {a.name!r} has two constraints, {constrained[a.name].constraint!r} and {constraint!r}; "
                     "make the patterns disjoint"

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import TARGET, Promise, SpectralCap
+from wellnormed.constraints.base import SLACK, TARGET, Promise, SpectralCap
 from wellnormed.matrix import stiefel_project
 from wellnormed.norms import Norm
 
@@ -21,7 +21,7 @@ class Orthogonal(SpectralCap):
 
     Args:
         max_norm: In units of the weight's norm. Weights are brought there at once, exactly. A step whose norm may be
-            larger than this is refused.
+            larger than 0.9999 of this is refused.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -38,10 +38,11 @@ class Orthogonal(SpectralCap):
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
-        if not step <= self.max_norm:
+        # a weight of norm 1 and this step, both longer by rounding, together reach 2 TARGET at most
+        if not step <= (TARGET - 4 * SLACK) * self.max_norm:
             raise ValueError(
-                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than the norm that it "
-                "holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
+                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than 0.9999 of the norm "
+                "that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
             )
 
     def _start(self, slices: Tensor, cap: float) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers, require_sizes
 from wellnormed.constraints import Constraint, Orthogonal
 from wellnormed.norms import Norm, Spectral
 
@@ -24,14 +25,16 @@ class OrthogonalJoin(nn.Module):
     Shape: two of `(*, width)` -> the same.
 
     Example:
-        >>> OrthogonalJoin(2, 0.19)(torch.ones(2), torch.zeros(2))
-        tensor([0.9000, 0.9000], grad_fn=<ViewBackward0>)
+        >>> OrthogonalJoin(2, 0.19)(torch.ones(2), torch.zeros(2)).detach()
+        tensor([0.9000, 0.9000])
     """
 
     def __init__(self, width: int, share: float) -> None:
         super().__init__()
+        require_sizes(self, width=width)
+        require_numbers("OrthogonalJoin: ", {"share": share})
         if not 0 <= share <= 1:
-            raise ValueError(f"share={share} must lie in [0, 1]")
+            raise ValueError(f"OrthogonalJoin: share={share} must lie in [0, 1]; 0 leaves the second input out")
         self.share = share
         self.weight = nn.Parameter(torch.eye(width, 2 * width))
 
@@ -44,6 +47,8 @@ class OrthogonalJoin(nn.Module):
         return {"weight": Orthogonal(1.0)}
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape != y.shape:  # the bound takes both to be equally wide
+            raise ValueError(f"shapes {tuple(x.shape)} and {tuple(y.shape)} must be the same; map one input first")
         return F.linear(torch.cat((math.sqrt(1 - self.share) * x, math.sqrt(self.share) * y), -1), self.weight)
 
     def extra_repr(self) -> str:

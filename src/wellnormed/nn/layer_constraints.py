@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from wellnormed._inputs import require_module
 from wellnormed.constraints import Constraint
 
 
@@ -16,6 +17,7 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
         >>> constraints_of(nn.Sequential(ConvexPotential(4, 16), nn.Linear(4, 2)))
         {'0.weight': Orthogonal(max_norm=1.0)}
     """
+    require_module("constraints_of", model)
     found: dict[str, Constraint] = {}
     for prefix, module in model.named_modules():
         stated = getattr(module, "parameter_constraints", dict)()

@@ -6,6 +6,7 @@ Shape suffixes: B batch, T tokens, H heads, K entries of a token.
 import torch
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_sizes
 from wellnormed.constraints import ColumnCap, Constraint, Sphere
 from wellnormed.norms import BiasRMS, ColNorm, Norm, Sign
 
@@ -36,6 +37,7 @@ class PositionMixing(nn.Module):
 
     def __init__(self, length: int, width: int, heads: int) -> None:
         super().__init__()
+        require_sizes(self, length=length, width=width, heads=heads)
         self.length, self.width, self.heads = length, width, heads
         self.logits_HT = nn.Parameter(torch.empty(heads, length))
         self.gain_H = nn.Parameter(torch.empty(heads))
@@ -52,7 +54,8 @@ class PositionMixing(nn.Module):
         self.logits_HT.zero_()
         near = min(_NEAR, self.heads, self.length)
         self.logits_HT[heads[:near], heads[:near]] = _SHARP
-        for number, head in enumerate(reversed(range(near, self.heads))):  # the last one sees all, then half of it, ...
+        # the last head sees all, the one before it a quarter of that, ...
+        for number, head in enumerate(reversed(range(near, self.heads))):
             self.logits_HT[head, distance >= max(1, self.length >> 2 * number)] = -_SHARP
 
     def parameter_norms(self) -> dict[str, Norm]:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_sizes
 from wellnormed.constraints import Constraint, Orthogonal
 from wellnormed.norms import Norm, Spectral
 
@@ -24,12 +25,13 @@ class ConvexPotential(nn.Module):
 
     Example:
         >>> layer = ConvexPotential(4, 16, torch.Generator().manual_seed(0))
-        >>> layer(torch.zeros(2, 4)).abs().max()  # the biases start below zero
-        tensor(0., grad_fn=<MaxBackward1>)
+        >>> layer(torch.zeros(2, 4)).detach().abs().max()  # the biases start below zero
+        tensor(0.)
     """
 
     def __init__(self, width: int, hidden: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        require_sizes(self, width=width, hidden=hidden)
         self.weight = nn.Parameter(torch.empty(hidden, width))
         self.bias = nn.Parameter(torch.empty(hidden))
         self.reset_parameters(generator)
