@@ -348,7 +348,7 @@ def facts() -> str:
     ]
     rows = [
         (
-            f"[transformer, preset `cpu`](docs/results.md): validation loss, {len(runs)} seeds",
+            f"[transformer, preset `cpu`](docs/results.md): validation loss, {len(runs)} seed{'s' * (len(runs) > 1)}",
             f"**{loss:.3f}** at a proved constant of {10 ** runs[0]['log10_lipschitz']:.2f} (search finds {found:.1f})",
         ),
         (
