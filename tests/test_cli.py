@@ -61,7 +61,7 @@ def test_the_preset_sets_the_defaults(capsys):
         ("--model.attention-heads 3", "--model.attention-heads"),
         ("--model.attention-blocks 5", "--model.attention-blocks"),
         ("--lipschitz 0", "--lipschitz"),
-        ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.41e-07"),
+        ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.24e-07"),
         ("--preset caps --lipschitz 3", "--lipschitz"),
         ("--preset caps --model.heads 3", "--model.heads"),
         ("--learning-rate -1", "--learning-rate"),

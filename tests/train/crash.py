@@ -21,7 +21,7 @@ from pathlib import Path
 
 OPTIONS = """
 --steps 6 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --log-every 2 --attack-steps 1 --sample-characters 5
---model.length 8 --model.width 8 --model.heads 2 --model.blocks 1
+--model.length 8 --model.token-width 4 --model.mixing-heads 2 --model.hidden 8 --model.blocks 1
 """.split()  # noqa: SIM905 (a command line reads best as one)
 MADE_AGAIN = ("environment.json", "report.html", ".lock")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

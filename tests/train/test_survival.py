@@ -358,4 +358,4 @@ def test_a_run_of_an_older_format_is_named_as_such(damaged):
     (damaged / "config.json").write_text(json_text(config | {"format": 1}, sealed=True))
     status, shown = call(["sample", "runs/damaged"])
     assert status == 2
-    assert "config.json: format 1 is not 2" in one_line(shown)
+    assert "config.json: format 1 is not 3" in one_line(shown)
