@@ -144,9 +144,7 @@ def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator
         direction, pushed, uphill = gains(function, x, u)
         size = rms(pushed).flatten(1)
         value, token = size.max(1)
-        leader = int(value.argmax())
-        if math.isfinite(float(value[leader])) and float(value[leader]) > best.value:
-            best = LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
+        best = _better(best, value, x, direction)
         u = _unit_at(pushed, token)
         velocity = 0.8 * velocity + uphill / rms(uphill).amax(-2, keepdim=True)
         rate = 0.3 * radius * (1 - step / steps)
@@ -166,13 +164,21 @@ def _wander(
         x = x * (radius / rms(x)).clamp(max=1.0)
         direction, pushed, _ = gains(function, x, u.expand(batch, *u.shape[1:]))
         value, token = rms(pushed).flatten(1).max(1)
-        leader = int(value.argmax())
-        if math.isfinite(float(value[leader])) and float(value[leader]) > best.value:
-            best = LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
-            u, size = _unit_at(pushed, token)[leader : leader + 1], 1.3 * size
-        else:
+        found = _better(best, value, x, direction)
+        if found is best:
             size *= 0.95
+        else:
+            best, size = found, 1.3 * size
+            u = _unit_at(pushed, token)[value.argmax()][None]
     return best
+
+
+def _better(best: LowerBound, value: Tensor, x: Tensor, direction: Tensor) -> LowerBound:
+    """What is best of a batch, where that is finite and more than the best so far."""
+    leader = int(value.argmax())
+    if not best.value < float(value[leader]) < math.inf:
+        return best
+    return LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
 
 
 def _unit_at(pushed: Tensor, token: Tensor) -> Tensor:

@@ -143,13 +143,17 @@ class Promise(Constraint):
         """Bring weights that a step of that norm has moved."""
 
 
+def scaled(weights: Tensor, factors: Tensor, norm: Norm) -> Tensor:
+    """The weights `(*batch, *shape)`, each times its own factor, in float64."""
+    return weights.double() * factors.to(weights.device).reshape(factors.shape + (1,) * norm.ndim)
+
+
 def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
     """The weights `(*batch, *shape)` in a dtype; those not proved to have `norm(weight) <= bound` are scaled down."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     while bool(((proved := norm.upper_bound(rounded)) > bound).any()):
-        factor = torch.where(proved > bound, (1 - margin) * bound / proved, 1).to(weights.device)
-        weights = weights.double() * factor.reshape(factor.shape + (1,) * norm.ndim)
+        weights = scaled(weights, torch.where(proved > bound, (1 - margin) * bound / proved, 1), norm)
         rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
     return rounded

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import SLACK, TARGET, Promise, SpectralCap
+from wellnormed.constraints.base import SLACK, TARGET, Cap, SpectralCap, scaled
 from wellnormed.matrix import stiefel_project
 from wellnormed.norms import Norm
 
@@ -56,14 +56,11 @@ class Orthogonal(SpectralCap):
 
 
 @dataclass(frozen=True)
-class Sphere(Promise):
-    """After every step a weight is scaled to the norm `radius`, in its own norm, and provably not above it.
+class Sphere(Cap):
+    """After every step a weight is scaled to `max_norm`, in its own norm, and provably not above it.
 
     Unlike `NormSphere`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
     A weight of zero stays zero.
-
-    Args:
-        radius: In units of the weight's norm.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -74,19 +71,10 @@ class Sphere(Promise):
         tensor(1.)
     """
 
-    radius: float
-
-    def __post_init__(self) -> None:
-        self._require_positive(radius=self.radius)
-
-    @property
-    def bound(self) -> float:
-        return self.radius
-
     def acts_on(self, norm: Norm) -> bool:
         return True
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.upper_bound(weights)
-        factor = self.radius * TARGET / proved.clamp(min=torch.finfo(proved.dtype).tiny)
-        return (weights.double() * factor.to(weights.device).reshape(factor.shape + (1,) * norm.ndim)).to(weights.dtype)
+        factors = self.max_norm * TARGET / proved.clamp(min=torch.finfo(proved.dtype).tiny)
+        return scaled(weights, factors, norm).to(weights.dtype)

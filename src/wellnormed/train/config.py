@@ -1,11 +1,12 @@
 """What a training run is, typed; free of torch, so that the command line reads it quickly."""
 
 import math
-import typing
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
+
+ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class TrainConfig:
     """The Lipschitz constant that a `potential` model has after every step; None for a `gpt`, which has caps."""
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
-    constraint: Literal["soft-cap", "hard-cap", "spectral-normalize"] = "soft-cap"
+    constraint: ConstraintName = "soft-cap"
     """What keeps matrices of a `gpt` below their caps after every step."""
     steps: int = 2000
     """Optimizer steps."""
@@ -81,9 +82,10 @@ class TrainConfig:
         for name in (*(f"caps.{role}" for role in vars(self.caps)), *POSITIVE):
             if (value := values.get(name)) is not None and not 0 < value < math.inf:
                 raise ValueError(_refusal(name, value, "be positive and finite"))
-        known = typing.get_args(typing.get_type_hints(TrainConfig)["constraint"])
-        if self.constraint not in known:
-            raise ValueError(_refusal("constraint", self.constraint, f"be one of {', '.join(known)}"))
+        if self.constraint not in get_args(ConstraintName):
+            raise ValueError(
+                _refusal("constraint", self.constraint, f"be one of {', '.join(get_args(ConstraintName))}")
+            )
         for name in NOT_NEGATIVE:
             if not 0 <= values.get(name, 0) < math.inf:
                 raise ValueError(_refusal(name, values[name], "be finite and not negative"))
@@ -136,21 +138,15 @@ NOT_NEGATIVE = (
     "model.attention_blocks", "model.attention_logit",
 )  # fmt: skip
 SMALLEST_HEAD = 2.0**-23
-"""The least norm of a head."""
+"""The least norm of a head: the relative spacing of float32 numbers, so that logits beside biases of size 1 show it."""
+_ASKED = TrainConfig(
+    model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
+)
 PRESETS: dict[str, TrainConfig] = {
     # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
-    "cpu": TrainConfig(
-        model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
-    ),
+    "cpu": _ASKED,
     # The same without that attention: what is read of the past depends on the position alone.
-    "positions": TrainConfig(
-        model=PotentialConfig(attention_blocks=0),
-        lipschitz=10.0,
-        learning_rate=0.01,
-        embedding_rate=2.0,
-        bias_rate=0.1,
-        threads=2,
-    ),
+    "positions": replace(_ASKED, model=PotentialConfig(attention_blocks=0)),
     # LT's architecture: one wide block, small caps where the loss does not need more.
     "caps": TrainConfig(
         model=GPTConfig(

@@ -30,7 +30,6 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     written = text.decode(sample(model, prompt, config.sample_characters, generators["sample"]))
     certificate = certify_model(model, config.attack_steps, generators["lower bound"])
     certificate.save(run.certificate_file)
-    symbols = config.model.vocabulary_size
     run.save_results(
         session.model.state_dict(),
         {
@@ -42,7 +41,8 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
             "validation_tokens": len(text.validation) - 1,
             "proved_norm_over_cap": proved,
             "log10_lipschitz": certificate.log10_lipschitz,
-            "log10_lipschitz_l2": certificate.log10_lipschitz + 0.5 * math.log10(symbols / model.embedding.width),
+            "log10_lipschitz_l2": certificate.log10_lipschitz
+            + 0.5 * math.log10(model.config.vocabulary_size / model.embedding.width),
             "activation_rms": certificate.activation_rms,
             "lower_bound": certificate.lower_bound,
             "projection_hit_rates": hits,
