@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from wellnormed.experiments import frontier
 from wellnormed.experiments._header import FIELDS, header, write_result
 from wellnormed.experiments.frontier import CONSTANTS, CURVES, GRID, figure_of, over_seeds
 from wellnormed.experiments.frontier import run as run_points
+from wellnormed.models import PotentialConfig
+from wellnormed.train import TrainConfig
+from wellnormed.train.session import TrainingSession
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").rglob("*.json*"))
@@ -76,3 +80,30 @@ def test_the_frontier_leaves_finished_points_alone(tmp_path):
     assert (tmp_path / "positions-2-seed-0.json").read_text() == "{}"
     with pytest.raises(ValueError, match="no point attention-4 in the grid; the points are positions-2-seed-0"):
         run_points(only=("attention-4",), folder=tmp_path)
+
+
+def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
+    model = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=1)
+    point = TrainConfig(
+        model, lipschitz=3.0, steps=12, batch=2, source=str(tmp_path / "text.txt"), checkpoint_every=4, attack_steps=2
+    )
+    monkeypatch.setattr(frontier, "GRID", {"whole": point, "killed": point})
+    monkeypatch.setattr(frontier, "RUNS", tmp_path / "runs")
+    advance = TrainingSession.advance
+
+    def killed(session):
+        if session.step == 6:
+            raise KeyboardInterrupt
+        return advance(session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingSession, "advance", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_points(only=("killed",), folder=tmp_path)
+    assert not (tmp_path / "killed.json").exists()
+    run_points(folder=tmp_path)
+    whole, resumed = (json.loads((tmp_path / f"{name}.json").read_text())["results"] for name in ("whole", "killed"))
+    assert whole == resumed
+    assert 1 < whole["loss_as_published"] < 5
+    assert not list((tmp_path / "runs").iterdir())

@@ -2,14 +2,15 @@
 
 Every point is a whole run of a preset with some settings replaced ("Training Transformers with Enforced Lipschitz
 Constants", figure 2, with bounds that hold). Each run leaves one JSON file, points that have one are not run again, and
-the figure is drawn from the files: a grid can be run in pieces, in several processes or on several machines.
+the figure is drawn from the files: a grid can be run in pieces, in several processes or on several machines. A point
+whose process was killed goes on from its newest checkpoint, under `runs/frontier`.
 
     python -m wellnormed.experiments.frontier run                              # all points that have no file yet
     python -m wellnormed.experiments.frontier run --only attention-10-seed-0   # one point
     python -m wellnormed.experiments.frontier draw                             # the figure from all files
 """
 
-import tempfile
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -24,10 +25,11 @@ from matplotlib.figure import Figure
 from wellnormed._files import read_json
 from wellnormed.experiments._figures import panels, save_figure
 from wellnormed.experiments._header import from_environment, write_result
-from wellnormed.models.config import GPTConfig
+from wellnormed.models.config import GPTConfig, PotentialConfig
 from wellnormed.train.config import PRESETS, Caps, TrainConfig
 
 FOLDER = Path("results/frontier")
+RUNS = Path("runs/frontier")
 PEER = Path("results/nanogpt.json")
 CONSTANTS = (2, 3, 5, 10, 21, 50)
 SEEDS = (0, 1, 2)
@@ -47,6 +49,8 @@ def _grid() -> dict[str, TrainConfig]:
         for constant in CONSTANTS
         for curve, preset in (("positions", "positions"), ("attention", "cpu"))
     }
+    wide = replace(PRESETS["cpu"], model=PotentialConfig(length=256, token_width=32), batch=64)
+    asked |= {f"paper-size-{constant}-seed-0": replace(wide, lipschitz=float(constant)) for constant in (2, 6)}
     base = PRESETS["caps"]
     assert isinstance(base.model, GPTConfig)
     deep = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4, sharpness=1.0)
@@ -78,7 +82,10 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         folder: Where the files go.
         threads: CPU threads of a run.
     """
-    from wellnormed.train import train
+    from wellnormed.data import load_shakespeare
+    from wellnormed.models import load
+    from wellnormed.train import resume, train
+    from wellnormed.train.evaluate import loss_as_published
 
     unknown = [name for name in only if name not in GRID]
     if unknown:
@@ -88,13 +95,16 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         if path.exists():
             continue
         config = replace(GRID[name], threads=threads, sample_characters=0)
-        with tempfile.TemporaryDirectory() as scratch:
-            trained = train(config, Path(scratch) / name)
-            results = read_json(trained.results_file, _REMEDY)
-            environment = read_json(trained.environment_file, _REMEDY)["sessions"][0]
+        trained = resume(RUNS / name) if (RUNS / name / "config.json").exists() else train(config, RUNS / name)
+        config, _ = trained.read_config()
+        results = read_json(trained.results_file, _REMEDY)
+        split = load_shakespeare(config.source).validation
+        results["loss_as_published"] = loss_as_published(load(trained.path), split, config.model.length)
+        environment = read_json(trained.environment_file, _REMEDY)["sessions"][0]
         command = f"python -m wellnormed.experiments.frontier run --only {name}"
         content = {**from_environment(command, config.seed, environment), "point": name, "runs": 1, "results": results}
         write_result(path, {**content, "config": asdict(config)})
+        shutil.rmtree(trained.path)
 
 
 def draw(folder: Path = FOLDER) -> None:

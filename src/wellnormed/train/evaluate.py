@@ -24,7 +24,6 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
     """
     if len(tokens) < 2:
         raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
-    device = next(model.parameters()).device
     batch = max(1, TOKENS_AT_ONCE // length)
     count = (len(tokens) - 1) // length
     if windows is not None:
@@ -34,6 +33,28 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int 
     rest = tokens[count * length :]
     if windows is None and len(rest) > 1:
         pieces.append((rest[None, :-1], rest[None, 1:]))
+    return _mean_loss(model, pieces)
+
+
+@torch.no_grad()
+def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> float:
+    """The loss as LT's released code reads it: over windows that start one token apart, from the first token on.
+
+    LT is Training Transformers with Enforced Lipschitz Bounds. Its 1,280 windows of 256 see the first 1,536 characters
+    of the validation split and no others, so this is no estimate of the loss over the split.
+
+    Args:
+        model: As for `validation_loss`, which has the other arguments too.
+        tokens: One split, of at least `windows + length` tokens.
+        length: Tokens of a window.
+        windows: How many.
+    """
+    parts = tokens[: windows + length].unfold(0, length + 1, 1).split(max(1, TOKENS_AT_ONCE // length))
+    return _mean_loss(model, [(part[:, :-1], part[:, 1:]) for part in parts])
+
+
+def _mean_loss(model: nn.Module, pieces: list[tuple[Tensor, Tensor]]) -> float:
+    device = next(model.parameters()).device
     total, seen = 0.0, 0
     for x, y in pieces:
         logits = model(x.to(device))
