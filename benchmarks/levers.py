@@ -187,6 +187,7 @@ def run(variant: Variant) -> dict[str, float]:
     return {
         "validation_loss": validation_loss(model, text.validation, length),
         "training_loss": validation_loss(model, text.train[: len(text.validation)], length),
+        "body_lipschitz": LIPSCHITZ / head_cap,
         "log10_lipschitz": wn.certify(model).log10_lipschitz,
         "lower_bound": float(wn.lower_bound(model, steps=50, generator=generator).value),
         "proved_norm_over_cap": max(held.proved_ratios().values()),

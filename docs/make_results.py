@@ -67,6 +67,7 @@ def frontier() -> Iterator[str]:
         key=lambda path: load(f"frontier/{path.name}")["results"]["log10_lipschitz"],
     )
     rows = []
+    seeds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for path in paths:
         point = load(f"frontier/{path.name}")
         found, config, commit = point["results"], point["config"], point["commit"][:10]
@@ -75,11 +76,14 @@ def frontier() -> Iterator[str]:
             settings = f"{config['constraint']}; blocks {model['blocks']}, expansion {model['expansion']}; caps {caps}"
         else:
             settings = f"asked for {config['lipschitz']:g}; attention blocks {model['attention_blocks']}"
+            reads = "content and position" if model["attention_blocks"] else "position"
+            seeds.setdefault((f"{config['lipschitz']:g}", reads, f"{found['training_tokens']:,}"), []).append(found)
         rows.append(
             (
                 f"[{path.stem}](../results/frontier/{path.name})",
                 point["seed"],
                 settings,
+                f"{found['training_tokens']:,}",
                 f"{found['parameters']:,}",
                 f"{found['validation_loss']:.4f}",
                 f"{found['log10_lipschitz']:.3f}",
@@ -91,15 +95,41 @@ def frontier() -> Iterator[str]:
     first = load(f"frontier/{paths[0].name}")
     command = "python -m wellnormed.experiments.frontier run --only NAME"
     yield from (
-        f"Each file: `{command}`, {first['machine']}; {first['results']['steps']:,} steps, "
-        f"{first['results']['training_tokens']:,} training tokens of {first['results']['source']}.",
+        f"Each file: `{command}`, {first['machine']}; {first['results']['steps']:,} steps on "
+        f"{first['results']['source']}. First the runs that were asked for a constant, by seeds, then all.",
         "",
+    )
+    yield from table(
+        (
+            "asked for",
+            "reads the past by",
+            "training tokens",
+            "seeds",
+            "validation loss, mean",
+            "least",
+            "largest",
+            "largest gain found",
+            "proved / found, largest",
+        ),
+        [
+            (
+                *key,
+                len(runs),
+                f"{fmean(run['validation_loss'] for run in runs):.4f}",
+                f"{min(run['validation_loss'] for run in runs):.4f}",
+                f"{max(run['validation_loss'] for run in runs):.4f}",
+                f"{max(run['lower_bound'] for run in runs):.3g}",
+                f"{max(10 ** run['log10_lipschitz'] / run['lower_bound'] for run in runs):.2f}",
+            )
+            for key, runs in sorted(seeds.items(), key=lambda item: (float(item[0][0]), item[0][1:]))
+        ],
     )
     yield from table(
         (
             "point",
             "seed",
             "settings (caps: query, key, value, output; feed in, feed out; head)",
+            "training tokens",
             "parameters",
             "validation loss",
             "log10 of the certified constant",
@@ -123,6 +153,48 @@ def frontier() -> Iterator[str]:
             )
         ],
     )
+
+
+def levers() -> Iterator[str]:
+    """What each choice is worth at a constant of 10, and what reading content is worth at a length of 256."""
+    files = {path.stem: load(f"levers/{path.name}") for path in sorted((ROOT / "results" / "levers").glob("*.json"))}
+    for title, names in (
+        ("One change of the default run at a time", [name for name in files if not name.startswith("long-")]),
+        ("Reading the content of 256 characters", [name for name in files if name.startswith("long-")]),
+    ):
+        if not names:
+            continue
+        yield from (f"## {title}", "")
+        yield from (
+            f"Each file: `python -m benchmarks.levers NAME`, {files[names[0]]['machine']}; seed 0, one run each; "
+            "constant 10. The training loss is over the first characters of that split, as many as validation has.",
+            "",
+        )
+        yield from table(
+            (
+                "run",
+                "training tokens",
+                "validation loss",
+                "training loss",
+                "constant before the head",
+                "found",
+                "commit",
+            ),
+            [
+                (
+                    f"[{name.removeprefix('long-')}](../results/levers/{name}.json)",
+                    f"{found['training_tokens']:,}",
+                    f"{found['validation_loss']:.4f}",
+                    f"{found['training_loss']:.4f}",
+                    f"{found['body_lipschitz']:.3f}",
+                    f"{found['lower_bound']:.3g}",
+                    files[name]["commit"][:10],
+                )
+                for name, found in sorted(
+                    ((name, files[name]["results"]) for name in names), key=lambda item: item[1]["validation_loss"]
+                )
+            ],
+        )
 
 
 def transfer() -> Iterator[str]:
@@ -381,7 +453,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), transfer(), steps(), matrix(), clipping())
+    parts = (frontier(), levers(), transfer(), steps(), matrix(), clipping())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"
