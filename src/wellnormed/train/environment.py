@@ -50,11 +50,8 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
+    command = ["git", "-C", root, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        commit, changes = (
-            subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True, timeout=10).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None  # no git, or no commit yet
-    return commit.strip() + ("+changes" if changes else "")

@@ -12,34 +12,27 @@ TOKENS_AT_ONCE = 8192
 
 @torch.no_grad()
 def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int | None = None) -> float:
-    """Mean cross entropy, in nats a token, over non-overlapping windows.
+    """Mean cross entropy, in nats a token, over the non-overlapping windows of `length` tokens of a split (int64).
 
-    The windows cover the split: every token but the first is predicted once, the last window being shorter.
-
-    Args:
-        model: Integers `(B, T)` -> logits `(B, T, symbols)`; call `eval` where modes differ (ours do not).
-        tokens: One split, int64, at least two tokens.
-        length: Tokens of a window.
-        windows: Only so many, from the start; None for all.
+    Every token but the first is predicted once, the last window being shorter; with `windows`, only the first so many
+    are read. The model maps integers `(B, T)` to logits `(B, T, symbols)`; call `eval` where modes differ.
     """
     if len(tokens) < 2:
         raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
     device = next(model.parameters()).device
-    batch = max(1, TOKENS_AT_ONCE // length)
-    count = (len(tokens) - 1) // length
+    whole = (len(tokens) - 1) // length * length
     if windows is not None:
-        count = min(count, windows)
-    inputs, targets = (tokens[start : start + count * length].view(-1, length) for start in (0, 1))
-    pieces = list(zip(inputs.split(batch), targets.split(batch), strict=True)) if count else []
-    rest = tokens[count * length :]
-    if windows is None and len(rest) > 1:
-        pieces.append((rest[None, :-1], rest[None, 1:]))
-    total, seen = 0.0, 0
-    for x, y in pieces:
-        logits = model(x.to(device))
-        total += float(F.cross_entropy(logits.flatten(0, 1).float(), y.to(device).flatten(), reduction="sum"))
-        seen += y.numel()
-    return total / seen
+        whole = min(whole, windows * length)
+    at_once = length * max(1, TOKENS_AT_ONCE // length)
+    pieces = [(start, min(start + at_once, whole)) for start in range(0, whole, at_once)]
+    if windows is None and whole < len(tokens) - 1:
+        pieces.append((whole, len(tokens) - 1))
+    total = 0.0
+    for start, stop in pieces:
+        logits = model(tokens[start:stop].reshape(-1, min(length, stop - start)).to(device))
+        targets = tokens[start + 1 : stop + 1].to(device)
+        total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum"))
+    return total / pieces[-1][1]
 
 
 @torch.no_grad()
@@ -48,12 +41,7 @@ def sample(
 ) -> Tensor:
     """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 
-    Args:
-        model: The model.
-        prompt: What to continue.
-        count: How many tokens to add.
-        generator: Source of the draws, on the CPU.
-        temperature: Divides the logits; 0 takes the likeliest token.
+    The generator, on the CPU, decides the draws. The temperature divides the logits; 0 takes the likeliest token.
     """
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")
