@@ -117,7 +117,7 @@ class Sample:
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
         symbols = model_symbols(self.folder)
-        prompt = encode(self.prompt, symbols, "the prompt")
+        prompt = encode(self.prompt, symbols)
         generator = named_generators(self.seed)["sample"]
         print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
 

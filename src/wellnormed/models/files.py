@@ -80,12 +80,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 def model_symbols(folder: str | Path) -> str:
     """The characters that a folder's tokens stand for."""
-    text = read_config(folder).get("text")
-    if not isinstance(text, dict) or not isinstance(text.get("symbols"), str):
+    symbols = read_config(folder).get("text", {}).get("symbols")
+    if symbols is None:
         raise ValueError(
             f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
         )
-    return text["symbols"]
+    return symbols
 
 
 def weights_path(folder: str | Path) -> Path:

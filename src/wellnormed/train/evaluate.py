@@ -1,5 +1,7 @@
 """What a trained model is worth: loss over a split, and text."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,28 +13,25 @@ TOKENS_AT_ONCE = 8192
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int | None = None) -> float:
+def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
     """Mean cross entropy, in nats a token, over the non-overlapping windows of `length` tokens of a split (int64).
 
-    Every token but the first is predicted once, the last window being shorter; with `windows`, only the first so many
-    are read. The model maps integers `(B, T)` to logits `(B, T, symbols)`; call `eval` where modes differ.
+    Every token but the first is predicted once, the last window being shorter. The model maps integers `(B, T)` to
+    logits `(B, T, symbols)`; call `eval` where modes differ.
     """
     if len(tokens) < 2:
         raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
     device = next(model.parameters()).device
-    whole = (len(tokens) - 1) // length * length
-    if windows is not None:
-        whole = min(whole, windows * length)
+    count = len(tokens) - 1
+    whole = count // length * length
     at_once = length * max(1, TOKENS_AT_ONCE // length)
-    pieces = [(start, min(start + at_once, whole)) for start in range(0, whole, at_once)]
-    if windows is None and whole < len(tokens) - 1:
-        pieces.append((whole, len(tokens) - 1))
     total = 0.0
-    for start, stop in pieces:
+    # whole windows, so many at once, and what is left
+    for start, stop in pairwise(sorted({*range(0, whole, at_once), whole, count})):
         logits = model(tokens[start:stop].reshape(-1, min(length, stop - start)).to(device))
         targets = tokens[start + 1 : stop + 1].to(device)
         total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum"))
-    return total / pieces[-1][1]
+    return total / count
 
 
 @torch.no_grad()

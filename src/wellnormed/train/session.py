@@ -63,11 +63,7 @@ class TrainingSession:
         return self.config.learning_rate * (1 - self.step / self.config.steps)
 
     def advance(self) -> float:
-        """Take one step, and return the loss before it.
-
-        Raises:
-            ValueError: Loss or gradient is not finite (nothing changed), or a constraint cannot hold its promise.
-        """
+        """Take one step, and return the loss before it. A loss or gradient that is not finite is a `ValueError`."""
         length = self.config.model.length
         starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.order)
         windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
