@@ -96,14 +96,11 @@ class TrainConfig:
         yield "constraint", self.constraint in constraints, f"be one of {', '.join(constraints)}"
         for name in {"model.heads", "model.attention_heads"} & values.keys():
             yield name, self.model.width % values[name] == 0, f"divide the model's width, {self.model.width}"
-        yield (
-            "lipschitz",
-            isinstance(self.model, GPTConfig) == (self.lipschitz is None),
-            (
-                "be a number for a `potential` model, whose head takes what is left of it, and None for a `gpt`, whose "
-                "constant follows from its caps"
-            ),
+        must = (
+            "be a number for a `potential` model, whose head takes what is left of it, and None for a `gpt`, whose "
+            "constant follows from its caps"
         )
+        yield "lipschitz", isinstance(self.model, GPTConfig) == (self.lipschitz is None), must
         if isinstance(self.model, PotentialConfig):
             must = "be at most model.blocks, for each stands before a convex-potential layer"
             yield "model.attention_blocks", self.model.attention_blocks <= self.model.blocks, must

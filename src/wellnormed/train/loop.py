@@ -49,8 +49,8 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
 def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """Continue a run from its newest checkpoint; the weights end bit for bit as if it had never stopped.
 
-    A finished run is left as it is. If folder, checkpoint or text are missing, damaged, or not those the run began
-    with, or if another process is writing the folder, it is a `ValueError`.
+    A finished run is left as it is. A folder, checkpoint or text that is missing, damaged or not the run's own is a
+    `ValueError`, as is a folder that another process is writing.
     """
     console = console or Console()
     run = RunFolder(folder)
