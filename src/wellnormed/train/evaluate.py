@@ -1,5 +1,8 @@
 """What a trained model is worth: loss over a split, and text."""
 
+from itertools import pairwise
+from statistics import fmean
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,56 +14,34 @@ TOKENS_AT_ONCE = 8192
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, tokens: Tensor, length: int, windows: int | None = None) -> float:
-    """Mean cross entropy, in nats a token, over non-overlapping windows.
+def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
+    """Mean cross entropy, in nats a token, over the non-overlapping windows of `length` tokens of a split (int64).
 
-    The windows cover the split: every token but the first is predicted once, the last window being shorter.
-
-    Args:
-        model: Integers `(B, T)` -> logits `(B, T, symbols)`; call `eval` where modes differ (ours do not).
-        tokens: One split, int64, at least two tokens.
-        length: Tokens of a window.
-        windows: Only so many, from the start; None for all.
+    Every token but the first is predicted once, the last window being shorter. The model maps integers `(B, T)` to
+    logits `(B, T, symbols)`; call `eval` where modes differ.
     """
     if len(tokens) < 2:
         raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
-    batch = max(1, TOKENS_AT_ONCE // length)
-    count = (len(tokens) - 1) // length
-    if windows is not None:
-        count = min(count, windows)
-    inputs, targets = (tokens[start : start + count * length].view(-1, length) for start in (0, 1))
-    pieces = list(zip(inputs.split(batch), targets.split(batch), strict=True)) if count else []
-    rest = tokens[count * length :]
-    if windows is None and len(rest) > 1:
-        pieces.append((rest[None, :-1], rest[None, 1:]))
-    return _mean_loss(model, pieces)
+    device = next(model.parameters()).device
+    count = len(tokens) - 1
+    whole = count // length * length
+    at_once = length * max(1, TOKENS_AT_ONCE // length)
+    total = 0.0
+    # whole windows, so many at once, and what is left
+    for start, stop in pairwise(sorted({*range(0, whole, at_once), whole, count})):
+        logits = model(tokens[start:stop].reshape(-1, min(length, stop - start)).to(device))
+        targets = tokens[start + 1 : stop + 1].to(device)
+        total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum"))
+    return total / count
 
 
-@torch.no_grad()
 def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> float:
     """The loss as LT's released code reads it: over windows that start one token apart, from the first token on.
 
     LT is Training Transformers with Enforced Lipschitz Bounds. Its 1,280 windows of 256 see the first 1,536 characters
     of the validation split and no others, so this is no estimate of the loss over the split.
-
-    Args:
-        model: As for `validation_loss`, which has the other arguments too.
-        tokens: One split, of at least `windows + length` tokens.
-        length: Tokens of a window.
-        windows: How many.
     """
-    parts = tokens[: windows + length].unfold(0, length + 1, 1).split(max(1, TOKENS_AT_ONCE // length))
-    return _mean_loss(model, [(part[:, :-1], part[:, 1:]) for part in parts])
-
-
-def _mean_loss(model: nn.Module, pieces: list[tuple[Tensor, Tensor]]) -> float:
-    device = next(model.parameters()).device
-    total, seen = 0.0, 0
-    for x, y in pieces:
-        logits = model(x.to(device))
-        total += float(F.cross_entropy(logits.flatten(0, 1).float(), y.to(device).flatten(), reduction="sum"))
-        seen += y.numel()
-    return total / seen
+    return fmean(validation_loss(model, tokens[start : start + length + 1], length) for start in range(windows))
 
 
 @torch.no_grad()
@@ -69,12 +50,7 @@ def sample(
 ) -> Tensor:
     """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 
-    Args:
-        model: The model.
-        prompt: What to continue.
-        count: How many tokens to add.
-        generator: Source of the draws, on the CPU.
-        temperature: Divides the logits; 0 takes the likeliest token.
+    The generator, on the CPU, decides the draws. The temperature divides the logits; 0 takes the likeliest token.
     """
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")

@@ -8,28 +8,27 @@ from rich.console import Console
 
 import wellnormed as wn
 from wellnormed._files import read_json
+from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import Model
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.train.evaluate import sample, validation_loss
-from wellnormed.train.report import write_report
+from wellnormed.train.report import facts, write_report
 from wellnormed.train.run_folder import RunFolder
-from wellnormed.train.session import TrainingSession, named_generators
+from wellnormed.train.session import TrainingSession
 
 
 def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     """Prove the norms, evaluate, certify and report; the run folder is complete afterwards."""
     config, text = session.config, session.text
     proved = session.require_caps()
+    model = copy.deepcopy(session.model).to("cpu").eval()
+    prompt = text.encode("\n" if "\n" in text.symbols else text.symbols[0])
+    written = text.decode(sample(model, prompt, config.sample_characters, session.generators["sample"]))
+    certificate = certify_model(model, config.attack_steps, session.generators["lower bound"])
+    certificate.save(run.certificate_file)
     count_hits(session.model)
     loss = validation_loss(session.model, text.validation, config.model.length)
-    hits = hit_rates(session.model)
-    count_hits(session.model, enabled=False)
-    model = copy.deepcopy(session.model).to("cpu").eval()
-    generators = named_generators(config.seed)
-    prompt = text.encode("\n" if "\n" in text.symbols else text.symbols[0])
-    written = text.decode(sample(model, prompt, config.sample_characters, generators["sample"]))
-    certificate = certify_model(model, config.attack_steps, generators["lower bound"])
-    certificate.save(run.certificate_file)
+    to_euclidean = 0.5 * math.log10(model.config.vocabulary_size / model.embedding.width)
     run.save_results(
         session.model.state_dict(),
         {
@@ -41,11 +40,10 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
             "validation_tokens": len(text.validation) - 1,
             "proved_norm_over_cap": proved,
             "log10_lipschitz": certificate.log10_lipschitz,
-            "log10_lipschitz_l2": certificate.log10_lipschitz
-            + 0.5 * math.log10(model.config.vocabulary_size / model.embedding.width),
+            "log10_lipschitz_l2": certificate.log10_lipschitz + to_euclidean,
             "activation_rms": certificate.activation_rms,
             "lower_bound": certificate.lower_bound,
-            "projection_hit_rates": hits,
+            "projection_hit_rates": hit_rates(session.model),
             "sample": written,
         },
     )
@@ -53,12 +51,12 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
     print_summary(run, console)
 
 
-def certify_model(model: Model, attack_steps: int, generator: torch.Generator) -> "wn.certificates.Certificate":
+def certify_model(model: Model, attack_steps: int, generator: torch.Generator) -> Certificate:
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
     certificate = wn.certify(model, torch.zeros(1, model.config.length, dtype=torch.long))
     if attack_steps:
         found = wn.lower_bound(model, steps=attack_steps, generator=generator)
-        certificate = certificate.with_lower_bound(float(found.value))
+        certificate = certificate.with_lower_bound(found.value)
     return certificate
 
 
@@ -68,20 +66,6 @@ def print_summary(run: RunFolder, console: Console) -> None:
     console.rule("sample")
     console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
     console.rule()
-    certified = (
-        f"log10 of the certified Lipschitz bound {results['log10_lipschitz']:.4f} "
-        f"({results['log10_lipschitz_l2']:.4f} in Euclidean norms per token)"
-    )
-    if results["lower_bound"]:
-        certified += f"; log10 of the largest gain found by search {math.log10(results['lower_bound']):.3f}"
-    hits = results["projection_hit_rates"]
-    projected = f"ball projections: {sum(hits.values()) / len(hits):.1%} of vectors projected" if hits else None
-    lines = [
-        f"validation loss {results['validation_loss']:.4f} over {results['validation_tokens']:,} characters of "
-        f"{results['source']}, after {results['training_tokens']:,} training tokens",
-        certified,
-        f"largest proved norm / cap {results['proved_norm_over_cap']:.6f}",
-        projected or "no ball projections",
-        f"run folder {run.path}; open {run.report_file}",
-    ]
+    lines = [f"{value:>10}  {what}" for value, what in facts(results, Certificate.load(run.certificate_file))]
+    lines.append(f"run folder {run.path}; open {run.report_file}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from wellnormed._files import read_json, write_atomically, write_json
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.models.config import PotentialConfig
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import describe
 from wellnormed.train.evaluate import validation_loss
@@ -29,16 +29,9 @@ VALIDATION_WINDOWS = 128
 def train(config: TrainConfig, folder: str | Path, console: Console | None = None) -> RunFolder:
     """Train a character transformer with every weight norm enforced after every step.
 
-    Args:
-        config: The run; its model's vocabulary size is replaced by that of the text.
-        folder: Where it is recorded; must be new or empty.
-        console: Where progress is shown; standard output by default.
-
-    Returns:
-        The folder, with results, certificate, sample and report.
-
-    Raises:
-        ValueError: A setting or the folder is refused, or a loss or gradient is not finite.
+    The model's vocabulary size is replaced by that of the text. The folder, new or empty at first, is returned with
+    results, certificate, sample and report. Progress is shown on the console, standard output by default. A setting or
+    folder that is refused, and a loss or gradient that is not finite, is a `ValueError`.
     """
     run = RunFolder(folder)
     run.require_new()
@@ -56,11 +49,8 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
 def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """Continue a run from its newest checkpoint; the weights end bit for bit as if it had never stopped.
 
-    A finished run is left as it is. Arguments are as for `train`.
-
-    Raises:
-        ValueError: Folder, checkpoint or text are missing, damaged, or not those the run began with; or
-            another process is writing the folder.
+    A finished run is left as it is. A folder, checkpoint or text that is missing, damaged or not the run's own is a
+    `ValueError`, as is a folder that another process is writing.
     """
     console = console or Console()
     run = RunFolder(folder)
@@ -85,11 +75,15 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
 
 
 def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    start = "" if session.step == 0 else f", from step {session.step}"
+    config, start = session.config, f", from step {session.step}" if session.step else ""
+    kept = config.constraint
+    if config.lipschitz is not None:
+        body = config.lipschitz / config.head_cap
+        kept = f"Lipschitz constant {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
     parameters = sum(p.numel() for p in session.model.parameters())
     console.print(
         f"text {session.text.source}, {len(session.text.train):,} characters; {parameters:,} parameters; "
-        f"{_kept(session.config)} after every step; run folder {run.path}{start}",
+        f"{kept} after every step; run folder {run.path}{start}",
         highlight=False,
         soft_wrap=True,
     )
@@ -107,15 +101,10 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
         raise ValueError(f"{error}; {left}") from error
 
 
-def _kept(config: TrainConfig) -> str:
-    if not isinstance(config.model, PotentialConfig):
-        return config.constraint
-    body = config.model.body_lipschitz
-    return f"Lipschitz constant {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
-
-
 def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    config = session.config
+    config, length = session.config, session.config.model.length
+    windows = min(VALIDATION_WINDOWS, (len(session.text.validation) - 1) // length)
+    validation = session.text.validation[: windows * length + 1]
     logged, since = session.step, time.perf_counter()
     with progress_display(console, session.step, config.steps, config.checkpoint_every) as show:
         while session.step < config.steps:
@@ -128,21 +117,14 @@ def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
                 continue
             ratios = session.constraints.norm_ratios()
             now = time.perf_counter()
-            speed = (step - logged) * config.batch * config.model.length / (now - since)
-            row = {
-                "step": step,
-                "loss": loss,
-                "learning_rate": rate,
-                "tokens_per_second": round(speed),
-                "norms_over_caps": ratios,
-            }
+            speed = (step - logged) * config.batch * length / (now - since)
+            row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
+            row |= {"tokens_per_second": round(speed), "norms_over_caps": ratios}
             largest = max(ratios.values())
             show(step, f"loss {loss:.3f}  lr {rate:.4f}  {speed:,.0f} tokens/s  norm/cap {largest:.4f}")
             if saving:
                 row["proved_norm_over_cap"] = session.require_caps()
-                row["validation_loss"] = validation_loss(
-                    session.model, session.text.validation, config.model.length, windows=VALIDATION_WINDOWS
-                )
+                row["validation_loss"] = validation_loss(session.model, validation, length)
             run.append_metrics(row)
             if saving:
                 run.save_checkpoint(replace(session.checkpoint(), metrics=run.metrics_file.read_bytes()))

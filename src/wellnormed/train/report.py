@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-import wellnormed as wn
 from wellnormed._files import read_json, write_atomically
+from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import read_config
 from wellnormed.train.run_folder import RunFolder
 
@@ -41,30 +41,51 @@ def write_report(folder: str | Path) -> Path:
     config = read_config(run.path)
     metrics = run.read_metrics()
     again = f"{run.resume_command} writes it again"
-    certificate = wn.certificates.Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
+    certificate = Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
     results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
     environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
-    figures = []
-    if metrics:
-        figures += [_loss_figure(metrics, results), _norms_figure(metrics)]
+    figures = [_loss_figure(metrics, results), _norms_figure(metrics)] if metrics else []
     if certificate:
         figures += [_growth_figure(certificate), _gap_figure(certificate)]
+    boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in facts(results, certificate)]
+    rates = results["projection_hit_rates"] if results else {}
+    hits = [_row([layer], [f"{rate:.2%}"]) for layer, rate in rates.items()]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{name}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
-        _facts(results, certificate),
+        f"<div class='facts'>{''.join(boxes)}</div>",
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
         _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
-        _section("Ball projections: share of vectors projected on the validation split", _hits(results)),
+        _section(
+            "Ball projections: share of vectors projected on the validation split",
+            f"<table>{''.join(hits)}</table>" if hits else None,
+        ),
         _section("Config", _settings(config)),
         _section("Environment", _settings(environment) if environment else None),
         "</body></html>",
     ]
     write_atomically(run.report_file, "\n".join(parts))
     return run.report_file
+
+
+def facts(results: dict[str, Any] | None, certificate: Certificate | None) -> list[tuple[str, str]]:
+    """The figures of a run, each with what it is, as far as they are known."""
+    found = []
+    if results:
+        split = f"the whole split of {results['source']}, after {results['training_tokens']:,} training tokens"
+        found.append((f"{results['validation_loss']:.4f}", f"validation loss, {split}"))
+    if certificate:
+        found.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
+        if certificate.lower_bound:
+            found.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
+    if results:
+        found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
+        found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
+        found.append((f"{results['parameters']:,}", "parameters"))
+    return found
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
@@ -102,7 +123,7 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _growth_figure(certificate: "wn.certificates.Certificate") -> Figure:
+def _growth_figure(certificate: Certificate) -> Figure:
     figure, axes = _axes("Bounds through the network", "operation", "log10")
     for values, colour, label in (
         ([max(row.lipschitz) for row in certificate.layers], BLUE, "Lipschitz bound L"),
@@ -114,7 +135,7 @@ def _growth_figure(certificate: "wn.certificates.Certificate") -> Figure:
     return figure
 
 
-def _gap_figure(certificate: "wn.certificates.Certificate") -> Figure:
+def _gap_figure(certificate: Certificate) -> Figure:
     figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
     bars = [("certificate", certificate.log10_lipschitz, BLUE)]
     if certificate.lower_bound:
@@ -138,45 +159,20 @@ def _section(title: str, body: str | None) -> str:
     return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
 
 
-def _facts(results: dict[str, Any] | None, certificate: "wn.certificates.Certificate | None") -> str:
-    facts = []
-    if results:
-        facts.append((f"{results['validation_loss']:.3f}", f"validation loss, whole split of {results['source']}"))
-    if certificate:
-        facts.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
-        if certificate.lower_bound:
-            facts.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
-    if results:
-        facts.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
-        facts.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
-        facts.append((f"{results['parameters']:,}", "parameters"))
-    boxes = "".join(f"<div><b>{html.escape(v)}</b><span>{html.escape(what)}</span></div>" for v, what in facts)
-    return f"<div class='facts'>{boxes}</div>"
+def _row(words: list[str], numbers: list[str], cell: str = "td") -> str:
+    cells = [f"<{cell}>{html.escape(word)}</{cell}>" for word in words]
+    cells += [f"<{cell} class='n'>{number}</{cell}>" for number in numbers]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
-def _certificate_table(certificate: "wn.certificates.Certificate") -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(row.name)}</td><td>{html.escape(row.rule)}</td>"
-        f"<td>{html.escape(', '.join(f'{k} {v:.6g}' for k, v in row.constants.items()))}</td>"
-        f"<td class='n'>{max(row.radius):.4g}</td><td class='n'>{max(row.lipschitz):.4g}</td></tr>"
-        for row in certificate.layers
-    )
-    return (
-        f"<p>{html.escape(certificate.norms)}. Domain: {html.escape(certificate.domain)}. "
-        f"Arithmetic: {html.escape(certificate.arithmetic)}.</p>"
-        "<table><tr><th>operation</th><th>rule</th><th>constants</th><th class='n'>RMS at most</th>"
-        f"<th class='n'>Lipschitz</th></tr>{rows}</table>"
-    )
-
-
-def _hits(results: dict[str, Any] | None) -> str | None:
-    if not results or not results["projection_hit_rates"]:
-        return None
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td class='n'>{rate:.2%}</td></tr>"
-        for name, rate in results["projection_hit_rates"].items()
-    )
-    return f"<table>{rows}</table>"
+def _certificate_table(certificate: Certificate) -> str:
+    rows = [_row(["operation", "rule", "constants"], ["RMS at most", "Lipschitz"], "th")]
+    for row in certificate.layers:
+        constants = ", ".join(f"{name} {value:.6g}" for name, value in row.constants.items())
+        bounds = [f"{max(row.radius):.4g}", f"{max(row.lipschitz):.4g}"]
+        rows.append(_row([row.name, row.rule, constants], bounds))
+    about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
+    return f"<p>{html.escape(about)}</p><table>{''.join(rows)}</table>"
 
 
 def _settings(content: dict[str, Any]) -> str:

@@ -63,11 +63,7 @@ class TrainingSession:
         return self.config.learning_rate * (1 - self.step / self.config.steps)
 
     def advance(self) -> float:
-        """Take one step, and return the loss before it.
-
-        Raises:
-            ValueError: Loss or gradient is not finite (nothing changed), or a constraint cannot hold its promise.
-        """
+        """Take one step, and return the loss before it. A loss or gradient that is not finite is a `ValueError`."""
         length = self.config.model.length
         starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.order)
         windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
@@ -113,30 +109,27 @@ class TrainingSession:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same config; tensors that do not fit are a `ValueError`."""
         load_weights(self.model, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
-        content = self.optimizer.state_dict()
+        state, content = dict(checkpoint.state), self.optimizer.state_dict()
+        self.order.set_state(state.pop("generator.order"))
+        for group, steps in zip(content["param_groups"], state.pop("optimizer.steps").tolist(), strict=True):
+            group["steps"] = steps
         entries: dict[int, dict[str, Tensor]] = {}
         remembered: dict[str, Tensor] = {}
-        for full_name, tensor in checkpoint.state.items():
-            owner, _, name = full_name.partition(".")
-            if full_name == "optimizer.steps":
-                for group, steps in zip(content["param_groups"], tensor.tolist(), strict=True):
-                    group["steps"] = steps
-            elif owner == "optimizer":
-                index, _, key = name.partition(".")
-                entries.setdefault(int(index), {})[key] = tensor
-            elif owner == "constraints":
-                remembered[name] = tensor
+        for name, tensor in state.items():
+            match name.split("."):
+                case "optimizer", index, key:
+                    entries.setdefault(int(index), {})[key] = tensor
+                case _:
+                    remembered[name.removeprefix("constraints.")] = tensor
         self.optimizer.load_state_dict({"state": entries, "param_groups": content["param_groups"]})
         self.constraints.load_state_dict(remembered)
-        self.order.set_state(checkpoint.state["generator.order"])
         self.step = checkpoint.step
 
 
 def _first_not_finite(model: nn.Module) -> str:
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            return f"the parameter {name!r} holds NaN or infinity"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-            return f"the first gradient with NaN or infinity is that of {name!r}"
+    named = list(model.named_parameters())
+    for what, tensors in (("parameter", named), ("gradient of", [(name, p.grad) for name, p in named])):
+        for name, tensor in tensors:
+            if tensor is not None and not bool(tensor.isfinite().all()):
+                return f"the {what} {name!r} holds NaN or infinity"
     return "all gradients are finite"

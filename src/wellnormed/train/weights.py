@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from torch import nn
+
 import wellnormed.constraints as constraints
-from wellnormed.constraints import Constraint, HardCap
+from wellnormed.constraints import Constraint
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
 from wellnormed.nn import ConvexPotential, constraints_of
@@ -14,20 +16,20 @@ CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
 }
+PARTS: dict[type[nn.Module], dict[str, str]] = {
+    Attention: {"query": "query", "key": "key", "value": "value", "output": "output"},
+    FeedForward: {"input": "feed_in", "output": "feed_out"},
+}
+"""Part of a layer -> role of the weight matrix in it."""
 
 
 def weight_roles(model: GPT) -> dict[str, str]:
     """Name of every weight matrix -> its role, as in `Caps`, or `embedding`."""
     roles = {"embedding.weight": "embedding", "position.weight": "embedding", "head.weight": "head"}
     for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            parts = {role: getattr(module, role) for role in ("query", "key", "value", "output")}
-        elif isinstance(module, FeedForward):
-            parts = {"feed_in": module.input, "feed_out": module.output}
-        else:
-            continue
-        owned = {id(p): role for role, part in parts.items() for p in part.parameters() if p.ndim == 2}
-        roles |= {f"{name}.{leaf}": owned[id(p)] for leaf, p in module.named_parameters() if id(p) in owned}
+        for part, role in PARTS.get(type(module), {}).items():
+            leaves = getattr(module, part).named_parameters()
+            roles |= {f"{name}.{part}.{leaf}": role for leaf, parameter in leaves if parameter.ndim == 2}
     return roles
 
 
@@ -35,7 +37,7 @@ def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constrain
     """Name of every weight that is kept in bounds -> what keeps it there."""
     own = constraints_of(model)
     if not isinstance(model, GPT):
-        return own | {"head.weight": HardCap(config.head_cap)}
+        return own | {"head.weight": constraints.HardCap(config.head_cap)}
     constraint, roles = CONSTRAINTS[config.constraint], weight_roles(model)
     return own | {name: constraint(getattr(config.caps, role)) for name, role in roles.items() if name not in own}
 
