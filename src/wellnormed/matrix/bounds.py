@@ -3,10 +3,9 @@
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix, finite_scale
+from wellnormed.matrix._checks import Matrices, check_matrix, finite_scale
 from wellnormed.matrix._symmetric import symmetric_product
 
 _UNIT = 2.0**-53  # rounding unit of float64
@@ -14,7 +13,7 @@ _UNDERFLOW = 2.0**-960  # more than all underflows: matrices are scaled so that 
 _MARGIN = 1e-9  # first relative margin of the tested bound; measured excess of the result is about half
 
 
-def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
+def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     """A number that the spectral norm provably does not exceed, within 1e-8 of it.
 
     With `n` the smaller side and `G = fl(W^T W)`, a completed float64 Cholesky factorisation of `fl(c I - G)`

@@ -26,11 +26,9 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.polynomial import Chebyshev, Polynomial
-from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix, working_dtype
+from wellnormed.matrix._checks import Matrices, check_matrix, working_dtype
 from wellnormed.matrix.soft_cap import odd_polynomial, reached_norm
 
 # Largest reach, in units of the cap and rounded down, at which M is at most 1/2: further off, it is no cap.
@@ -65,7 +63,7 @@ class CapPolynomial:
     departure: float
     drift: float
 
-    def __call__(self, w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
+    def __call__(self, w: Matrices) -> Matrices:
         """Apply the polynomial to the singular values, through the Gram matrix of the smaller side.
 
         Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one. Bfloat16 and

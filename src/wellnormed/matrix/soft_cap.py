@@ -9,10 +9,9 @@ t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum, `(62/81) 
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, working_dtype
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
 _COEFFICIENTS = (1.0, 0.0, -3.0, 3.0, -1.0)
@@ -21,7 +20,7 @@ _CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2
 SOFT_CAP_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
 
 
-def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[Tensor, "*batch m n"]:
+def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     """Apply `p2(p1(.))` to the singular values, through the Gram matrix of the smaller side (four products).
 
     Differentiable in `w` by plain autograd; bfloat16 and float16 are computed in float32.
@@ -37,7 +36,7 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
     """
     check_matrix(w, "w")
     alpha = as_bound(strength, w, "strength")
-    if not torch.compiler.is_compiling() and not bool(((alpha >= 0) & alpha.isfinite()).all()):
+    if fails((alpha >= 0) & alpha.isfinite()):
         raise ValueError(
             f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
         )

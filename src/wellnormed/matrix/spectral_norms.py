@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, check_positive, finite_scale
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
 
 
-def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
+def spectral_norm(w: Matrices) -> Float[Tensor, "*batch"]:
     """Largest singular value, from the small float64 Gram matrix: an estimate good to rounding, not a proof.
 
     The value is rounded down to the dtype, so it does not exceed `spectral_norm_upper_bound`. For many
@@ -66,7 +66,7 @@ def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def spectral_normalize(w: Float[Tensor, "*batch m n"], upper: float | Tensor) -> Float[Tensor, "*batch m n"]:
+def spectral_normalize(w: Matrices, upper: float | Tensor) -> Matrices:
     """Divide a matrix that is too large by its spectral norm: `w * min(1, upper / norm)`.
 
     `norm` comes from the largest eigenvalue of the float64 Gram matrix, not from a power iteration, which stays below
