@@ -42,12 +42,9 @@ def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     wide = w.detach().to(device="cpu", dtype=torch.float64)
     if wide.numel() == 0:
         return 0.0 if w.ndim == 2 else torch.zeros(w.shape[:-2], dtype=torch.float64)
-    scale = finite_scale(wide, "w")
-    if w.ndim == 2:
-        return _bound_one(wide, float(scale))
-    pairs = zip(wide.flatten(0, -3), scale.flatten().tolist(), strict=True)
+    pairs = zip(wide.reshape(-1, *w.shape[-2:]), finite_scale(wide, "w").flatten().tolist(), strict=True)
     bounds = [_bound_one(matrix, power) for matrix, power in pairs]
-    return torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
+    return bounds[0] if w.ndim == 2 else torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
 
 
 def _bound_one(w: Tensor, scale: float) -> float:

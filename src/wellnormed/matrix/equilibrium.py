@@ -12,11 +12,9 @@ stays smaller: nothing pulls it up.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 Order = Literal["step-then-project", "project-then-step"]
-
-_ORDERS = ("step-then-project", "project-then-step")
 
 
 def clipped_weight_decay_equilibrium(
@@ -48,8 +46,8 @@ def clipped_weight_decay_equilibrium(
         raise ValueError(
             f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
         )
-    if order not in _ORDERS:
-        raise ValueError(f"order={order!r} is not one of {', '.join(_ORDERS)}")
+    if order not in get_args(Order):
+        raise ValueError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
     kept = 1 - decay if order == "step-then-project" else 1.0
     return upper + kept * (lr * overshoot / decay)
 

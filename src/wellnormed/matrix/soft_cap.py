@@ -1,12 +1,12 @@
 """The polynomial soft cap of LT, appendix B, and the strength it needs.
 
-LT is Training Transformers with Enforced Lipschitz Bounds.
-`p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`. With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3
-t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum, `(62/81) x` at `t = 1/3`, because
-`p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
+LT is Training Transformers with Enforced Lipschitz Bounds. `p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`.
+With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3 t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum,
+`(62/81) x` at `t = 1/3`, because `p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,22 +40,24 @@ def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
         raise ValueError(
             f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
         )
-    if w.shape[-2] < w.shape[-1]:
-        return soft_cap(w.mT, alpha).mT
-    work = w.to(working_dtype(w))
     # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
-    return odd_polynomial(work, work * alpha.sqrt().to(work.dtype)[..., None, None], _COEFFICIENTS).to(w.dtype)
+    return odd_polynomial(w, lambda w: w * alpha.sqrt().to(w.dtype)[..., None, None], _COEFFICIENTS)
 
 
-def odd_polynomial(w: Tensor, scaled: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled^T scaled`, for a multiple `scaled` of tall matrices `W`.
+def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: tuple[float, ...]) -> Tensor:
+    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled(W)^T scaled(W)`, for a multiple `scaled(W)` of matrices `W`.
 
     `c_1` is the last coefficient or 0. Degree 9 takes four products, two of them of the small side; every further 4
-    degrees one more small one. What is left alone is not rounded, since W is added last.
+    degrees one more small one, in float64: alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32.
+    What is left alone is not rounded, since W is added last.
     """
-    t = symmetric_product(scaled.mT, scaled)
+    if w.shape[-2] < w.shape[-1]:
+        return odd_polynomial(w.mT, scaled, coefficients).mT
+    work = w.to(working_dtype(w) if len(coefficients) <= 5 else torch.float64)
+    multiple = scaled(work)
+    t = symmetric_product(multiple.mT, multiple)
     if len(coefficients) == 2:
-        return w + times_symmetric(w, coefficients[1] * t)
+        return (work + times_symmetric(work, coefficients[1] * t)).to(w.dtype)
     square = symmetric_product(t, t)
     identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
     # Horner's rule in t^2, on pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it.
@@ -64,7 +66,7 @@ def odd_polynomial(w: Tensor, scaled: Tensor, coefficients: tuple[float, ...]) -
     out = sum(c * power for c, power in zip(rest[top:], (identity, t, square), strict=False))
     for j in range(top - 2, -1, -2):
         out = rest[j] * identity + rest[j + 1] * t + square @ out
-    return w + times_symmetric(w, square @ out)
+    return (work + times_symmetric(work, square @ out)).to(w.dtype)
 
 
 def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
