@@ -16,8 +16,7 @@ def check_matrix(x: Tensor, name: str) -> None:
         )
     if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
         raise ValueError(
-            f"{name} has dtype {x.dtype}; only real floating point of 16 bits or more is supported: convert with "
-            ".float()"
+            f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; convert with .float()"
         )
 
 
@@ -60,9 +59,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
 def check_positive(bound: Tensor, name: str) -> None:
     """Refuse a bound of zero or less, or NaN."""
     if fails(bound > 0):
-        raise ValueError(
-            f"{name}={shown(bound)} must be positive: a bound of zero or less admits no weight; freeze it instead"
-        )
+        raise ValueError(f"{name}={shown(bound)} must be positive; to keep a weight at zero, freeze it")
 
 
 def check_share(part: Tensor, name: str, whole: str) -> None:

@@ -65,7 +65,7 @@ def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accurac
     return torch.where(s > zero_tolerance(s[..., :1], *work.shape[-2:]), s, 0), vh.mT
 
 
-def _gram_eigens(work: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Eigenvalues and vectors of `W^T W`, and the norm of what they miss over the largest, of rising accuracy and cost.
 
     In float32, which is skipped where a floor or the distance from the cap ask for more, that error is measured.
@@ -73,13 +73,13 @@ def _gram_eigens(work: Tensor, upper: Tensor, accuracy: float, raises: bool) -> 
     point the same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham, Accuracy and
     Stability, section 3.5).
     """
-    wide = work.double()
-    if work.dtype == torch.float32 and not raises:
-        gram = symmetric_product(work.mT, work)
+    wide = w.double()
+    if w.dtype == torch.float32 and not raises:
+        gram = symmetric_product(w.mT, w)
         longest = torch.linalg.vector_norm(gram, dim=-1).argmax(-1)[..., None, None].expand(*gram.shape[:-1], 1)
         largest = _norm_estimate(lambda x: gram @ x, gram.gather(-1, longest), 2)
         ratio = largest.double().sqrt() / upper
-        if bool((torch.finfo(work.dtype).eps / 2 * ratio**3 / 2 <= accuracy).all()):  # as good as float32 can be
+        if bool((torch.finfo(w.dtype).eps / 2 * ratio**3 / 2 <= accuracy).all()):  # as good as float32 can be
             values, vectors = torch.linalg.eigh(gram)
             values = values.clamp_min(0)
             yield values, vectors, _error(wide, values.double(), vectors.double())

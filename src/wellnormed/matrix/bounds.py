@@ -25,13 +25,9 @@ def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     line is evaluated rounding up; `c` grows until the factorisation completes. Runs on the CPU, where float64
     is never emulated.
 
-    Args:
-        w: Matrices of any floating dtype (all convert to float64 exactly). Scaled by a power of two first, so
-            1e-30 to 1e30 are alike.
-
-    Returns:
-        A Python float for a single matrix; for a batch, a float64 CPU tensor of the batch shape. 0.0 for zero
-        and for empty matrices. Plain spectral (l2 -> l2) units. Not differentiable.
+    Every floating dtype converts to float64 exactly, and a power of two is divided out first, so 1e-30 to 1e30 are
+    alike. A single matrix gives a Python float, a batch a float64 CPU tensor of the batch shape, in plain spectral
+    (l2 -> l2) units; zero and empty matrices give 0.0. Not differentiable.
 
     Example:
         >>> bound = spectral_norm_upper_bound(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))

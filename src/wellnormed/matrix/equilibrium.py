@@ -43,9 +43,7 @@ def clipped_weight_decay_equilibrium(
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value} must be finite and at least 0: it is a norm, or a factor of one")
     if not 0 < decay <= 1:
-        raise ValueError(
-            f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
-        )
+        raise ValueError(f"decay={decay} must lie in (0, 1]: at 0 no norm is held, and beyond 1 the sign flips")
     if order not in get_args(Order):
         raise ValueError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
     kept = 1 - decay if order == "step-then-project" else 1.0

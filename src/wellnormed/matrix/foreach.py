@@ -15,18 +15,13 @@ from wellnormed.matrix._checks import check_matrix
 def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
     """`[function(matrix, *args, **kwargs) for matrix in matrices]`, batched by shape, dtype and device.
 
+    The function is one of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one number
+    per matrix, such as `spectral_norm`; it must commute with transposition, as they all do. Further arguments are the
+    same for every batch, so bounds must be numbers. The results are views of the batches. Each matrix is
+    `(*batch, m, n)`, and a `ValueError` names those at fault by their position.
+
     On an accelerator each shape is one batch: the 72 hidden matrices of GPT-2 small make two. On a CPU a batch holds at
     most 2^20 entries, because larger temporaries cost more than a call saves.
-
-    Args:
-        function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one
-            number per matrix, such as `spectral_norm`. It must commute with transposition, as they all do.
-        matrices: Each `(*batch, m, n)`. A `ValueError` names those at fault by their position.
-        *args: Passed on, the same for every batch, as are keywords; so bounds must be numbers.
-        **kwargs: Passed on.
-
-    Returns:
-        The results in the order of `matrices`, as views of the batches.
 
     Example:
         >>> from wellnormed.matrix import spectral_norm

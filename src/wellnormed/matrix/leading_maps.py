@@ -27,16 +27,14 @@ def spectral_hammer(
     makes a promise.
 
     Args:
-        w: Matrices.
+        w: Matrices, of which zero stays zero.
         upper: Spectral units, a number or one per matrix; no gradient flows to it.
         triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
         as_published: LT's map also *raises* a largest singular value below `upper` to it. By default such a matrix
             comes back bit for bit.
 
-    Returns:
-        Same shape and dtype; zero stays zero. Differentiable once, with the exact derivative of the map through
-        converged vectors (by a float64 SVD); it has a pole where two values share the top, so values within 1e-6 of
-        the largest are treated as moving with it.
+    Differentiable once, with the exact derivative of the map through converged vectors (by a float64 SVD); it has a
+    pole where two values share the top, so values within 1e-6 of the largest are treated as moving with it.
 
     Example:
         >>> spectral_hammer(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=4)

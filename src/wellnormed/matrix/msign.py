@@ -58,21 +58,21 @@ def msign(
     """
     check_matrix(x, "x")
     if method not in METHODS:
-        raise ValueError(
-            f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks by shape, dtype and device"
-        )
+        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks the faster one")
     if (rank is not None) != (method == "sketch"):
         raise ValueError(f"rank={rank} with method={method!r}: give a rank to 'sketch', and to no other method")
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
     chosen = get(coefficients)
+    short, long = sorted(x.shape[-2:])
     if method == "auto":
-        method = resolve_method(x, chosen)
+        decomposes = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        # A float64 decomposition takes as long as some eight steps for a square matrix, hardly longer for a long one.
+        method = "spectrum" if decomposes and len(chosen.steps) * long >= 8 * short else "newton-schulz"
     if method not in _EXACT:
         check_sign(chosen, x.dtype)
     if x.numel() == 0:
         return x.clone()
-    short = min(x.shape[-2:])
     if rank is not None and not 1 <= rank <= short:
         raise ValueError(f"rank={rank} must lie between 1 and the short side of the matrix, {short}")
     if rank is not None:
@@ -111,17 +111,3 @@ def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float
         (1.20237, 1.0)
     """
     return 1.0 if method in _EXACT else get(coefficients).overshoot
-
-
-def resolve_method(x: Tensor, coefficients: CoefficientSet) -> str:
-    """The method that "auto" stands for, from the number of steps and the shape, dtype and device of `x` alone.
-
-    Example:
-        >>> x = torch.empty(64, 64)
-        >>> resolve_method(x, get("polar-express-8")), resolve_method(x, get("jordan-5"))
-        ('spectrum', 'newton-schulz')
-    """
-    short, long = sorted(x.shape[-2:])
-    decomposes = x.device.type == "cpu" and x.dtype.itemsize > 2 and not torch.compiler.is_compiling()
-    # A float64 decomposition takes as long as some eight steps on a square matrix, and hardly longer for a long one.
-    return "spectrum" if decomposes and len(coefficients.steps) * long >= 8 * short else "newton-schulz"

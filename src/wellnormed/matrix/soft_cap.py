@@ -23,11 +23,8 @@ SOFT_CAP_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
 def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     """Apply `p2(p1(.))` to the singular values, through the Gram matrix of the smaller side (four products).
 
+    The strength is `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
     Differentiable in `w` by plain autograd; bfloat16 and float16 are computed in float32.
-
-    Args:
-        w: Matrices of any floating dtype.
-        strength: `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
 
     Example:
         >>> w = torch.diag(torch.tensor([1.1, 0.2]))
@@ -70,19 +67,16 @@ def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: 
 
 
 def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """The smallest strength known to bring every weight of norm `k` back to `max_norm`.
+    """The smallest strength known to bring every weight of norm `k` back to `max_norm`, rounded up.
 
-    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that
-    bounds `p` on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of
-    `p` at `max_norm` holds up to `2.6129 max_norm`.
+    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that bounds `p`
+    on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of `p` at `max_norm`
+    holds up to `2.6129 max_norm`. Where decay alone keeps the cap, the strength is 0.
 
     Args:
         max_norm: Cap, in spectral units.
         update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient set.
         decay: Fraction of the weight removed by the step's weight decay (lambda x learning rate), in [0, 1).
-
-    Returns:
-        `a` in 1 / units squared, rounded up; 0.0 when decay alone keeps the cap.
 
     Example:
         >>> soft_cap_strength(1.0, 0.01, decay=0.02)
@@ -120,17 +114,11 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
 def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
     """The norm after one step from the cap; refuses numbers that are none of a cap, a step or a decay."""
     if not (max_norm > 0 and math.isfinite(max_norm)):
-        raise ValueError(
-            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight instead"
-        )
+        raise ValueError(f"max_norm={max_norm} must be positive and finite; to keep a weight at zero, freeze it")
     if not (update_norm >= 0 and math.isfinite(update_norm)):
-        raise ValueError(
-            f"update_norm={update_norm} must be a finite norm of at least 0; give learning rate x overshoot"
-        )
+        raise ValueError(f"update_norm={update_norm} must be finite and at least 0; give learning rate x overshoot")
     if not 0 <= decay < 1:
-        raise ValueError(
-            f"decay={decay} must lie in [0, 1): it is the fraction lambda x learning rate removed by a step"
-        )
+        raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, what a step removes")
     return max_norm * (1 - decay) + update_norm
 
 
