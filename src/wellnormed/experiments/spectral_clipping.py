@@ -137,7 +137,7 @@ def _norm(x: Tensor) -> float | None:
 
 
 def _left_out(function: Function, x: Tensor, preset: Preset) -> Row:
-    """What a row says if one call takes too long, as a quarter of the rows and columns, 64 times as fast, foretells."""
+    """What a row says instead of results if one call takes too long, going by a quarter of the rows and columns."""
     expected = 4**3 * min(_seconds(function, x[: len(x) // 4, : x.shape[1] // 4]) for _ in range(3))
     if expected <= preset.limit_seconds:
         return {}

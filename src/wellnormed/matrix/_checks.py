@@ -15,9 +15,7 @@ def check_matrix(x: Tensor, name: str) -> None:
             f"reshape it, or give vectors and scalars another norm"
         )
     if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-        raise ValueError(
-            f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; convert with .float()"
-        )
+        raise ValueError(f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; use .float()")
 
 
 def fails(holds: Tensor) -> bool:

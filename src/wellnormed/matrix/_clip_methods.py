@@ -53,7 +53,7 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
 
 
 def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accuracy: float) -> tuple[Tensor, Tensor]:
-    """Singular values in float64 and right singular vectors, by the first way that is accurate enough."""
+    """Singular values in float64, right singular vectors, by the first accurate way; an SVD drops roundings of zero."""
     if method == "gram":
         for values, vectors, error in _gram_eigens(work, upper, accuracy, bool((lower > 0).any())):
             s = values.double().sqrt()

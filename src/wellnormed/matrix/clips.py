@@ -100,11 +100,13 @@ def spectral_clipped_decoupled_weight_decay(
     return _clipped(w, 0.0, upper, decay * lr, method, "decay * lr")
 
 
-def _clipped(w: Tensor, lower, upper, decay, method: str, decay_name: str = "decay") -> Tensor:
+def _clipped(
+    w: Tensor, lower: float | Tensor, upper: float | Tensor, decay: float | Tensor, method: str, name: str = "decay"
+) -> Tensor:
     check_matrix(w, "w")
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' is 'gram'")
-    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, decay_name)
+    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
     if method in published.CLIPS:
         # what is absent by its number alone, so that a compiler need not look at a tensor
         raises = isinstance(lower, Tensor) or lower > 0
@@ -120,7 +122,7 @@ def _clipped(w: Tensor, lower, upper, decay, method: str, decay_name: str = "dec
                 f"lower={shown(lower)} must be finite and lie between 0 and upper={shown(upper)}; "
                 "no singular value is at least one and at most the other"
             )
-        check_share(decay, decay_name, "the excess")
+        check_share(decay, name, "the excess")
         return by(w, lower, upper, decay) if w.numel() else w.clone()
 
     return differentiable(w, compute, Clip, *bounds)

@@ -26,12 +26,8 @@ def clipped_weight_decay_equilibrium(
     decoupled form is a decay of `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small
     `lr` becomes, while a fixed `decay` sinks to `upper` as the rate falls.
 
-    Args:
-        upper: Where the decay begins, at least 0 (0: plain weight decay). Any unit, the same as that of the step.
-        decay: Fraction of the excess over `upper` that one step removes, in (0, 1].
-        lr: Learning rate, at least 0.
-        order: What happens first.
-        overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
+    Above `upper` (0: plain weight decay), in any unit, that of the step, one decay removes the fraction `decay` of the
+    excess, in (0, 1]. The largest norm `overshoot` of an update at learning rate 1 is that of the coefficient set.
 
     Example:
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)

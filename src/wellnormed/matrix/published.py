@@ -55,12 +55,8 @@ def _times_sign(gap: Tensor, sign: Tensor) -> Tensor:
 
 def _by_caps(cap: Callable[[Tensor], Tensor], w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """These forms need an odd function without a jump: `clip(s) = min(s, upper) + lower - min(s, lower)`."""
-    value = w
-    if upper is not None:
-        value = upper * cap(w / upper)
-    if lower is not None:
-        value = value + lower * (_sign(w) - cap(w / lower))
-    return value
+    value = w if upper is None else upper * cap(w / upper)
+    return value if lower is None else value + lower * (_sign(w) - cap(w / lower))
 
 
 def _block_cap(w: Tensor) -> Tensor:

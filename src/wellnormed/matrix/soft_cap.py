@@ -34,9 +34,7 @@ def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     check_matrix(w, "w")
     alpha = as_bound(strength, w, "strength")
     if fails((alpha >= 0) & alpha.isfinite()):
-        raise ValueError(
-            f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
-        )
+        raise ValueError(f"strength={strength} must be finite and at least 0; see soft_cap_strength")
     # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
     return odd_polynomial(w, lambda w: w * alpha.sqrt().to(w.dtype)[..., None, None], _COEFFICIENTS)
 
@@ -50,7 +48,7 @@ def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: 
     """
     if w.shape[-2] < w.shape[-1]:
         return odd_polynomial(w.mT, scaled, coefficients).mT
-    work = w.to(working_dtype(w) if len(coefficients) <= 5 else torch.float64)
+    work = w.to(torch.float64 if len(coefficients) > len(_COEFFICIENTS) else working_dtype(w))
     multiple = scaled(work)
     t = symmetric_product(multiple.mT, multiple)
     if len(coefficients) == 2:
