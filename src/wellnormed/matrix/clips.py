@@ -4,9 +4,9 @@ Exact by default; the methods are in `_clip_methods`, those of the paper in `pub
 schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
-import math
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
@@ -66,7 +66,7 @@ def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> M
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([4., 1.])
     """
-    return _clipped(w, lower, math.inf, 1.0, method)
+    return _clipped(w, lower, torch.inf, 1.0, method)
 
 
 def spectral_clipped_weight_decay(
@@ -110,7 +110,7 @@ def _clipped(
     if method in published.CLIPS:
         # what is absent by its number alone, so that a compiler need not look at a tensor
         raises = isinstance(lower, Tensor) or lower > 0
-        caps = isinstance(upper, Tensor) or upper != math.inf
+        caps = isinstance(upper, Tensor) or upper != torch.inf
         by = partial(published.clip, by=published.CLIPS[method], raises=raises, caps=caps)
     else:
         by = partial(in_batches, partial(_clip_methods.clip, method="gram" if method == "auto" else method))

@@ -50,6 +50,7 @@ class CapPolynomial:
         drift: Upper bound of `(x - p(x)) / x^5` (`x^3` for degree 3) on `[0, max_norm]`, in units of the cap.
 
     Example:
+        >>> import torch
         >>> cap = optimal_cap(2.0, 0.2)
         >>> cap(torch.diag(torch.tensor([2.2, 1.0]))).diagonal().round(decimals=4)
         tensor([1.9994, 0.9995])
