@@ -17,12 +17,8 @@ FIELDS = ("command", "commit", "seed", "machine")
 def header(command: str, seed: int | list[int], device: str = "cpu") -> dict[str, Any]:
     """The keys of `FIELDS`, and `environment` with versions, system, threads and starting time of a run.
 
+    The command repeats the run from the root of the project, and a file that holds runs of several seeds lists them.
     Nothing in it identifies a person or one machine: `machine` is the kind of processor and its number of cores.
-
-    Args:
-        command: What repeats the run from the root of the project.
-        seed: Of everything that is drawn at random; a list where a file holds runs of several seeds.
-        device: Where the run computes.
     """
     return from_environment(command, seed, describe(torch.device(device), 0))
 

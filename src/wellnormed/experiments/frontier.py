@@ -12,9 +12,7 @@ whose process was killed goes on from its newest checkpoint, under `runs/frontie
 
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -118,7 +116,7 @@ def draw(folder: Path = FOLDER) -> None:
 
 def over_seeds(points: list[dict[str, Any]], curve: str) -> list[dict[str, float]]:
     """For each constant of a curve, rising: the constant, the largest gain found, mean, least and largest loss."""
-    runs: Mapping[str, list[dict[str, float]]] = defaultdict(list)
+    runs: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     for point in points:
         if point["point"].startswith(curve) and point["point"] not in _NOT_DRAWN:
             runs[point["point"].partition("-seed")[0]].append(point["results"])
@@ -138,7 +136,6 @@ def over_seeds(points: list[dict[str, Any]], curve: str) -> list[dict[str, float
 def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figure:
     """Loss against certified constant; the true constant lies between the two ends of each horizontal bar."""
     figure, ((axes,),) = panels(1, 1, (8.5, 6.2))
-    note = partial(axes.annotate, textcoords="offset points", fontsize=9)
     for curve, (label, colour) in CURVES.items():
         rows = over_seeds(points, curve)
         constants, losses = [row["constant"] for row in rows], [row["mean"] for row in rows]
@@ -151,7 +148,8 @@ def figure_of(points: list[dict[str, Any]], peer: dict[str, Any] | None) -> Figu
         loss = peer["validation_loss"]
         axes.axhline(loss, color="#555555", linestyle="--", linewidth=1.2)
         label = f"nanoGPT's settings, AdamW, layer norms: {loss:.3f}, no certificate"
-        note(label, (0.99, loss), xycoords=("axes fraction", "data"), xytext=(0, 5), ha="right", color="#555555")
+        where: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(label, (0.99, loss), (0, 5), fontsize=9, color="#555555", **where)
     axes.annotate(
         "better", (0.03, 0.05), (0.11, 0.15), xycoords="axes fraction", fontsize=12, fontweight="bold",
         arrowprops={"arrowstyle": "-|>", "linewidth": 2, "color": "black"},

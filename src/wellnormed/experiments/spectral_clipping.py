@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,14 +31,17 @@ from wellnormed.experiments._figures import legend_below, panels, save_figure
 from wellnormed.experiments._header import header, write_result
 from wellnormed.matrix import soft_cap, soft_cap_strength, spectral_hardcap, spectral_norm
 
-FOLDER = Path("results/spectral-clipping")
-METHODS = ("nested", "block", "blockwise", "gram", "svd")
-NEAR, FAR = 1.1, 100.0  # norms of the weights of `cost`, in caps: after a step, and far from it
-_BLOCK_PRODUCTS = 18  # of side m + n in one block form: three in each of six steps
-
 Grid = Literal["norm", "distance", "cost"]
 PresetName = Literal["cpu", "paper"]
 Row = dict[str, Any]
+Function = Callable[[Tensor], Tensor]
+
+FOLDER = Path("results/spectral-clipping")
+METHODS: dict[str, Function] = {
+    name: partial(spectral_hardcap, upper=1.0, method=name) for name in ("nested", "block", "blockwise", "gram", "svd")
+}
+NEAR, FAR = 1.1, 100.0  # norms of the weights of `cost`, in caps: after a step, and far from it
+_COMMAND = "python -m wellnormed.experiments.spectral_clipping"
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,13 @@ def error_against_norm(preset: Preset, generator: torch.Generator, device: str) 
     for dtype in preset.dtypes:
         w = entries.to(getattr(torch, dtype))
         u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
-        quarter = torch.ones(2 * (sum(w.shape) // 4,), dtype=w.dtype, device=device)
-        block_seconds = _BLOCK_PRODUCTS * 4**3 * min(_seconds(lambda x=quarter: x @ x, device) for _ in range(3))
-        for method in METHODS:
+        for method, cap in METHODS.items():
             row: Row = {"method": method, "dtype": dtype}
-            if method.startswith("block") and block_seconds > preset.limit_seconds:
-                yield row | _left_out(block_seconds, preset)
+            if left_out := _left_out(cap, w, preset):
+                yield row | left_out
                 continue
             for norm in preset.norms:
-                result = spectral_hardcap(norm * w, 1.0, method).double()
+                result = cap(norm * w).double()
                 error = result - (u * (norm * s).clamp_max(1)) @ vh
                 yield row | {"norm": norm, "error": _norm(error), "norm_after": _norm(result)}
 
@@ -98,8 +100,8 @@ def error_against_distance(preset: Preset, generator: torch.Generator, device: s
         w = ((u * s) @ v.mT).float()
         exact_u, exact_s, exact_vh = torch.linalg.svd(w.double(), full_matrices=False)
         exact = (exact_u * exact_s.clamp_max(1)) @ exact_vh
-        for method in METHODS:
-            error = spectral_hardcap(w, 1.0, method).double() - exact
+        for method, cap in METHODS.items():
+            error = cap(w).double() - exact
             row = {"method": method, "outlier": outlier, "side": side, "distance": distance}
             yield row | {"error": _norm(u[:, :many].mT @ error @ v[:, :many]), "error_of_all": _norm(error)}
 
@@ -107,28 +109,24 @@ def error_against_distance(preset: Preset, generator: torch.Generator, device: s
 def cost_against_size(preset: Preset, generator: torch.Generator, device: str) -> Iterator[Row]:
     """Median seconds of one call in float32; the methods take turns, so that the machine's drift hits all."""
     strength = soft_cap_strength(1.0, NEAR - 1)
-    for aspect in preset.aspects:
-        before: dict[str, tuple[int, float]] = {}
-        for size in preset.sizes:
-            entries = torch.randn(size, aspect * size, generator=generator).to(device)
-            w = entries / torch.linalg.matrix_norm(entries, 2)
-            near, far = NEAR * w, FAR * w
-            tasks: dict[str, Callable[[], Tensor]] = {
-                **{name: lambda x=near, name=name: spectral_hardcap(x, 1.0, name) for name in METHODS},
-                "gram, far": lambda x=far: spectral_hardcap(x, 1.0, "gram"),
-                "soft cap": lambda x=near: soft_cap(x, strength),
-                "one product": lambda x=near: x @ x.mT,
-            }
-            shape: Row = {"short": size, "aspect": aspect}
-            for name, (smaller, seconds) in before.items():
-                if (expected := seconds * (size / smaller) ** 3) > preset.limit_seconds:
-                    yield shape | {"method": name} | _left_out(expected, preset)
-                    del tasks[name]
-            rounds = [{name: _seconds(task, device) for name, task in tasks.items()} for _ in range(1 + preset.rounds)]
-            for name in tasks:
-                warm = [times[name] for times in rounds[1:]]  # the first round warms up
-                before[name] = size, statistics.median(warm)
-                yield shape | {"method": name, "seconds": statistics.median(warm), "fastest": min(warm)}
+    for aspect, size in product(preset.aspects, preset.sizes):
+        entries = torch.randn(size, aspect * size, generator=generator).to(device)
+        w = entries / torch.linalg.matrix_norm(entries, 2)
+        tasks: dict[str, tuple[Function, Tensor]] = {
+            **{method: (cap, NEAR * w) for method, cap in METHODS.items()},
+            "gram, far": (METHODS["gram"], FAR * w),
+            "soft cap": (partial(soft_cap, strength=strength), NEAR * w),
+            "one product": (lambda x: x @ x.mT, NEAR * w),
+        }
+        for name, task in list(tasks.items()):
+            if left_out := _left_out(*task, preset):
+                yield {"short": size, "aspect": aspect, "method": name, **left_out}
+                del tasks[name]
+        rounds = [{name: _seconds(*task) for name, task in tasks.items()} for _ in range(1 + preset.rounds)]
+        for name in tasks:
+            warm = [times[name] for times in rounds[1:]]  # the first round warms up
+            times = {"seconds": statistics.median(warm), "fastest": min(warm)}
+            yield {"short": size, "aspect": aspect, "method": name, **times}
 
 
 GRIDS = {"norm": error_against_norm, "distance": error_against_distance, "cost": cost_against_size}
@@ -138,14 +136,18 @@ def _norm(x: Tensor) -> float | None:
     return float(spectral_norm(x)) if bool(x.isfinite().all()) else None
 
 
-def _left_out(expected: float, preset: Preset) -> Row:
+def _left_out(function: Function, x: Tensor, preset: Preset) -> Row:
+    """What a row says instead of results if one call takes too long, going by a quarter of the rows and columns."""
+    expected = 4**3 * min(_seconds(function, x[: len(x) // 4, : x.shape[1] // 4]) for _ in range(3))
+    if expected <= preset.limit_seconds:
+        return {}
     return {"left_out": f"about {expected:.0f} seconds for one call, limit {preset.limit_seconds:g}"}
 
 
-def _seconds(task: Callable[[], Tensor], device: str) -> float:
+def _seconds(function: Function, x: Tensor) -> float:
     start = time.perf_counter()
-    task()
-    if device == "cuda":
+    function(x)
+    if x.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
@@ -175,10 +177,8 @@ def run(
     if limit_seconds is not None:
         sizes = replace(sizes, limit_seconds=limit_seconds)
     for grid in only:
-        command = (
-            f"python -m wellnormed.experiments.spectral_clipping run --preset {preset} --only {grid} "
-            f"--limit-seconds {sizes.limit_seconds:g} --seed {seed} --threads {threads} --device {device}"
-        )
+        options = f"--limit-seconds {sizes.limit_seconds:g} --seed {seed} --threads {threads} --device {device}"
+        command = f"{_COMMAND} run --preset {preset} --only {grid} {options}"
         content = {**header(command, seed, device), "grid": grid, "runs": 1, "config": asdict(sizes)}
         start = time.perf_counter()
         rows = list(GRIDS[grid](sizes, torch.Generator().manual_seed(seed), device))
@@ -188,8 +188,7 @@ def run(
 
 def read(grid: Grid, preset: PresetName = "cpu", folder: Path = FOLDER) -> Row:
     """The content of one file; a `ValueError` says what to run if it is missing."""
-    remedy = "run `python -m wellnormed.experiments.spectral_clipping run` first"
-    return read_json(folder / f"{grid}-{preset}.json", remedy)
+    return read_json(folder / f"{grid}-{preset}.json", f"run `{_COMMAND} run` first")
 
 
 _STYLES = {

@@ -1,7 +1,10 @@
 """Argument checks and exact rescaling shared by the matrix functions; nothing numerical is decided here."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+Matrices = Float[Tensor, "*batch m n"]
 
 
 def check_matrix(x: Tensor, name: str) -> None:
@@ -12,17 +15,17 @@ def check_matrix(x: Tensor, name: str) -> None:
             f"reshape it, or give vectors and scalars another norm"
         )
     if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-        raise ValueError(
-            f"{name} has dtype {x.dtype}; only real floating point of 16 bits or more is supported: convert with "
-            ".float()"
-        )
+        raise ValueError(f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; use .float()")
+
+
+def fails(holds: Tensor) -> bool:
+    """Whether a condition fails anywhere; never in `torch.compile`, which cannot look at values."""
+    return not torch.compiler.is_compiling() and not bool(holds.all())
 
 
 def check_finite(largest: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, given the largest absolute entries; skipped in `torch.compile`, which cannot look."""
-    if torch.compiler.is_compiling():
-        return
-    if not bool(torch.isfinite(largest).all()):
+    """Refuse NaN and infinity, given the largest absolute entries."""
+    if fails(torch.isfinite(largest)):
         raise ValueError(
             f"{name} holds NaN or infinity, which a function of its singular values would hide or spread; "
             f"find where it comes from (torch.isfinite), or skip this step"
@@ -31,15 +34,12 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
-    bound = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach()
-    try:
-        fits = torch.broadcast_shapes(bound.shape, x.shape[:-2]) == x.shape[:-2]
-    except RuntimeError:
-        fits = False
-    if not fits:
+    bound, batch = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach(), x.shape[:-2]
+    sides = zip(reversed(bound.shape), reversed(batch), strict=False)
+    if bound.ndim > len(batch) or any(side not in (1, whole) for side, whole in sides):
         raise ValueError(
-            f"{name} has shape {tuple(bound.shape)}, which does not broadcast to the batch shape "
-            f"{tuple(x.shape[:-2])}; give one bound per matrix or a number"
+            f"{name} has shape {tuple(bound.shape)}, which does not broadcast to the batch shape {tuple(batch)}; "
+            f"give one bound per matrix or a number"
         )
     return bound
 
@@ -55,16 +55,14 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def check_positive(bound: Tensor, name: str) -> None:
-    """Refuse a bound of zero or less, or NaN; skipped in `torch.compile`."""
-    if not torch.compiler.is_compiling() and not bool((bound > 0).all()):
-        raise ValueError(
-            f"{name}={shown(bound)} must be positive: a bound of zero or less admits no weight; freeze it instead"
-        )
+    """Refuse a bound of zero or less, or NaN."""
+    if fails(bound > 0):
+        raise ValueError(f"{name}={shown(bound)} must be positive; to keep a weight at zero, freeze it")
 
 
 def check_share(part: Tensor, name: str, whole: str) -> None:
-    """Refuse a part of a whole, named in words, that does not lie in [0, 1]; skipped in `torch.compile`."""
-    if not torch.compiler.is_compiling() and not bool(((part >= 0) & (part <= 1)).all()):
+    """Refuse a part of a whole, named in words, that does not lie in [0, 1]."""
+    if fails((part >= 0) & (part <= 1)):
         raise ValueError(f"{name}={shown(part)} must lie in [0, 1]: it is the part of {whole} that is removed")
 
 

@@ -1,19 +1,59 @@
-"""The ways to compute a matrix sign, on tall matrices (`m >= n`); those that are only published are in `published`.
+"""The ways to compute a matrix sign; those that are only published are in `published`. `msign` is the public face.
 
-`newton_schulz` and `spectrum` evaluate the polynomial of a coefficient set; `svd` and `eigh` know none. `msign` is the
-public face.
+`newton_schulz` and `spectrum` evaluate the polynomial of a coefficient set, `svd` and `eigh` know none, and all four
+take tall matrices (`m >= n`); `polynomial` and `exact` bring a matrix to them.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from wellnormed.matrix import published
+from wellnormed.matrix._checks import finite_scale, working_dtype
 from wellnormed.matrix._spectral_function import zero_tolerance
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
+from wellnormed.matrix.coefficients import CoefficientSet, Step
 
-Steps = tuple[tuple[float, float, float], ...]
+_LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
 
 
-def newton_schulz(x: Tensor, steps: Steps) -> Tensor:
+def exact(x: Tensor, *_: Tensor, by: Callable[..., Tensor]) -> Tensor:
+    """One of the methods that know no set, in float64, whatever the shape and the scale of `x`."""
+    if x.shape[-2] < x.shape[-1]:
+        return exact(x.mT, by=by).mT.contiguous()
+    wide = x.double()
+    return by(wide / finite_scale(wide, "x")).to(x.dtype)
+
+
+def polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, method: str) -> Tensor:
+    """The polynomial of a set, of `(m, n)` or `(batch, m, n)`, by "newton-schulz", "spectrum" or "gram"."""
+    if x.shape[-2] < x.shape[-1]:
+        return polynomial(x.mT, chosen=chosen, method=method).mT.contiguous()
+    work = x.to(working_dtype(x))
+    work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
+    # By rows, or what lies in memory like rows: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes
+    # as long as a product.
+    by = -1 if work.stride(-1) == 1 else -2
+    summed = torch.float64 if work.shape[by] > _LONG else work.dtype
+    rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
+    frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
+    assert chosen.normalisation is not None  # check_sign
+    # Largest entry at least 1/2: only a zero matrix has a smaller norm.
+    norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
+    if work.ndim == 3 and work.shape[0] == 1:
+        work, norm = work[0], norm[0]
+    if method == "spectrum":
+        value = spectrum(work, chosen.steps, norm)
+    else:
+        work = work / norm.to(work.dtype)
+        if method == "newton-schulz" and x.dtype.itemsize == 2:
+            work = work.to(x.dtype)
+        value = {"newton-schulz": newton_schulz, "gram": published.gram}[method](work, chosen.steps)
+    return value.to(x.dtype).reshape(x.shape)
+
+
+def newton_schulz(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
     """The iteration `X <- a X + X (b G + c G^2)` with `G = X^T X`, for matrices of Frobenius norm at most 1.
 
     Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0;
@@ -25,7 +65,7 @@ def newton_schulz(x: Tensor, steps: Steps) -> Tensor:
     return x
 
 
-def spectrum(x: Tensor, steps: Steps, norm: Tensor) -> Tensor:
+def spectrum(x: Tensor, steps: tuple[Step, ...], norm: Tensor) -> Tensor:
     """The polynomial of `X / norm` as a function of the eigenvalues of `X^T X`: no iteration, two passes over X.
 
     One Gram matrix, one eigendecomposition, one small and one large product, in float64: the multiplier of the smallest

@@ -51,10 +51,22 @@ class SpectralFunction(Derivative):
         return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
-        return _derivative(x, tangent, self)
+        """In the dtype of the tangent; computed by a float64 SVD."""
+        if x.numel() == 0:
+            return torch.zeros_like(tangent)
+        if x.shape[-2] < x.shape[-1]:
+            return self.along(x.mT, tangent.mT).mT
+        u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+        s = torch.where(s > zero_tolerance(s[..., :1], *x.shape[-2:]), s, 0)
+        g = tangent.double() @ vh.mT
+        m = u.mT @ g
+        symmetric, antisymmetric, ratio = self.quotients(s)
+        core = symmetric * (m + m.mT) / 2 + antisymmetric * (m - m.mT) / 2
+        outside = (g - u @ m) * ratio[..., None, :]
+        return ((u @ core + outside) @ vh).to(tangent.dtype)
 
     def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return _derivative(x, gradient, self)
+        return self.along(x, gradient)
 
 
 class Clip(SpectralFunction):
@@ -103,22 +115,6 @@ class Sign(SpectralFunction):
 def zero_tolerance(largest: Tensor, m: int, n: int) -> Tensor:
     """Singular values at or below this are rounding of zero, as `torch.linalg.matrix_rank` has it."""
     return max(m, n) * torch.finfo(largest.dtype).eps * largest
-
-
-def _derivative(x: Tensor, direction: Tensor, function: SpectralFunction) -> Tensor:
-    """In the dtype of `direction`; computed by a float64 SVD."""
-    if x.numel() == 0:
-        return torch.zeros_like(direction)
-    if x.shape[-2] < x.shape[-1]:
-        return _derivative(x.mT, direction.mT, function).mT
-    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    s = torch.where(s > zero_tolerance(s[..., :1], *x.shape[-2:]), s, 0)
-    g = direction.double() @ vh.mT
-    m = u.mT @ g
-    symmetric, antisymmetric, ratio = function.quotients(s)
-    core = symmetric * (m + m.mT) / 2 + antisymmetric * (m - m.mT) / 2
-    outside = (g - u @ m) * ratio[..., None, :]
-    return ((u @ core + outside) @ vh).to(direction.dtype)
 
 
 def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[Derivative], *bounds: Tensor) -> Tensor:

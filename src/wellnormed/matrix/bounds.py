@@ -3,10 +3,9 @@
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix, finite_scale
+from wellnormed.matrix._checks import Matrices, check_matrix, finite_scale
 from wellnormed.matrix._symmetric import symmetric_product
 
 _UNIT = 2.0**-53  # rounding unit of float64
@@ -14,7 +13,7 @@ _UNDERFLOW = 2.0**-960  # more than all underflows: matrices are scaled so that 
 _MARGIN = 1e-9  # first relative margin of the tested bound; measured excess of the result is about half
 
 
-def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
+def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     """A number that the spectral norm provably does not exceed, within 1e-8 of it.
 
     With `n` the smaller side and `G = fl(W^T W)`, a completed float64 Cholesky factorisation of `fl(c I - G)`
@@ -26,13 +25,9 @@ def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
     line is evaluated rounding up; `c` grows until the factorisation completes. Runs on the CPU, where float64
     is never emulated.
 
-    Args:
-        w: Matrices of any floating dtype (all convert to float64 exactly). Scaled by a power of two first, so
-            1e-30 to 1e30 are alike.
-
-    Returns:
-        A Python float for a single matrix; for a batch, a float64 CPU tensor of the batch shape. 0.0 for zero
-        and for empty matrices. Plain spectral (l2 -> l2) units. Not differentiable.
+    Every floating dtype converts to float64 exactly, and a power of two is divided out first, so 1e-30 to 1e30 are
+    alike. A single matrix gives a Python float, a batch a float64 CPU tensor of the batch shape, in plain spectral
+    (l2 -> l2) units; zero and empty matrices give 0.0. Not differentiable.
 
     Example:
         >>> bound = spectral_norm_upper_bound(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
@@ -43,12 +38,9 @@ def spectral_norm_upper_bound(w: Float[Tensor, "*batch m n"]) -> float | Tensor:
     wide = w.detach().to(device="cpu", dtype=torch.float64)
     if wide.numel() == 0:
         return 0.0 if w.ndim == 2 else torch.zeros(w.shape[:-2], dtype=torch.float64)
-    scale = finite_scale(wide, "w")
-    if w.ndim == 2:
-        return _bound_one(wide, float(scale))
-    pairs = zip(wide.flatten(0, -3), scale.flatten().tolist(), strict=True)
+    pairs = zip(wide.reshape(-1, *w.shape[-2:]), finite_scale(wide, "w").flatten().tolist(), strict=True)
     bounds = [_bound_one(matrix, power) for matrix, power in pairs]
-    return torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
+    return bounds[0] if w.ndim == 2 else torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
 
 
 def _bound_one(w: Tensor, scale: float) -> float:

@@ -4,26 +4,20 @@ Exact by default; the methods are in `_clip_methods`, those of the paper in `pub
 schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
-import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _clip_methods, published
-from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, check_share, shown
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, check_share, fails, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
-_PUBLISHED = {"nested": published.nested, "block": published.block, "blockwise": published.blockwise}
-METHODS = ("auto", "gram", "svd", *_PUBLISHED)
+METHODS = ("auto", "gram", "svd", *published.CLIPS)
 
 
-def spectral_clip(
-    w: Float[Tensor, "*batch m n"], lower: float | Tensor, upper: float | Tensor, method: str = "auto"
-) -> Float[Tensor, "*batch m n"]:
+def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, method: str = "auto") -> Matrices:
     """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
 
     The other functions here are settings of this one, and what is said of results and gradients holds for them too. The
@@ -51,9 +45,7 @@ def spectral_clip(
     return _clipped(w, lower, upper, 1.0, method)
 
 
-def spectral_hardcap(
-    w: Float[Tensor, "*batch m n"], upper: float | Tensor, method: str = "auto"
-) -> Float[Tensor, "*batch m n"]:
+def spectral_hardcap(w: Matrices, upper: float | Tensor, method: str = "auto") -> Matrices:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
     Everything else is as in `spectral_clip`.
@@ -65,9 +57,7 @@ def spectral_hardcap(
     return _clipped(w, 0.0, upper, 1.0, method)
 
 
-def spectral_relu(
-    w: Float[Tensor, "*batch m n"], lower: float | Tensor, method: str = "auto"
-) -> Float[Tensor, "*batch m n"]:
+def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
     Everything else is as in `spectral_clip`.
@@ -76,12 +66,12 @@ def spectral_relu(
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([4., 1.])
     """
-    return _clipped(w, lower, math.inf, 1.0, method)
+    return _clipped(w, lower, torch.inf, 1.0, method)
 
 
 def spectral_clipped_weight_decay(
-    w: Float[Tensor, "*batch m n"], upper: float | Tensor, decay: float | Tensor, method: str = "auto"
-) -> Float[Tensor, "*batch m n"]:
+    w: Matrices, upper: float | Tensor, decay: float | Tensor, method: str = "auto"
+) -> Matrices:
     """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
 
     Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
@@ -96,8 +86,8 @@ def spectral_clipped_weight_decay(
 
 
 def spectral_clipped_decoupled_weight_decay(
-    w: Float[Tensor, "*batch m n"], upper: float | Tensor, decay: float, lr: float, method: str = "auto"
-) -> Float[Tensor, "*batch m n"]:
+    w: Matrices, upper: float | Tensor, decay: float, lr: float, method: str = "auto"
+) -> Matrices:
     """`spectral_clipped_weight_decay` with the decay `decay * lr`, which must lie in [0, 1] (SC section 3.4, end).
 
     Applied before the step, its equilibrium `upper + 1 / decay` does not depend on the learning rate.
@@ -111,42 +101,28 @@ def spectral_clipped_decoupled_weight_decay(
 
 
 def _clipped(
-    w: Tensor,
-    lower: float | Tensor,
-    upper: float | Tensor,
-    decay: float | Tensor,
-    method: str,
-    decay_name: str = "decay",
+    w: Tensor, lower: float | Tensor, upper: float | Tensor, decay: float | Tensor, method: str, name: str = "decay"
 ) -> Tensor:
     check_matrix(w, "w")
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' is 'gram'")
-    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, decay_name)
-    if method in _PUBLISHED:
+    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
+    if method in published.CLIPS:
         # what is absent by its number alone, so that a compiler need not look at a tensor
         raises = isinstance(lower, Tensor) or lower > 0
-        caps = isinstance(upper, Tensor) or upper != math.inf
-        compute = partial(_by_published, by=_PUBLISHED[method], raises=raises, caps=caps)
+        caps = isinstance(upper, Tensor) or upper != torch.inf
+        by = partial(published.clip, by=published.CLIPS[method], raises=raises, caps=caps)
     else:
-        compute = partial(in_batches, partial(_clip_methods.clip, method="gram" if method == "auto" else method))
-    return differentiable(w, partial(_checked, decay_name, compute), Clip, *bounds)
+        by = partial(in_batches, partial(_clip_methods.clip, method="gram" if method == "auto" else method))
 
-
-def _checked(decay_name: str, compute, w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
-    if not torch.compiler.is_compiling():
+    def compute(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
         check_positive(upper, "upper")
-        if not bool(((lower >= 0) & (lower <= upper) & lower.isfinite()).all()):
+        if fails((lower >= 0) & (lower <= upper) & lower.isfinite()):
             raise ValueError(
                 f"lower={shown(lower)} must be finite and lie between 0 and upper={shown(upper)}; "
                 "no singular value is at least one and at most the other"
             )
-        check_share(decay, decay_name, "the excess")
-    return compute(w, lower, upper, decay) if w.numel() else w.clone()
+        check_share(decay, name, "the excess")
+        return by(w, lower, upper, decay) if w.numel() else w.clone()
 
-
-def _by_published(
-    w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, by: Callable[..., Tensor], raises: bool, caps: bool
-) -> Tensor:
-    check_finite(w.abs().amax((-2, -1)), "w")
-    part = decay.to(w.dtype)[..., None, None]
-    return (1 - part) * w + part * by(w, lower if raises else None, upper if caps else None)
+    return differentiable(w, compute, Clip, *bounds)

@@ -23,11 +23,8 @@ class Normalisation:
     """How a matrix enters the interval of a set: `x / (scale * |x|_F + epsilon)`.
 
     The matrix is first divided by its largest entry, so that epsilon favours no size of the input (published codes add
-    it to the norm of the raw gradient, which damps gradients near 1e-7).
-
-    Args:
-        scale: Factor on the Frobenius norm; at least 1 divided by the upper end of the set's interval.
-        epsilon: Added to the denominator.
+    it to the norm of the raw gradient, which damps gradients near 1e-7). The scale is at least 1 divided by the upper
+    end of the set's interval.
     """
 
     scale: float = 1.0

@@ -12,11 +12,9 @@ stays smaller: nothing pulls it up.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 Order = Literal["step-then-project", "project-then-step"]
-
-_ORDERS = ("step-then-project", "project-then-step")
 
 
 def clipped_weight_decay_equilibrium(
@@ -28,12 +26,8 @@ def clipped_weight_decay_equilibrium(
     decoupled form is a decay of `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small
     `lr` becomes, while a fixed `decay` sinks to `upper` as the rate falls.
 
-    Args:
-        upper: Where the decay begins, at least 0 (0: plain weight decay). Any unit, the same as that of the step.
-        decay: Fraction of the excess over `upper` that one step removes, in (0, 1].
-        lr: Learning rate, at least 0.
-        order: What happens first.
-        overshoot: Largest norm of an update at learning rate 1; belongs to the coefficient set.
+    Above `upper` (0: plain weight decay), in any unit, that of the step, one decay removes the fraction `decay` of the
+    excess, in (0, 1]. The largest norm `overshoot` of an update at learning rate 1 is that of the coefficient set.
 
     Example:
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)
@@ -45,11 +39,9 @@ def clipped_weight_decay_equilibrium(
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value} must be finite and at least 0: it is a norm, or a factor of one")
     if not 0 < decay <= 1:
-        raise ValueError(
-            f"decay={decay} must lie in (0, 1]: without decay steps add up without bound, and beyond 1 it flips signs"
-        )
-    if order not in _ORDERS:
-        raise ValueError(f"order={order!r} is not one of {', '.join(_ORDERS)}")
+        raise ValueError(f"decay={decay} must lie in (0, 1]: at 0 no norm is held, and beyond 1 the sign flips")
+    if order not in get_args(Order):
+        raise ValueError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
     kept = 1 - decay if order == "step-then-project" else 1.0
     return upper + kept * (lr * overshoot / decay)
 

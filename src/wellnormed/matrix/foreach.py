@@ -15,44 +15,37 @@ from wellnormed.matrix._checks import check_matrix
 def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
     """`[function(matrix, *args, **kwargs) for matrix in matrices]`, batched by shape, dtype and device.
 
+    The function is one of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one number
+    per matrix, such as `spectral_norm`; it must commute with transposition, as they all do. Further arguments are the
+    same for every batch, so bounds must be numbers. The results are views of the batches. Each matrix is
+    `(*batch, m, n)`, and a `ValueError` names those at fault by their position.
+
     On an accelerator each shape is one batch: the 72 hidden matrices of GPT-2 small make two. On a CPU a batch holds at
     most 2^20 entries, because larger temporaries cost more than a call saves.
-
-    Args:
-        function: A function of this room that returns what it takes, such as `msign` or `spectral_hardcap`, or one
-            number per matrix, such as `spectral_norm`. It must commute with transposition, as they all do.
-        matrices: Each `(*batch, m, n)`. A `ValueError` names those at fault by their position.
-        *args: Passed on, the same for every batch, as are keywords; so bounds must be numbers.
-        **kwargs: Passed on.
-
-    Returns:
-        The results in the order of `matrices`, as views of the batches.
 
     Example:
         >>> from wellnormed.matrix import spectral_norm
         >>> foreach(spectral_norm, [torch.eye(2), 3 * torch.ones(1, 4), 5 * torch.eye(2)])
         [tensor(1.), tensor(6.), tensor(5.)]
     """
-    shapes: dict[tuple, list[int]] = defaultdict(list)
+    groups, flat = defaultdict(list), []
     for index, matrix in enumerate(matrices):
         check_matrix(matrix, f"matrices[{index}]")
-        m, n = sorted(matrix.shape[-2:], reverse=True)
-        shapes[m, n, matrix.dtype, matrix.device].append(index)
-    results: list[Tensor | None] = [None] * len(matrices)
-    for (m, n, *_), members in shapes.items():
-        tall = [matrices[i] if matrices[i].shape[-2] >= matrices[i].shape[-1] else matrices[i].mT for i in members]
-        flat = [matrix.reshape(math.prod(matrix.shape[:-2]), m, n) for matrix in tall]
-        for piece in batches(flat):
-            batch, numbers = flat[piece], members[piece]
+        tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
+        flat.append(tall.reshape(math.prod(tall.shape[:-2]), *tall.shape[-2:]))
+        groups[tall.shape[-2:], matrix.dtype, matrix.device].append(index)
+    results: dict[int, Tensor] = {}
+    for ((m, n), *_), members in groups.items():
+        for piece in batches([flat[index] for index in members]):
+            numbers = members[piece]
+            batch = [flat[index] for index in numbers]
             try:
                 value = function(torch.cat(batch) if len(batch) > 1 else batch[0], *args, **kwargs)
             except ValueError as error:
                 raise ValueError(f"among matrices {numbers}, of {m} x {n} up to transposition: {error}") from error
             for index, part in zip(numbers, value.split([len(matrix) for matrix in batch]), strict=True):
-                matrix = matrices[index]
-                if value.ndim == 3:
-                    part = part.mT if matrix.shape[-2] < matrix.shape[-1] else part
-                    results[index] = part.reshape(matrix.shape)
-                else:
-                    results[index] = part.reshape(matrix.shape[:-2])
-    return results  # pyrefly: ignore (every entry has been filled)
+                shape = matrices[index].shape
+                if value.ndim == 3 and shape[-2] < shape[-1]:
+                    part = part.mT
+                results[index] = part.reshape(shape if value.ndim == 3 else shape[:-2])
+    return [results[index] for index in range(len(matrices))]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite, check_matrix, finite_scale
+from wellnormed.matrix._checks import Matrices, check_finite, check_matrix, finite_scale
 
 _EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
 _KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32
@@ -29,7 +29,7 @@ class Triplet(NamedTuple):
 
 @torch.no_grad()
 def leading_singular_triplet(
-    w: Float[Tensor, "*batch m n"],
+    w: Matrices,
     start: Float[Tensor, "*batch n"] | None = None,
     tolerance: float = 1e-3,
     max_iterations: int = 128,

@@ -4,11 +4,12 @@ LT is Training Transformers with Enforced Lipschitz Bounds, section 3.1. Neither
 whose result can be proved.
 """
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, check_positive, check_share
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, check_share
 from wellnormed.matrix._spectral_function import SpectralFunction, differentiable
 from wellnormed.matrix.leading import Triplet, leading_singular_triplet
 
@@ -17,12 +18,8 @@ _TIE = 1e-6
 
 
 def spectral_hammer(
-    w: Float[Tensor, "*batch m n"],
-    upper: float | Tensor,
-    triplet: Triplet | None = None,
-    *,
-    as_published: bool = False,
-) -> Float[Tensor, "*batch m n"]:
+    w: Matrices, upper: float | Tensor, triplet: Triplet | None = None, *, as_published: bool = False
+) -> Matrices:
     """Set the largest singular value to `upper` if it is above: `W + (upper - s) u v^T` (LT section 3.1).
 
     One value moves; the others stay, so the norm ends at the larger of `upper` and the second singular value, within
@@ -30,16 +27,14 @@ def spectral_hammer(
     makes a promise.
 
     Args:
-        w: Matrices.
+        w: Matrices, of which zero stays zero.
         upper: Spectral units, a number or one per matrix; no gradient flows to it.
         triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
         as_published: LT's map also *raises* a largest singular value below `upper` to it. By default such a matrix
             comes back bit for bit.
 
-    Returns:
-        Same shape and dtype; zero stays zero. Differentiable once, with the exact derivative of the map through
-        converged vectors (by a float64 SVD); it has a pole where two values share the top, so values within 1e-6 of
-        the largest are treated as moving with it.
+    Differentiable once, with the exact derivative of the map through converged vectors (by a float64 SVD); it has a
+    pole where two values share the top, so values within 1e-6 of the largest are treated as moving with it.
 
     Example:
         >>> spectral_hammer(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=4)
@@ -47,18 +42,12 @@ def spectral_hammer(
     """
     check_matrix(w, "w")
     level = as_bound(upper, w, "upper")
-
-    def compute(w: Tensor, *bounds: Tensor) -> Tensor:
-        check_positive(bounds[1], "upper")
-        return _moved(w, triplet, _LargestMoved(*bounds))
-
-    above = torch.zeros_like(level) if as_published else level
-    return differentiable(w, compute, _LargestMoved, above, level, torch.zeros_like(level))
+    zero = torch.zeros_like(level)
+    above = zero if as_published else level
+    return _moved(w, triplet, lambda bounds: check_positive(bounds[1], "upper"), above, level, zero)
 
 
-def spectral_weight_decay(
-    w: Float[Tensor, "*batch m n"], decay: float | Tensor, triplet: Triplet | None = None
-) -> Float[Tensor, "*batch m n"]:
+def spectral_weight_decay(w: Matrices, decay: float | Tensor, triplet: Triplet | None = None) -> Matrices:
     """Shrink the largest singular value by `1 - decay`: `W - decay s u v^T` (LT section 3.1; Yoshida and Miyato 2017).
 
     Never larger in norm; `decay` lies in [0, 1], a number or one per matrix. Otherwise as `spectral_hammer`.
@@ -69,12 +58,9 @@ def spectral_weight_decay(
     """
     check_matrix(w, "w")
     kept = 1 - as_bound(decay, w, "decay")
-
-    def compute(w: Tensor, *bounds: Tensor) -> Tensor:
-        check_share(1 - bounds[2], "decay", "the largest singular value")
-        return _moved(w, triplet, _LargestMoved(*bounds))
-
-    return differentiable(w, compute, _LargestMoved, torch.zeros_like(kept), torch.zeros_like(kept), kept)
+    zero = torch.zeros_like(kept)
+    whole = "the largest singular value"
+    return _moved(w, triplet, lambda bounds: check_share(1 - bounds[2], "decay", whole), zero, zero, kept)
 
 
 class _LargestMoved(SpectralFunction):
@@ -89,14 +75,19 @@ class _LargestMoved(SpectralFunction):
         return torch.where(moves, self.level + self.slope * s, s), torch.where(moves, self.slope, 1), moves
 
 
-def _moved(w: Tensor, triplet: Triplet | None, function: _LargestMoved) -> Tensor:
+def _moved(w: Tensor, triplet: Triplet | None, check: Callable[..., None], *bounds: Tensor) -> Tensor:
     """`W + (f(s) - s) u v^T`; bit for bit `w` where `f(s) = s`."""
-    if w.numel() == 0:
-        return w.clone()
-    if triplet is None:  # in 16 bits the triplet itself would be rounded, or overflow
-        triplet = leading_singular_triplet(w if w.dtype == torch.float64 else w.float())
-    u, s, v = triplet
-    single = w.dtype if w.dtype == torch.float64 else torch.float32
-    change = (function.pieces(s.double()[..., None])[0][..., 0] - s).to(single)[..., None, None]
-    moved = w + (change * u[..., :, None]) * v[..., None, :]
-    return torch.where(change == 0, w, moved.to(w.dtype))
+
+    def compute(w: Tensor, *bounds: Tensor) -> Tensor:
+        check(bounds)
+        if w.numel() == 0:
+            return w.clone()
+        single = w.dtype if w.dtype == torch.float64 else torch.float32
+        # In 16 bits a triplet of `w` itself would be rounded, or overflow.
+        u, s, v = leading_singular_triplet(w.to(single)) if triplet is None else triplet
+        moved = _LargestMoved(*bounds).pieces(s.double()[..., None])[0][..., 0]
+        change = (moved - s).to(single)[..., None, None]
+        value = w + (change * u[..., :, None]) * v[..., None, :]
+        return torch.where(change == 0, w, value.to(w.dtype))
+
+    return differentiable(w, compute, _LargestMoved, *bounds)

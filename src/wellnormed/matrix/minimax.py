@@ -59,8 +59,7 @@ def optimal_coefficients(
     """
     if not 0 < lower < 1:
         raise ValueError(
-            f"lower={lower} must lie strictly between 0 and 1: it is the smallest singular value, divided by the "
-            f"Frobenius norm, that is to become 1; 0.001 is usual"
+            f"lower={lower} must lie strictly between 0 and 1: a part of the Frobenius norm, usually 0.001"
         )
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps} must be an integer of at least 1; 5 to 8 are usual")

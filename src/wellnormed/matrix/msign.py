@@ -7,12 +7,11 @@ The methods themselves are in `_msign_methods` and `published`, the sets in `coe
 from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import as_bound, check_finite, check_matrix, check_positive, finite_scale, working_dtype
+from wellnormed.matrix._checks import Matrices, as_bound, check_finite, check_matrix, check_positive
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import CoefficientSet, check_sign, get
 
@@ -25,16 +24,14 @@ _EXACT = {
 _POLYNOMIAL = ("newton-schulz", "spectrum", "gram")
 METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
 
-_LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
-
 
 def msign(
-    x: Float[Tensor, "*batch m n"],
+    x: Matrices,
     coefficients: str | CoefficientSet = "polar-express-8",
     method: str = "auto",
     rank: int | None = None,
     generator: torch.Generator | None = None,
-) -> Float[Tensor, "*batch m n"]:
+) -> Matrices:
     """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1, within the error of the coefficient set.
 
     The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality, section 4). The scale of `x` does not
@@ -61,38 +58,35 @@ def msign(
     """
     check_matrix(x, "x")
     if method not in METHODS:
-        raise ValueError(
-            f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks by shape, dtype and device"
-        )
+        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks the faster one")
     if (rank is not None) != (method == "sketch"):
         raise ValueError(f"rank={rank} with method={method!r}: give a rank to 'sketch', and to no other method")
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
     chosen = get(coefficients)
+    short, long = sorted(x.shape[-2:])
     if method == "auto":
-        method = resolve_method(x, chosen)
+        decomposes = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        # A float64 decomposition takes as long as some eight steps for a square matrix, hardly longer for a long one.
+        method = "spectrum" if decomposes and len(chosen.steps) * long >= 8 * short else "newton-schulz"
     if method not in _EXACT:
         check_sign(chosen, x.dtype)
     if x.numel() == 0:
         return x.clone()
-    short = min(x.shape[-2:])
     if rank is not None and not 1 <= rank <= short:
         raise ValueError(f"rank={rank} must lie between 1 and the short side of the matrix, {short}")
     if rank is not None:
-        compute = partial(_exact, by=partial(published.sketch, rank=rank, generator=generator))
+        compute = partial(_msign_methods.exact, by=partial(published.sketch, rank=rank, generator=generator))
     elif method in _EXACT:
-        compute = partial(in_batches, partial(_exact, by=_EXACT[method]))
+        compute = partial(in_batches, partial(_msign_methods.exact, by=_EXACT[method]))
     else:
-        compute = partial(in_batches, partial(_polynomial, chosen, method))
+        compute = partial(in_batches, partial(_msign_methods.polynomial, chosen=chosen, method=method))
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
 
 
 def stiefel_project(
-    w: Float[Tensor, "*batch m n"],
-    scale: float | Tensor = 1.0,
-    coefficients: str | CoefficientSet = "you-6",
-    method: str = "auto",
-) -> Float[Tensor, "*batch m n"]:
+    w: Matrices, scale: float | Tensor = 1.0, coefficients: str | CoefficientSet = "you-6", method: str = "auto"
+) -> Matrices:
     """Push every nonzero singular value to `scale`: `scale * msign(w)`, square or not (LT section 3.1).
 
     LT follows J. You's set, with which values end within 0.9955 and 0.9994 of `scale`. `scale` is positive, in spectral
@@ -117,50 +111,3 @@ def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float
         (1.20237, 1.0)
     """
     return 1.0 if method in _EXACT else get(coefficients).overshoot
-
-
-def resolve_method(x: Tensor, coefficients: CoefficientSet) -> str:
-    """The method that "auto" stands for, from the number of steps and the shape, dtype and device of `x` alone.
-
-    Example:
-        >>> x = torch.empty(64, 64)
-        >>> resolve_method(x, get("polar-express-8")), resolve_method(x, get("jordan-5"))
-        ('spectrum', 'newton-schulz')
-    """
-    short, long = sorted(x.shape[-2:])
-    decomposes = x.device.type == "cpu" and x.dtype.itemsize > 2 and not torch.compiler.is_compiling()
-    # A float64 decomposition takes as long as some eight steps on a square matrix, and hardly longer for a long one.
-    return "spectrum" if decomposes and len(coefficients.steps) * long >= 8 * short else "newton-schulz"
-
-
-def _exact(x: Tensor, *_: Tensor, by) -> Tensor:
-    if x.shape[-2] < x.shape[-1]:
-        return _exact(x.mT, by=by).mT.contiguous()
-    wide = x.double()
-    return by(wide / finite_scale(wide, "x")).to(x.dtype)
-
-
-def _polynomial(chosen: CoefficientSet, method: str, x: Tensor, *_: Tensor) -> Tensor:
-    if x.shape[-2] < x.shape[-1]:
-        return _polynomial(chosen, method, x.mT).mT.contiguous()
-    work = x.to(working_dtype(x))
-    work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
-    # By rows, or what lies in memory like rows: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes
-    # as long as a product.
-    by = -1 if work.stride(-1) == 1 else -2
-    summed = torch.float64 if work.shape[by] > _LONG else work.dtype
-    rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
-    frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
-    assert chosen.normalisation is not None  # check_sign
-    # Largest entry at least 1/2: only a zero matrix has a smaller norm.
-    norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
-    if work.ndim == 3 and work.shape[0] == 1:
-        work, norm = work[0], norm[0]
-    if method == "spectrum":
-        value = _msign_methods.spectrum(work, chosen.steps, norm)
-    else:
-        work = work / norm.to(work.dtype)
-        if method == "newton-schulz" and x.dtype.itemsize == 2:
-            work = work.to(x.dtype)
-        value = {"newton-schulz": _msign_methods.newton_schulz, "gram": published.gram}[method](work, chosen.steps)
-    return value.to(x.dtype).reshape(x.shape)

@@ -25,19 +25,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from numpy.polynomial import Chebyshev, Polynomial
-from torch import Tensor
 
-from wellnormed.matrix._checks import check_matrix, working_dtype
+from wellnormed.matrix._checks import Matrices, check_matrix
 from wellnormed.matrix.soft_cap import odd_polynomial, reached_norm
 
 # Largest reach, in units of the cap and rounded down, at which M is at most 1/2: further off, it is no cap.
 REACH_LIMIT = dict(
     zip(range(3, 22, 2), (2.298, 1.714, 2.417, 3.115, 3.812, 4.508, 5.204, 5.900, 6.595, 7.290), strict=True)
 )
-_FLOAT32_DEGREE = 9  # beyond, alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32
 _TOLERANCE = 1e-11  # of the exchange, in units of the step; what is left is repaired before the proof
 _SLACK = Fraction(1, 2**60)  # covers what lies between a true extremum and its float64 place: half p'' times 1e-20
 
@@ -54,6 +50,7 @@ class CapPolynomial:
         drift: Upper bound of `(x - p(x)) / x^5` (`x^3` for degree 3) on `[0, max_norm]`, in units of the cap.
 
     Example:
+        >>> import torch
         >>> cap = optimal_cap(2.0, 0.2)
         >>> cap(torch.diag(torch.tensor([2.2, 1.0]))).diagonal().round(decimals=4)
         tensor([1.9994, 0.9995])
@@ -65,23 +62,16 @@ class CapPolynomial:
     departure: float
     drift: float
 
-    def __call__(self, w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
+    def __call__(self, w: Matrices) -> Matrices:
         """Apply the polynomial to the singular values, through the Gram matrix of the smaller side.
 
         Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one. Bfloat16 and
-        float16 are computed in float32, and degrees above 9 in float64.
-
-        Returns:
-            Same shape and dtype, norm at most `max_norm` within rounding (1e-6 in float32, 1% in bfloat16).
-            Differentiable in `w` by plain autograd, to any order.
+        float16 are computed in float32, and degrees above 9 in float64. The norm of the result is at most `max_norm`
+        within rounding (1e-6 in float32, 1% in bfloat16). Differentiable in `w` by plain autograd, to any order.
         """
         check_matrix(w, "w")
-        if w.shape[-2] < w.shape[-1]:
-            return self(w.mT).mT
-        double = w.dtype == torch.float64 or len(self.coefficients) - 1 > _FLOAT32_DEGREE // 2
-        work = w.double() if double else w.to(working_dtype(w))
         # squares of 1e-30 and 1e30 leave the range of float32
-        return odd_polynomial(work, work / self.max_norm, self.coefficients).to(w.dtype)
+        return odd_polynomial(w, lambda w: w / self.max_norm, self.coefficients)
 
 
 def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPolynomial:

@@ -9,50 +9,33 @@ take tall matrices (`m >= n`) as those of `_msign_methods` do.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._msign_methods import Steps
+from wellnormed.matrix._checks import check_finite
 from wellnormed.matrix._spectral_function import zero_tolerance
 from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
-from wellnormed.matrix.coefficients import REGISTRY
+from wellnormed.matrix.coefficients import REGISTRY, Step
 
 _STEPS = REGISTRY["spectral-clipping-6"].steps
 
 
-def nested(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+def _nested(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """SC equation 7, or the two-sign forms of sections 3.2 and 3.3 where one bound is absent.
 
     Two or three matrix signs, and two products `2 m n^2` more for each bound.
     """
     if w.shape[-2] > w.shape[-1]:
-        return nested(w.mT, lower, upper).mT
-    if lower is None and upper is None:
-        return w
+        return _nested(w.mT, lower, upper).mT
     sign = _sign(w)
-    low = 0 if lower is None else _bound(lower, w)
     if upper is None:
-        return (low * sign + w + _times_sign(low * sign - w, sign)) / 2
-    high = _bound(upper, w)
-    capped = -_times_sign(high * sign - w, sign)
+        return w if lower is None else (lower * sign + w + _times_sign(lower * sign - w, sign)) / 2
+    capped = -_times_sign(upper * sign - w, sign)
     if lower is None:
-        return (high * sign + w + capped) / 2
-    return ((low + high) * sign + _times_sign(low * sign - w, sign) + capped) / 2
-
-
-def block(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """SC section 4.2: one matrix sign of the dense `[[I, W], [W^T, I]]` of side `m + n`."""
-    return _by_caps(w, lower, upper, _block_cap)
-
-
-def blockwise(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """SC section 4.3: the same through the blocks P, Q, R, nine products in each of three multiplications a step."""
-    return _by_caps(w, lower, upper, _blockwise_cap)
-
-
-def _bound(value: Tensor, w: Tensor) -> Tensor:
-    return value.to(w.dtype)[..., None, None]
+        return (upper * sign + w + capped) / 2
+    return ((lower + upper) * sign + _times_sign(lower * sign - w, sign) + capped) / 2
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -70,19 +53,14 @@ def _times_sign(gap: Tensor, sign: Tensor) -> Tensor:
     return (gap @ _sign(gap).mT) @ sign
 
 
-def _by_caps(w: Tensor, lower: Tensor | None, upper: Tensor | None, cap: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_caps(cap: Callable[[Tensor], Tensor], w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """These forms need an odd function without a jump: `clip(s) = min(s, upper) + lower - min(s, lower)`."""
-    value = w
-    if upper is not None:
-        high = _bound(upper, w)
-        value = high * cap(w / high)
-    if lower is not None:
-        low = _bound(lower, w)
-        value = value + low * (_sign(w) - cap(w / low))
-    return value
+    value = w if upper is None else upper * cap(w / upper)
+    return value if lower is None else value + lower * (_sign(w) - cap(w / lower))
 
 
 def _block_cap(w: Tensor) -> Tensor:
+    """SC section 4.2: one matrix sign of the dense `[[I, W], [W^T, I]]` of side `m + n`."""
     m, n = w.shape[-2:]
     left, right = (torch.eye(k, dtype=w.dtype, device=w.device).expand(*w.shape[:-2], k, k) for k in (m, n))
     sign = _sign(torch.cat((torch.cat((left, w), -1), torch.cat((w.mT, right), -1)), -2))
@@ -90,6 +68,7 @@ def _block_cap(w: Tensor) -> Tensor:
 
 
 def _blockwise_cap(w: Tensor) -> Tensor:
+    """SC section 4.3: the same through the blocks P, Q, R, nine products in each of three multiplications a step."""
     m, n = w.shape[-2:]
     left, right = (torch.eye(k, dtype=w.dtype, device=w.device) for k in (m, n))
     frobenius = torch.sqrt(m + n + 2 * torch.linalg.matrix_norm(w, keepdim=True) ** 2)
@@ -106,7 +85,19 @@ def _multiply(x: tuple[Tensor, Tensor, Tensor], y: tuple[Tensor, Tensor, Tensor]
     return x[0] @ y[0] + x[1] @ y[1].mT, x[0] @ y[1] + x[1] @ y[2], x[1].mT @ y[1] + x[2] @ y[2]
 
 
-def gram(x: Tensor, steps: Steps) -> Tensor:
+CLIPS = {"nested": _nested, "block": partial(_by_caps, _block_cap), "blockwise": partial(_by_caps, _blockwise_cap)}
+
+
+def clip(
+    w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, by: Callable[..., Tensor], raises: bool, caps: bool
+) -> Tensor:
+    """The function `Clip(lower, upper, decay)` of the singular values, by one of `CLIPS`, without what is no bound."""
+    check_finite(w.abs().amax((-2, -1)), "w")
+    low, high, part = (bound.to(w.dtype)[..., None, None] for bound in (lower, upper, decay))
+    return (1 - part) * w + part * by(w, low if raises else None, high if caps else None)
+
+
+def gram(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
     """The polynomial of a set through `R = X^T X` and `Q`: four small products a step, X only at the ends of a segment.
 
     As in the package gram-newton-schulz. Rounding leaves R with eigenvalues near `-eps`; every step multiplies them by
@@ -155,13 +146,12 @@ def inverse_root(x: Tensor) -> Tensor:
 def sketch(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
     """`U_r V_r^T` of a randomised SVD of that rank (Halko, Martinsson, Tropp 2011; Modular Duality, section 5.1).
 
-    Eight columns more than asked for and two power iterations; six products with X, `2 m n (rank + 8)` operations
-    each.
+    Eight columns more than asked for and two power iterations: six products with X of `2 m n (rank + 8)` operations.
     """
     width = min(rank + 8, x.shape[-1])
-    y = torch.randn(x.shape[-1], width, dtype=torch.float64, device=generator.device if generator else None,
-                    generator=generator)  # fmt: skip
-    y = y.to(x.device).expand(*x.shape[:-2], -1, -1)
+    device = generator.device if generator else None
+    y = torch.randn(x.shape[-1], width, dtype=torch.float64, device=device, generator=generator).to(x.device)
+    y = y.expand(*x.shape[:-2], -1, -1)
     for _ in range(2):
         y = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ y).Q).Q
     basis = torch.linalg.qr(x @ y).Q

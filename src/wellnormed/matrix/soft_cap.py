@@ -1,18 +1,17 @@
 """The polynomial soft cap of LT, appendix B, and the strength it needs.
 
-LT is Training Transformers with Enforced Lipschitz Bounds.
-`p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`. With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3
-t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum, `(62/81) x` at `t = 1/3`, because
-`p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
+LT is Training Transformers with Enforced Lipschitz Bounds. `p = p2(p1)` with `p1(x) = x - a x^3`, `p2(x) = x + a x^3`.
+With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3 t^3 - t^4)`, whose bracket falls strictly in `t`; `p` has one maximum,
+`(62/81) x` at `t = 1/3`, because `p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, working_dtype
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
 _COEFFICIENTS = (1.0, 0.0, -3.0, 3.0, -1.0)
@@ -21,14 +20,11 @@ _CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2
 SOFT_CAP_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
 
 
-def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[Tensor, "*batch m n"]:
+def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     """Apply `p2(p1(.))` to the singular values, through the Gram matrix of the smaller side (four products).
 
+    The strength is `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
     Differentiable in `w` by plain autograd; bfloat16 and float16 are computed in float32.
-
-    Args:
-        w: Matrices of any floating dtype.
-        strength: `a >= 0`, in 1 / (spectral units squared), a number or one per matrix: see `soft_cap_strength`.
 
     Example:
         >>> w = torch.diag(torch.tensor([1.1, 0.2]))
@@ -37,26 +33,26 @@ def soft_cap(w: Float[Tensor, "*batch m n"], strength: float | Tensor) -> Float[
     """
     check_matrix(w, "w")
     alpha = as_bound(strength, w, "strength")
-    if not torch.compiler.is_compiling() and not bool(((alpha >= 0) & alpha.isfinite()).all()):
-        raise ValueError(
-            f"strength={strength} must be at least 0 (0 leaves the weight as it is); see soft_cap_strength"
-        )
-    if w.shape[-2] < w.shape[-1]:
-        return soft_cap(w.mT, alpha).mT
-    work = w.to(working_dtype(w))
+    if fails((alpha >= 0) & alpha.isfinite()):
+        raise ValueError(f"strength={strength} must be finite and at least 0; see soft_cap_strength")
     # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
-    return odd_polynomial(work, work * alpha.sqrt().to(work.dtype)[..., None, None], _COEFFICIENTS).to(w.dtype)
+    return odd_polynomial(w, lambda w: w * alpha.sqrt().to(w.dtype)[..., None, None], _COEFFICIENTS)
 
 
-def odd_polynomial(w: Tensor, scaled: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled^T scaled`, for a multiple `scaled` of tall matrices `W`.
+def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: tuple[float, ...]) -> Tensor:
+    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled(W)^T scaled(W)`, for a multiple `scaled(W)` of matrices `W`.
 
     `c_1` is the last coefficient or 0. Degree 9 takes four products, two of them of the small side; every further 4
-    degrees one more small one. What is left alone is not rounded, since W is added last.
+    degrees one more small one, in float64: alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32.
+    What is left alone is not rounded, since W is added last.
     """
-    t = symmetric_product(scaled.mT, scaled)
+    if w.shape[-2] < w.shape[-1]:
+        return odd_polynomial(w.mT, scaled, coefficients).mT
+    work = w.to(torch.float64 if len(coefficients) > len(_COEFFICIENTS) else working_dtype(w))
+    multiple = scaled(work)
+    t = symmetric_product(multiple.mT, multiple)
     if len(coefficients) == 2:
-        return w + times_symmetric(w, coefficients[1] * t)
+        return (work + times_symmetric(work, coefficients[1] * t)).to(w.dtype)
     square = symmetric_product(t, t)
     identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
     # Horner's rule in t^2, on pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it.
@@ -65,23 +61,20 @@ def odd_polynomial(w: Tensor, scaled: Tensor, coefficients: tuple[float, ...]) -
     out = sum(c * power for c, power in zip(rest[top:], (identity, t, square), strict=False))
     for j in range(top - 2, -1, -2):
         out = rest[j] * identity + rest[j + 1] * t + square @ out
-    return w + times_symmetric(w, square @ out)
+    return (work + times_symmetric(work, square @ out)).to(w.dtype)
 
 
 def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """The smallest strength known to bring every weight of norm `k` back to `max_norm`.
+    """The smallest strength known to bring every weight of norm `k` back to `max_norm`, rounded up.
 
-    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that
-    bounds `p` on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of
-    `p` at `max_norm` holds up to `2.6129 max_norm`.
+    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that bounds `p`
+    on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of `p` at `max_norm`
+    holds up to `2.6129 max_norm`. Where decay alone keeps the cap, the strength is 0.
 
     Args:
         max_norm: Cap, in spectral units.
         update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient set.
         decay: Fraction of the weight removed by the step's weight decay (lambda x learning rate), in [0, 1).
-
-    Returns:
-        `a` in 1 / units squared, rounded up; 0.0 when decay alone keeps the cap.
 
     Example:
         >>> soft_cap_strength(1.0, 0.01, decay=0.02)
@@ -119,17 +112,11 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
 def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
     """The norm after one step from the cap; refuses numbers that are none of a cap, a step or a decay."""
     if not (max_norm > 0 and math.isfinite(max_norm)):
-        raise ValueError(
-            f"max_norm={max_norm} must be positive and finite: there is no cap at zero; freeze the weight instead"
-        )
+        raise ValueError(f"max_norm={max_norm} must be positive and finite; to keep a weight at zero, freeze it")
     if not (update_norm >= 0 and math.isfinite(update_norm)):
-        raise ValueError(
-            f"update_norm={update_norm} must be a finite norm of at least 0; give learning rate x overshoot"
-        )
+        raise ValueError(f"update_norm={update_norm} must be finite and at least 0; give learning rate x overshoot")
     if not 0 <= decay < 1:
-        raise ValueError(
-            f"decay={decay} must lie in [0, 1): it is the fraction lambda x learning rate removed by a step"
-        )
+        raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, what a step removes")
     return max_norm * (1 - decay) + update_norm
 
 

@@ -4,20 +4,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import as_bound, check_matrix, check_positive, finite_scale
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
 
 
-def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
+def spectral_norm(w: Matrices) -> Float[Tensor, "*batch"]:
     """Largest singular value, from the small float64 Gram matrix: an estimate good to rounding, not a proof.
 
-    The value is rounded down to the dtype, so it does not exceed `spectral_norm_upper_bound`. For many
-    weights per step stack those of equal shape: one call serves the batch.
-
-    Returns:
-        One norm per matrix, in `w`'s dtype (at most its largest number), plain spectral (l2 -> l2) units.
-        Differentiable (a subgradient where the largest singular value is repeated; zero at zero).
+    One norm per matrix in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does not exceed
+    `spectral_norm_upper_bound`. Differentiable (a subgradient where the largest singular value is repeated; zero at
+    zero).
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
@@ -28,9 +25,9 @@ def spectral_norm(w: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch"]:
 
 
 def _leading_product(x: Tensor) -> Tensor:
-    """`u v^T` of the largest singular value, in float64; zero for a zero matrix."""
+    """`u v^T` of the largest singular value, in float64; zero for a zero matrix, empty for an empty one."""
     u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    return u[..., :1] @ vh[..., :1, :] * (s[..., :1, None] > 0)
+    return (u[..., :1] * (s[..., None, :1] > 0)) @ vh[..., :1, :]
 
 
 class _LargestSingularValue(Derivative):
@@ -38,13 +35,9 @@ class _LargestSingularValue(Derivative):
         """Depends on no bound."""
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
-        if x.numel() == 0:
-            return tangent.sum((-2, -1))
         return (_leading_product(x) * tangent).sum((-2, -1)).to(tangent.dtype)
 
     def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
-        if x.numel() == 0:
-            return torch.zeros_like(x)
         return (_leading_product(x) * gradient[..., None, None]).to(x.dtype)
 
 
@@ -66,21 +59,16 @@ def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def spectral_normalize(w: Float[Tensor, "*batch m n"], upper: float | Tensor) -> Float[Tensor, "*batch m n"]:
+def spectral_normalize(w: Matrices, upper: float | Tensor) -> Matrices:
     """Divide a matrix that is too large by its spectral norm: `w * min(1, upper / norm)`.
 
     `norm` comes from the largest eigenvalue of the float64 Gram matrix, not from a power iteration, which stays below
     the norm and lets the result exceed the cap (about 10% in the runs of Training Transformers with Enforced Lipschitz
     Bounds, LT). Costs `2 m n^2 + 4 n^3` operations in float64, w read twice.
 
-    Args:
-        w: Matrices.
-        upper: Cap in spectral units, a number or one per matrix; no gradient flows to it.
-
-    Returns:
-        Same shape and dtype, spectral norm at most `upper` within the rounding of its entries; bit for bit `w` inside
-        the ball. Differentiable: reverse mode, forward mode once and `torch.func.vmap`; a subgradient where the largest
-        singular value is repeated.
+    The cap `upper` is in spectral units, a number or one per matrix, and the norm of the result exceeds it at most by
+    the rounding of its entries; inside the ball `w` comes back bit for bit. Differentiable in `w` (reverse mode,
+    forward mode once and `torch.func.vmap`; a subgradient where the largest singular value is repeated).
 
     Example:
         >>> spectral_normalize(torch.diag(torch.tensor([4.0, 2.0])), 1.0).diagonal().round(decimals=5)
