@@ -56,7 +56,7 @@ class LinearIn:
     """The bound of x."""
     weight: str
     """Name of W among the model's tensors."""
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     """Shape of W, all heads together: (outputs, inputs)."""
     gain: tuple[Decimal, ...]
     """Proved RMS -> RMS norm of each head's slice of W."""
