@@ -122,10 +122,6 @@ def _normalization(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim
     return Bound((gain + largest(claims, 1),) * inputs[0].heads, tuple(slope * e for e in inputs[0].lipschitz))
 
 
-def _activation(slope: Decimal) -> Primitive:
-    return lambda x, c, w: affine(x[0], ONE, slope=slope)
-
-
 PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "input": lambda x, c, w: Bound((c["radius"],), (ONE,)),
     "embedding": lambda x, c, w: Bound((c["radius"],), (ONE,)),
@@ -139,7 +135,7 @@ PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "join": _join,
     "position_mixing": _position_mixing,
     "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
-    **{name: _activation(slope) for name, slope in SLOPES.items()},
+    **{name: lambda x, c, w, slope=slope: affine(x[0], ONE, slope=slope) for name, slope in SLOPES.items()},
     "scaled_gelu": _scaled_gelu,
     "scale": lambda x, c, w: affine(x[0], abs(c["factor"])),
     "divide": lambda x, c, w: affine(x[0], 1 / abs(c["divisor"])),

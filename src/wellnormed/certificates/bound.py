@@ -87,8 +87,3 @@ class Bound:
     def heads(self) -> int:
         """Number of entries of the fields."""
         return len(self.radius)
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the value does not depend on the input."""
-        return not any(self.lipschitz)

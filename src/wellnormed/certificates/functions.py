@@ -26,7 +26,7 @@ def add(step: Recorder, a: Operand, b: Operand) -> Bound:
         return step.derive("offset", a, constants={"offset": b})
     if isinstance(b, Tensor):
         b = step.derive("constant", claims=(step.prove("row_rms", b),))
-    if a.heads != b.heads and not (b.is_constant and b.heads == 1):
+    if a.heads != b.heads and (b.heads > 1 or any(b.lipschitz)):  # one constant serves all heads
         raise step.refuse(f"its operands have {a.heads} and {b.heads} heads")
     return step.derive("add", a, b)
 
@@ -52,10 +52,7 @@ def divide(step: Recorder, a: Operand, b: Operand) -> Bound:
     return step.derive("divide", a, constants={"divisor": b})
 
 
-@function_rule(operator.neg, torch.neg, "neg")
-def negate(step: Recorder, x: Bound) -> Bound:
-    """The same bound."""
-    return step.derive("scale", x, constants={"factor": -1.0})
+function_rule(operator.neg, torch.neg, "neg")(lambda step, x: multiply(step, x, -1.0))
 
 
 def _activation(name: str, module: type[nn.Module], *functions: object) -> None:

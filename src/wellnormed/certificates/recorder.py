@@ -20,10 +20,7 @@ class Recorder:
     """Collects the rows of a certificate while rules are applied.
 
     A rule receives one as `step`. It reads constants from its module, proves claims on weights with `prove` and
-    derives bounds with `derive`; `refuse` stops the certificate.
-
-    Args:
-        tensors: Name -> parameter or buffer, as in the model's state dict.
+    derives bounds with `derive`; `refuse` stops the certificate. `tensors` are those of the model's state dict.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -44,16 +41,10 @@ class Recorder:
     def derive(
         self, rule: str, *inputs: Bound, constants: Mapping[str, float] | None = None, claims: tuple[Claim, ...] = ()
     ) -> Bound:
-        """Apply a primitive, write its row and return the bound of the output.
+        """Apply a primitive of `algebra.PRIMITIVES`, write its row and return the bound of the output.
 
-        Args:
-            rule: Name of a primitive (`algebra.PRIMITIVES`); `verify` knows the same ones.
-            inputs: Bounds of its inputs.
-            constants: Numbers that the executed layer applies, read from the layer.
-            claims: What was proved of its weights.
-
-        Raises:
-            UncertifiableError: A constant is not finite.
+        The constants are the numbers that the executed layer applies, read from the layer, and refused if they are not
+        finite; the claims are what `prove` returned for its weights.
         """
         constants = {key: float(value) for key, value in (constants or {}).items()}
         exact = {key: Decimal(value) for key, value in constants.items()}

@@ -32,14 +32,10 @@ RULES: dict[Any, Callable[..., Bound]] = {}
 
 
 def rule(*types: type[nn.Module]) -> Callable[[F], F]:
-    """Register a rule for modules of exactly these types.
+    """Decorate `f(module, step, *inputs) -> Bound` to register it as the rule for modules of exactly these types.
 
-    Args:
-        types: Module classes. The rule answers for everything their `forward` does.
-
-    Returns:
-        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound` for a traced
-        value, anything else as it stands in the call. Constants must be read from the module.
+    It answers for everything that their `forward` does, and gets one input per argument of `forward`: a `Bound` for a
+    traced value, anything else as it stands in the call. Constants must be read from the module.
 
     Example:
         >>> class Halve(nn.Module):
@@ -59,14 +55,10 @@ def rule(*types: type[nn.Module]) -> Callable[[F], F]:
 
 
 def function_rule(*targets: Any) -> Callable[[F], F]:
-    """Register a rule for functions, and for tensor methods by their name.
+    """Decorate `f(step, *arguments, **keywords) -> Bound` to register it for functions, and for methods by name.
 
-    Args:
-        targets: Such as `torch.add`, `operator.add`, `"add"`.
-
-    Returns:
-        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced values and
-        stored tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are refused.
+    The targets are such as `torch.add`, `operator.add`, `"add"`. The rule gets the call's own arguments, with a `Bound`
+    for a traced value and a `Tensor` for a stored one. Keywords that its signature lacks are refused.
     """
 
     def register(function: F) -> F:
@@ -168,16 +160,8 @@ def scaled_gelu(layer: ScaledGELU, step: Recorder, x: Bound) -> Bound:
     return step.derive("scaled_gelu", x, constants={"sharpness": layer.sharpness, "factor": factor})
 
 
-@rule(Scale)
-def scale(layer: Scale, step: Recorder, x: Bound) -> Bound:
-    """A constant factor."""
-    return step.derive("scale", x, constants={"factor": layer.factor})
-
-
-@rule(nn.Identity)
-def identity(layer: nn.Identity, step: Recorder, x: Bound) -> Bound:
-    """Nothing changes."""
-    return x
+rule(Scale)(lambda layer, step, x: step.derive("scale", x, constants={"factor": layer.factor}))
+rule(nn.Identity)(lambda layer, step, x: x)
 
 
 @rule(nn.LayerNorm, nn.RMSNorm)

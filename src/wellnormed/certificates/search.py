@@ -114,16 +114,11 @@ def rms(x: Tensor) -> Tensor:
 
 
 def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Jacobian seen from both sides, and which way its gain grows.
+    """The Jacobian J of `function` at x `(batch, T, D)`, seen from both sides, and which way its gain grows.
 
-    Args:
-        function: Of `(batch, T, D)`, each sample by itself.
-        x: Inputs.
-        u: Output directions: one unit vector at one token of each sample, zeros elsewhere.
-
-    Returns:
-        Input directions of RMS 1 at every token that maximise `<u, J direction>`; the Jacobian times them, at all
-        output tokens; the gradient of the maximum with respect to x.
+    `u` holds output directions: one unit vector at one token of each sample, zeros elsewhere. Returns the input
+    directions of RMS 1 at every token that maximise `<u, J direction>`; J times them, at all output tokens; and the
+    gradient of the maximum with respect to x.
     """
     x = x.detach().requires_grad_()
     u = u.detach().requires_grad_()

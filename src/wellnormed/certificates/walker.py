@@ -53,7 +53,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
     require_numbers("certify: ", {"radius": radius})
     if not 0 < radius < math.inf:
         raise ValueError(f"radius={radius} must be positive and finite")
-    tensors = stored_tensors(model)
+    # parameters and persistent buffers by name: the very objects that the model uses
+    tensors = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             raise UncertifiableError(f"{name} is stored as {tensor.dtype}; certificates cover {list(DTYPES)}")
@@ -76,11 +77,6 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
         | {"python": platform.python_version()},
     )
-
-
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name: the very objects that the model uses."""
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
