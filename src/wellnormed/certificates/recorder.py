@@ -66,10 +66,10 @@ class Recorder:
         The measures are those of `Claim`. For `spectral` and `product`, `parts=n` proves a bound for each of n equal
         groups of rows.
         """
-        names = tuple(tensor if isinstance(tensor, str) else self._name(tensor) for tensor in tensors)
+        stored = [self._tensors[tensor] if isinstance(tensor, str) else tensor for tensor in tensors]
+        names = tuple(map(self._name, stored))
         key = (measure, names, *parts.values())
         if key not in self._claims:
-            stored = [self._tensors[name] for name in names]
             if not stored[0].numel():
                 raise self.refuse(f"{names[0]} is empty")
             self._claims[key] = Claim(measure, names, tuple(stored[0].shape), MEASURES[measure](*stored, **parts))
