@@ -114,18 +114,8 @@ def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
 def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False) -> dict[str, Any]:
     """The object in a JSON text; a `ValueError` if it is no JSON, no object, or changed since it was sealed.
 
-    Args:
-        text: The text.
-        where: Its file or place in one, to begin messages with.
-        remedy: What the user can do if it is damaged; ends the message.
-        sealed: It was written with `sealed`, so that any change is noticed.
-
-    Example:
-        >>> parse_json(json_text({"steps": 3}, sealed=True), "config", "train again", sealed=True)
-        {'steps': 3}
-        >>> parse_json('{"steps": 4}', "config", "train again", sealed=True)
-        Traceback (most recent call last):
-        ValueError: config does not match its digest: it was damaged or edited, or another version wrote it; train again
+    A text that was written with `sealed` is to be read with it, so that a lost digest is noticed too. Messages begin
+    with `where`, the text's file or its place in one, and end with the remedy.
     """
     try:
         content = json.loads(text)
@@ -155,16 +145,6 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
 
     The values are taken as they stand: what this is read from is sealed, so nobody can have edited them. Messages begin
     with `where`, the place in the file.
-
-    Example:
-        >>> @dataclasses.dataclass
-        ... class Size:
-        ...     width: int
-        >>> parse_dataclass(Size, {"width": 3}, "size")
-        Size(width=3)
-        >>> parse_dataclass(Size, {"widht": 3}, "size")
-        Traceback (most recent call last):
-        ValueError: size: unknown key 'widht'; did you mean 'width'?
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where}: expected an object, found {content!r}")

@@ -11,12 +11,7 @@ from typing import Any
 def lazy_namespace(package: str, names: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The module-level `__getattr__` and `__dir__` (PEP 562) of a package whose public names load on demand.
 
-    Args:
-        package: The package's `__name__`.
-        names: Public name -> module that defines it. A name that maps to itself as a submodule maps to "".
-
-    Returns:
-        The two functions, to be bound at module level.
+    `names` maps every public name to the module that defines it, and to "" if it is a submodule itself.
     """
 
     def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ def test_the_promise_tends_to_the_equilibrium_from_any_start(start):
     weight, optimizer, constraints = attached(lr=0.2, start=start)
     assert constraints.promised()["weight"] == pytest.approx(start, rel=1e-6)  # proved, not projected
     push_outward(weight, optimizer, 80)
-    held = ClippedWeightDecay(1.0, 0.25).equilibrium(optimizer.update_norm("weight"))
+    held = wn.matrix.clipped_weight_decay_equilibrium(1.0, 0.25, optimizer.update_norm("weight"))
     assert constraints.promised()["weight"] == pytest.approx(held, rel=1e-4)
     # the oracle reaches its overshoot at some singular values only
     assert 0.8 < constraints.proved_ratios()["weight"] <= 1

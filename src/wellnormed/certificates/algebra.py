@@ -29,14 +29,10 @@ SLOPES = {  # the largest |slope|, rounded up; |f(x)| <= |x| holds for all
 }
 
 
-def affine(x: Bound, radius: Decimal, lipschitz: Decimal, shift: Decimal = ZERO) -> Bound:
-    """Every head's radius times a factor plus a shift, and its Lipschitz constant times another factor."""
-    return Bound(tuple(r * radius + shift for r in x.radius), tuple(e * lipschitz for e in x.lipschitz))
-
-
-def scaled(x: Bound, factor: Decimal, shift: Decimal = ZERO) -> Bound:
-    """A map of gain `factor`, plus a constant of radius `shift`."""
-    return affine(x, factor, factor, shift)
+def affine(x: Bound, factor: Decimal, shift: Decimal = ZERO, slope: Decimal | None = None) -> Bound:
+    """Of f with `|f(x)| <= factor |x| + shift`, in every head; its slope is at most `slope`, or else `factor`."""
+    slope = factor if slope is None else slope
+    return Bound(tuple(r * factor + shift for r in x.radius), tuple(e * slope for e in x.lipschitz))
 
 
 def largest(claims: Sequence[Claim], index: int, default: Decimal = ZERO) -> Decimal:
@@ -53,8 +49,7 @@ def rms_gain(claim: Claim) -> tuple[Decimal, ...]:
 
 def _head_projection(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     (x,), gain = inputs, rms_gain(claims[0])
-    rows, columns = claims[0].shape
-    linear_in = LinearIn(x, claims[0].tensors[0], (rows, columns), gain)
+    linear_in = LinearIn(x, claims[0].tensors[0], claims[0].shape, gain)
     return Bound(tuple(g * x.radius[0] for g in gain), tuple(g * x.lipschitz[0] for g in gain), linear_in=linear_in)
 
 
@@ -91,7 +86,7 @@ def _convex_potential(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cl
     (x,), norm = inputs, largest(claims, 0)
     hidden, width = claims[0].shape
     slope = max(ONE, 2 * norm * norm - 1)
-    return scaled(x, slope, shift=2 * norm * largest(claims, 1) * sqrt_up(Decimal(hidden) / width))
+    return affine(x, slope, shift=2 * norm * largest(claims, 1) * sqrt_up(Decimal(hidden) / width))
 
 
 def _join(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
@@ -111,7 +106,7 @@ def _position_mixing(inputs: Sequence[Bound], c: Constants, claims: Sequence[Cla
 
 def _scaled_gelu(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
     factor = abs(c["sharpness"]) * abs(c["factor"])
-    return affine(inputs[0], factor, SLOPES["gelu"] * factor)
+    return affine(inputs[0], factor, slope=SLOPES["gelu"] * factor)
 
 
 def _add(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim]) -> Bound:
@@ -127,29 +122,25 @@ def _normalization(inputs: Sequence[Bound], c: Constants, claims: Sequence[Claim
     return Bound((gain + largest(claims, 1),) * inputs[0].heads, tuple(slope * e for e in inputs[0].lipschitz))
 
 
-def _activation(slope: Decimal) -> Primitive:
-    return lambda x, c, w: affine(x[0], ONE, slope)
-
-
 PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "input": lambda x, c, w: Bound((c["radius"],), (ONE,)),
     "embedding": lambda x, c, w: Bound((c["radius"],), (ONE,)),
     "constant": lambda x, c, w: Bound((largest(w, 0),), (ZERO,)),
-    "linear": lambda x, c, w: scaled(x[0], *rms_gain(w[0]), shift=largest(w, 1)),
+    "linear": lambda x, c, w: affine(x[0], *rms_gain(w[0]), shift=largest(w, 1)),
     "head_projection": _head_projection,
-    "position_mix": lambda x, c, w: scaled(x[0], c["token_share"], shift=abs(c["position_share"]) * largest(w, 0)),
+    "position_mix": lambda x, c, w: affine(x[0], c["token_share"], shift=abs(c["position_share"]) * largest(w, 0)),
     "ball_projection": _ball_projection,
     "attention": _attention,
     "convex_potential": _convex_potential,
     "join": _join,
     "position_mixing": _position_mixing,
     "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
-    **{name: _activation(slope) for name, slope in SLOPES.items()},
+    **{name: lambda x, c, w, slope=slope: affine(x[0], ONE, slope=slope) for name, slope in SLOPES.items()},
     "scaled_gelu": _scaled_gelu,
-    "scale": lambda x, c, w: scaled(x[0], abs(c["factor"])),
-    "divide": lambda x, c, w: scaled(x[0], 1 / abs(c["divisor"])),
-    "gain": lambda x, c, w: scaled(x[0], largest(w, 0)),
-    "offset": lambda x, c, w: scaled(x[0], ONE, shift=abs(c["offset"])),
+    "scale": lambda x, c, w: affine(x[0], abs(c["factor"])),
+    "divide": lambda x, c, w: affine(x[0], 1 / abs(c["divisor"])),
+    "gain": lambda x, c, w: affine(x[0], largest(w, 0)),
+    "offset": lambda x, c, w: affine(x[0], ONE, shift=abs(c["offset"])),
     "add": _add,
     "normalization": _normalization,
 }

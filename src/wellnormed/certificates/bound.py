@@ -56,7 +56,7 @@ class LinearIn:
     """The bound of x."""
     weight: str
     """Name of W among the model's tensors."""
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     """Shape of W, all heads together: (outputs, inputs)."""
     gain: tuple[Decimal, ...]
     """Proved RMS -> RMS norm of each head's slice of W."""
@@ -87,8 +87,3 @@ class Bound:
     def heads(self) -> int:
         """Number of entries of the fields."""
         return len(self.radius)
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the value does not depend on the input."""
-        return not any(self.lipschitz)

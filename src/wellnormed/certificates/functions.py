@@ -25,8 +25,8 @@ def add(step: Recorder, a: Operand, b: Operand) -> Bound:
     if isinstance(b, float | int):
         return step.derive("offset", a, constants={"offset": b})
     if isinstance(b, Tensor):
-        b = step.derive("constant", claims=(step.row_rms(b),))
-    if a.heads != b.heads and not (b.is_constant and b.heads == 1):
+        b = step.derive("constant", claims=(step.prove("row_rms", b),))
+    if a.heads != b.heads and (b.heads > 1 or any(b.lipschitz)):  # one constant serves all heads
         raise step.refuse(f"its operands have {a.heads} and {b.heads} heads")
     return step.derive("add", a, b)
 
@@ -41,7 +41,7 @@ def multiply(step: Recorder, a: Operand, b: Operand) -> Bound:
         return step.derive("scale", a, constants={"factor": b})
     if isinstance(b, Bound):
         raise step.refuse("both factors depend on the input: the RMS of a product is not bounded by the factors' RMS")
-    return step.derive("gain", a, claims=(step.max_abs(b),))
+    return step.derive("gain", a, claims=(step.prove("max_abs", b),))
 
 
 @function_rule(operator.truediv, torch.div, torch.true_divide, "div")
@@ -52,10 +52,7 @@ def divide(step: Recorder, a: Operand, b: Operand) -> Bound:
     return step.derive("divide", a, constants={"divisor": b})
 
 
-@function_rule(operator.neg, torch.neg, "neg")
-def negate(step: Recorder, x: Bound) -> Bound:
-    """The same bound."""
-    return step.derive("scale", x, constants={"factor": -1.0})
+function_rule(operator.neg, torch.neg, "neg")(lambda step, x: multiply(step, x, -1.0))
 
 
 def _activation(name: str, module: type[nn.Module], *functions: object) -> None:
@@ -67,9 +64,7 @@ def _activation(name: str, module: type[nn.Module], *functions: object) -> None:
             raise step.refuse("it overwrites its input; set inplace=False")
         return step.derive(name, x)
 
-    @rule(module)
-    def apply_module(layer: nn.Module, step: Recorder, x: Bound) -> Bound:
-        return apply(step, x, getattr(layer, "inplace", False))
+    rule(module)(lambda layer, step, x: apply(step, x, getattr(layer, "inplace", False)))
 
 
 _activation("relu", nn.ReLU, F.relu, torch.relu, "relu")
@@ -83,10 +78,7 @@ def gelu(step: Recorder, x: Bound, approximate: str = "none") -> Bound:
     return step.derive("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
-@rule(nn.GELU)
-def gelu_module(layer: nn.GELU, step: Recorder, x: Bound) -> Bound:
-    """See `gelu`."""
-    return gelu(step, x, layer.approximate)
+rule(nn.GELU)(lambda layer, step, x: gelu(step, x, layer.approximate))
 
 
 @function_rule(F.dropout)
@@ -99,7 +91,4 @@ def dropout(step: Recorder, x: Bound, p: float = 0.5, training: bool = True, inp
     return x
 
 
-@rule(nn.Dropout)
-def dropout_module(layer: nn.Dropout, step: Recorder, x: Bound) -> Bound:
-    """See `dropout`."""
-    return dropout(step, x, layer.p, layer.training)
+rule(nn.Dropout)(lambda layer, step, x: dropout(step, x, layer.p, layer.training))

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -57,3 +58,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _with_slack(bound: float) -> float:
     return math.nextafter(bound * (1 + _SLACK), math.inf) if bound else 0.0
+
+
+MEASURES: dict[str, Callable[..., tuple[float, ...]]] = {
+    proof.__name__: proof for proof in (spectral, product, row_rms, positive_rms, max_abs)
+}

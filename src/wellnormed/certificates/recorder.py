@@ -1,15 +1,15 @@
 """What rules write to: rows in order, proved claims on weights, and refusals that say where they happened."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 
 import torch
 from torch import Tensor
 
-from wellnormed.certificates import measure
 from wellnormed.certificates.algebra import PRIMITIVES
 from wellnormed.certificates.bound import Bound, rounding_up
 from wellnormed.certificates.certificate import Claim, Row
+from wellnormed.certificates.measure import MEASURES
 
 
 class UncertifiableError(ValueError):
@@ -19,11 +19,8 @@ class UncertifiableError(ValueError):
 class Recorder:
     """Collects the rows of a certificate while rules are applied.
 
-    A rule receives one as `step`. It reads constants from its module, proves claims on weights with `spectral`,
-    `row_rms`, `positive_rms` and `max_abs`, and derives bounds with `derive`; `refuse` stops the certificate.
-
-    Args:
-        tensors: Name -> parameter or buffer, as in the model's state dict.
+    A rule receives one as `step`. It reads constants from its module, proves claims on weights with `prove` and
+    derives bounds with `derive`; `refuse` stops the certificate. `tensors` are those of the model's state dict.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -35,7 +32,7 @@ class Recorder:
         """Name of the rows that the operation at work derives."""
         self._tensors = tensors
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._claims: dict[tuple[str, tuple[str, ...], tuple[int, ...]], Claim] = {}
+        self._claims: dict[tuple, Claim] = {}
 
     def refuse(self, reason: str) -> UncertifiableError:
         """The error to raise, with the operation's place in the model."""
@@ -44,16 +41,10 @@ class Recorder:
     def derive(
         self, rule: str, *inputs: Bound, constants: Mapping[str, float] | None = None, claims: tuple[Claim, ...] = ()
     ) -> Bound:
-        """Apply a primitive, write its row and return the bound of the output.
+        """Apply a primitive of `algebra.PRIMITIVES`, write its row and return the bound of the output.
 
-        Args:
-            rule: Name of a primitive (`algebra.PRIMITIVES`); `verify` knows the same ones.
-            inputs: Bounds of its inputs.
-            constants: Numbers that the executed layer applies, read from the layer.
-            claims: What was proved of its weights.
-
-        Raises:
-            UncertifiableError: A constant is not finite.
+        The constants are the numbers that the executed layer applies, read from the layer, and refused if they are not
+        finite; the claims are what `prove` returned for its weights.
         """
         constants = {key: float(value) for key, value in (constants or {}).items()}
         exact = {key: Decimal(value) for key, value in constants.items()}
@@ -69,33 +60,19 @@ class Recorder:
         self.rows[name] = Row(name, rule, read, constants, claims, bound.radius, bound.lipschitz)
         return Bound(bound.radius, bound.lipschitz, name, bound.linear_in)
 
-    def spectral(self, weight: Tensor, parts: int = 1) -> Claim:
-        """Proved largest singular value of each of `parts` equal groups of rows of a matrix (l2 units)."""
-        return self._claim(measure.spectral, (weight,), parts)
+    def prove(self, measure: str, *tensors: Tensor | str, **parts: int) -> Claim:
+        """A proved bound on what a rule uses of stored tensors, given as such or by name.
 
-    def product(self, left: str, right: str, parts: int) -> Claim:
-        """Proved largest singular value of `A_h^T B_h` for the groups of rows of two named matrices."""
-        return self._claim(measure.product, (self._tensors[left], self._tensors[right]), parts)
-
-    def row_rms(self, tensor: Tensor) -> Claim:
-        """Proved largest RMS over the last dimension."""
-        return self._claim(measure.row_rms, (tensor,))
-
-    def positive_rms(self, tensor: Tensor) -> Claim:
-        """Proved largest RMS over the last dimension, of positive entries alone."""
-        return self._claim(measure.positive_rms, (tensor,))
-
-    def max_abs(self, tensor: Tensor) -> Claim:
-        """The largest absolute entry."""
-        return self._claim(measure.max_abs, (tensor,))
-
-    def _claim(self, proof: Callable[..., tuple[float, ...]], tensors: tuple[Tensor, ...], *parts: int) -> Claim:
-        names = tuple(self._name(tensor) for tensor in tensors)
-        key = (proof.__name__, names, parts)
+        The measures are those of `Claim`. For `spectral` and `product`, `parts=n` proves a bound for each of n equal
+        groups of rows.
+        """
+        stored = [self._tensors[tensor] if isinstance(tensor, str) else tensor for tensor in tensors]
+        names = tuple(map(self._name, stored))
+        key = (measure, names, *parts.values())
         if key not in self._claims:
-            if not tensors[0].numel():
+            if not stored[0].numel():
                 raise self.refuse(f"{names[0]} is empty")
-            self._claims[key] = Claim(proof.__name__, names, tuple(tensors[0].shape), proof(*tensors, *parts))
+            self._claims[key] = Claim(measure, names, tuple(stored[0].shape), MEASURES[measure](*stored, **parts))
         return self._claims[key]
 
     def _name(self, tensor: Tensor) -> str:

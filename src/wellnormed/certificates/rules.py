@@ -27,22 +27,15 @@ from wellnormed.nn.activation import GELU_MAX_SLOPE
 
 F = TypeVar("F", bound=Callable[..., Bound])
 
-RULES: dict[type[nn.Module], Callable[..., Bound]] = {}
-"""Exact type of a module -> its rule."""
-
-FUNCTION_RULES: dict[Any, Callable[..., Bound]] = {}
-"""Function, or name of a tensor method -> its rule."""
+RULES: dict[Any, Callable[..., Bound]] = {}
+"""Exact type of a module, function, or name of a tensor method -> its rule."""
 
 
 def rule(*types: type[nn.Module]) -> Callable[[F], F]:
-    """Register a rule for modules of exactly these types.
+    """Decorate `f(module, step, *inputs) -> Bound` to register it as the rule for modules of exactly these types.
 
-    Args:
-        types: Module classes. The rule answers for everything their `forward` does.
-
-    Returns:
-        A decorator for `f(module, step, *inputs) -> Bound`, one input per argument of `forward`: a `Bound` for a traced
-        value, anything else as it stands in the call. Constants must be read from the module.
+    It answers for everything that their `forward` does, and gets one input per argument of `forward`: a `Bound` for a
+    traced value, anything else as it stands in the call. Constants must be read from the module.
 
     Example:
         >>> class Halve(nn.Module):
@@ -58,25 +51,18 @@ def rule(*types: type[nn.Module]) -> Callable[[F], F]:
         >>> certify(Halve()).lipschitz
         0.5
     """
-    return _registering(RULES, types)
+    return function_rule(*types)
 
 
 def function_rule(*targets: Any) -> Callable[[F], F]:
-    """Register a rule for functions, and for tensor methods by their name.
+    """Decorate `f(step, *arguments, **keywords) -> Bound` to register it for functions, and for methods by name.
 
-    Args:
-        targets: Such as `torch.add`, `operator.add`, `"add"`.
-
-    Returns:
-        A decorator for `f(step, *arguments, **keywords) -> Bound` with the call's own arguments, traced values and
-        stored tensors replaced by a `Bound` and a `Tensor`. Keywords that the signature lacks are refused.
+    The targets are such as `torch.add`, `operator.add`, `"add"`. The rule gets the call's own arguments, with a `Bound`
+    for a traced value and a `Tensor` for a stored one. Keywords that its signature lacks are refused.
     """
-    return _registering(FUNCTION_RULES, targets)
 
-
-def _registering(table: dict[Any, Callable[..., Bound]], keys: tuple) -> Callable[[F], F]:
     def register(function: F) -> F:
-        table.update(dict.fromkeys(keys, function))
+        RULES.update(dict.fromkeys(targets, function))
         return function
 
     return register
@@ -85,8 +71,8 @@ def _registering(table: dict[Any, Callable[..., Bound]], keys: tuple) -> Callabl
 @rule(nn.Linear)
 def linear(layer: nn.Linear, step: Recorder, x: Bound) -> Bound:
     """Whole-matrix RMS -> RMS norm; the bias adds its RMS to the radius only."""
-    bias = () if layer.bias is None else (step.row_rms(layer.bias),)
-    return step.derive("linear", x, claims=(step.spectral(layer.weight), *bias))
+    bias = () if layer.bias is None else (step.prove("row_rms", layer.bias),)
+    return step.derive("linear", x, claims=(step.prove("spectral", layer.weight), *bias))
 
 
 def _require_one_sequence(step: Recorder, x: Bound) -> None:
@@ -100,14 +86,14 @@ def _require_one_sequence(step: Recorder, x: Bound) -> None:
 def head_projection(layer: HeadProjection, step: Recorder, x: Bound) -> Bound:
     """The norm of each head's own slice (whole-matrix norms are not enough for several heads)."""
     _require_one_sequence(step, x)
-    return step.derive("head_projection", x, claims=(step.spectral(layer.weight, layer.heads),))
+    return step.derive("head_projection", x, claims=(step.prove("spectral", layer.weight, parts=layer.heads),))
 
 
 @rule(PositionMix)
 def position_mix(layer: PositionMix, step: Recorder, x: Bound) -> Bound:
     """`token_share x + (1.0 - token_share) position`, with the subtraction as Python rounds it."""
     constants = {"token_share": layer.token_share, "position_share": 1.0 - layer.token_share}
-    return step.derive("position_mix", x, constants=constants, claims=(step.row_rms(layer.weight),))
+    return step.derive("position_mix", x, constants=constants, claims=(step.prove("row_rms", layer.weight),))
 
 
 @rule(BallProjection)
@@ -127,7 +113,7 @@ def attention(layer: CausalAttention, step: Recorder, q: Bound, k: Bound, v: Bou
         raise step.refuse(f"scale={layer.scale} is negative")
     claims = ()
     if q.linear_in and k.linear_in and v.linear_in and q.linear_in.source is k.linear_in.source is v.linear_in.source:
-        claims = (step.product(q.linear_in.weight, k.linear_in.weight, q.heads),)
+        claims = (step.prove("product", q.linear_in.weight, k.linear_in.weight, parts=q.heads),)
     return step.derive("attention", q, k, v, constants={"scale": layer.scale}, claims=claims)
 
 
@@ -141,7 +127,9 @@ def merge_heads(layer: MergeHeads, step: Recorder, x: Bound) -> Bound:
 def convex_potential(layer: ConvexPotential, step: Recorder, x: Bound) -> Bound:
     """One weight, used twice; positive biases alone move zero."""
     _require_one_sequence(step, x)
-    return step.derive("convex_potential", x, claims=(step.spectral(layer.weight), step.positive_rms(layer.bias)))
+    return step.derive(
+        "convex_potential", x, claims=(step.prove("spectral", layer.weight), step.prove("positive_rms", layer.bias))
+    )
 
 
 @rule(OrthogonalJoin)
@@ -151,7 +139,7 @@ def orthogonal_join(layer: OrthogonalJoin, step: Recorder, x: Bound, y: Bound) -
     _require_one_sequence(step, y)
     if not 0 <= layer.share <= 1:
         raise step.refuse(f"share={layer.share} does not lie in [0, 1]")
-    return step.derive("join", x, y, constants={"share": layer.share}, claims=(step.spectral(layer.weight),))
+    return step.derive("join", x, y, constants={"share": layer.share}, claims=(step.prove("spectral", layer.weight),))
 
 
 @rule(PositionMixing)
@@ -160,7 +148,9 @@ def position_mixing(layer: PositionMixing, step: Recorder, x: Bound) -> Bound:
     _require_one_sequence(step, x)
     if layer.gain_H.ndim != 1 or layer.logits_HT.ndim != 2:
         raise step.refuse("its gains must have the shape (heads,) and its logits (heads, length)")
-    return step.derive("position_mixing", x, claims=(step.row_rms(layer.gain_H), step.row_rms(layer.before_1K)))
+    return step.derive(
+        "position_mixing", x, claims=(step.prove("row_rms", layer.gain_H), step.prove("row_rms", layer.before_1K))
+    )
 
 
 @rule(ScaledGELU)
@@ -170,16 +160,8 @@ def scaled_gelu(layer: ScaledGELU, step: Recorder, x: Bound) -> Bound:
     return step.derive("scaled_gelu", x, constants={"sharpness": layer.sharpness, "factor": factor})
 
 
-@rule(Scale)
-def scale(layer: Scale, step: Recorder, x: Bound) -> Bound:
-    """A constant factor."""
-    return step.derive("scale", x, constants={"factor": layer.factor})
-
-
-@rule(nn.Identity)
-def identity(layer: nn.Identity, step: Recorder, x: Bound) -> Bound:
-    """Nothing changes."""
-    return x
+rule(Scale)(lambda layer, step, x: step.derive("scale", x, constants={"factor": layer.factor}))
+rule(nn.Identity)(lambda layer, step, x: x)
 
 
 @rule(nn.LayerNorm, nn.RMSNorm)
@@ -190,9 +172,9 @@ def normalization(layer: nn.LayerNorm | nn.RMSNorm, step: Recorder, x: Bound) ->
     if layer.eps is None or not layer.eps > 0:
         raise step.refuse(f"eps={layer.eps} puts no floor under its input's size; set it to a positive number")
     bias = getattr(layer, "bias", None)
-    claims: tuple = () if layer.weight is None else (step.max_abs(layer.weight),)
+    claims: tuple = () if layer.weight is None else (step.prove("max_abs", layer.weight),)
     if bias is not None:
-        claims += (step.row_rms(bias),)
+        claims += (step.prove("row_rms", bias),)
     return step.derive("normalization", x, constants={"eps": layer.eps}, claims=claims)
 
 

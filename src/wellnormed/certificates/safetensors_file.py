@@ -41,11 +41,7 @@ class RawTensor:
 
 
 def raw_tensor(value: Any) -> RawTensor:
-    """The bytes of a NumPy array or of a torch tensor.
-
-    Raises:
-        ValueError: The safetensors format, or a certificate, has no such dtype.
-    """
+    """The bytes of a NumPy array or of a torch tensor; a `ValueError` for a dtype that certificates do not cover."""
     if hasattr(value, "detach"):  # a torch tensor: its bytes, for NumPy knows no bfloat16
         import torch
 
@@ -63,11 +59,7 @@ def raw_tensor(value: Any) -> RawTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, RawTensor]:
-    """All tensors of a file whose header describes every byte of it exactly once.
-
-    Raises:
-        ValueError: Anything else; names the file.
-    """
+    """All tensors of a file whose header describes every byte of it exactly once; a `ValueError` names any other."""
     content = path.read_bytes()
     try:
         return _parse(content)

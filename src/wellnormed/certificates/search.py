@@ -114,16 +114,11 @@ def rms(x: Tensor) -> Tensor:
 
 
 def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Jacobian seen from both sides, and which way its gain grows.
+    """The Jacobian J of `function` at x `(batch, T, D)`, seen from both sides, and which way its gain grows.
 
-    Args:
-        function: Of `(batch, T, D)`, each sample by itself.
-        x: Inputs.
-        u: Output directions: one unit vector at one token of each sample, zeros elsewhere.
-
-    Returns:
-        Input directions of RMS 1 at every token that maximise `<u, J direction>`; the Jacobian times them, at all
-        output tokens; the gradient of the maximum with respect to x.
+    `u` holds output directions: one unit vector at one token of each sample, zeros elsewhere. Returns the input
+    directions of RMS 1 at every token that maximise `<u, J direction>`; J times them, at all output tokens; and the
+    gradient of the maximum with respect to x.
     """
     x = x.detach().requires_grad_()
     u = u.detach().requires_grad_()
@@ -142,10 +137,8 @@ def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator
     velocity = torch.zeros_like(x)
     for step in range(steps):
         direction, pushed, uphill = gains(function, x, u)
-        size = rms(pushed).flatten(1)
-        value, token = size.max(1)
+        value, u = _largest(pushed)
         best = _better(best, value, x, direction)
-        u = _unit_at(pushed, token)
         velocity = 0.8 * velocity + uphill / rms(uphill).amax(-2, keepdim=True)
         rate = 0.3 * radius * (1 - step / steps)
         x = x + rate * velocity / rms(velocity).amax(-2, keepdim=True)
@@ -158,18 +151,18 @@ def _wander(
 ) -> LowerBound:
     """Random changes of the best input, longer after a success and shorter after a failure."""
     pushed = torch.func.jvp(function, (best.x_TD[None],), (best.direction_TD[None],))[1]
-    u, size = _unit_at(pushed, rms(pushed).flatten(1).argmax(1)), 0.3 * radius
+    u, size = _largest(pushed)[1], 0.3 * radius
     for _ in range(rounds):
         x = best.x_TD + size * torch.randn((batch, *best.x_TD.shape), dtype=torch.float64, generator=generator)
         x = x * (radius / rms(x)).clamp(max=1.0)
         direction, pushed, _ = gains(function, x, u.expand(batch, *u.shape[1:]))
-        value, token = rms(pushed).flatten(1).max(1)
+        value, units = _largest(pushed)
         found = _better(best, value, x, direction)
         if found is best:
             size *= 0.95
         else:
             best, size = found, 1.3 * size
-            u = _unit_at(pushed, token)[value.argmax()][None]
+            u = units[value.argmax()][None]
     return best
 
 
@@ -181,11 +174,12 @@ def _better(best: LowerBound, value: Tensor, x: Tensor, direction: Tensor) -> Lo
     return LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
 
 
-def _unit_at(pushed: Tensor, token: Tensor) -> Tensor:
-    """Each sample's largest output token, zeros elsewhere; in units that make gains RMS -> RMS."""
+def _largest(pushed: Tensor) -> tuple[Tensor, Tensor]:
+    """RMS of each sample's largest output token; that token, zeros elsewhere, in units that make gains RMS -> RMS."""
+    value, token = rms(pushed).flatten(1).max(1)
     flat = pushed.flatten(1, -2)
     chosen = torch.nn.functional.one_hot(token, flat.shape[1]).to(flat.dtype)[..., None]
-    return (flat / (rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)
+    return value, (flat / (rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)
 
 
 def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBound:

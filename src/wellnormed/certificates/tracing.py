@@ -6,6 +6,7 @@ through. What a symbolic call cannot see (hooks, overridden methods, values writ
 
 import operator
 import re
+import traceback
 from typing import Any
 
 import torch
@@ -118,10 +119,6 @@ def _refuse_overrides(model: nn.Module) -> None:
 
 def _line(error: BaseException) -> str:
     """The innermost line of the traceback outside torch."""
-    traceback, found = error.__traceback__, ""
-    while traceback:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(_TORCH) and file != __file__:
-            found = f"{file}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return found
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH) and file != __file__]
+    return own[-1] if own else ""

@@ -8,7 +8,7 @@ operations the model executes, and with which constants, is the model's code; it
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from wellnormed.certificates.bound import rounding_up
 from wellnormed.certificates.certificate import ARITHMETIC, NORMS, Certificate, Claim, Row
 from wellnormed.certificates.safetensors_file import RawTensor, raw_tensor, read_safetensors
-from wellnormed.certificates.verification_rules import CHECKS, Value, derive
+from wellnormed.certificates.verification_rules import CHECKS, Value, derive, require
 
 _DIGITS = 40
 """More than `certify` keeps, so that another order of operations never rounds above what it claims."""
@@ -126,8 +126,7 @@ def _check_row(row: Row, inputs: list[Value]) -> Value:
     with rounding_up(_DIGITS):
         try:
             constants = {key: Decimal(value) for key, value in row.constants.items()}
-            if not all(value.is_finite() for value in constants.values()):
-                raise InvalidOperation
+            require(all(value.is_finite() for value in constants.values()), "constants that are finite")
             derived = derive(row.rule, inputs, constants, row.weights)
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise VerificationError(f"row {row.name} ({row.rule}) cannot be derived: {error!r}") from error

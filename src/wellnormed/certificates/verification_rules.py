@@ -102,10 +102,6 @@ def _row_rms(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
     return largest * (1 + (rows.shape[-1] + 6) * _UNIT) <= rows.shape[-1]
 
 
-def _positive_rms(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
-    return _row_rms([np.maximum(arrays[0], 0)], values)
-
-
 def _max_abs(arrays: Sequence[np.ndarray], values: Sequence[float]) -> bool:
     (value,) = values
     return float(np.abs(arrays[0]).max(initial=0.0)) <= value
@@ -115,7 +111,7 @@ CHECKS: dict[str, Callable[[Sequence[np.ndarray], Sequence[float]], bool]] = {
     "spectral": _spectral,
     "product": _product,
     "row_rms": _row_rms,
-    "positive_rms": _positive_rms,
+    "positive_rms": lambda arrays, values: _row_rms([np.maximum(arrays[0], 0)], values),
     "max_abs": _max_abs,
 }
 

@@ -5,18 +5,19 @@ import math
 import operator
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
 
+import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates import functions as functions  # registers the rules of functions
 from wellnormed.certificates.bound import Bound, rounding_up
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.recorder import Recorder, UncertifiableError
-from wellnormed.certificates.rules import FUNCTION_RULES, RULES
+from wellnormed.certificates.rules import RULES
 from wellnormed.certificates.safetensors_file import DTYPES, raw_tensor
 from wellnormed.certificates.tracing import EMBEDDINGS, owner, place, shown, trace
 
@@ -52,7 +53,8 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
     require_numbers("certify: ", {"radius": radius})
     if not 0 < radius < math.inf:
         raise ValueError(f"radius={radius} must be positive and finite")
-    tensors = stored_tensors(model)
+    # parameters and persistent buffers by name: the very objects that the model uses
+    tensors = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             raise UncertifiableError(f"{name} is stored as {tensor.dtype}; certificates cover {list(DTYPES)}")
@@ -72,14 +74,9 @@ def certify(model: nn.Module, example_input: Tensor | None = None, radius: float
         tensors={name: raw_tensor(tensor).digest for name, tensor in sorted(tensors.items())},
         domain=domain,
         input_radius=float(radius),
-        versions={name: _version(name) for name in ("wellnormed", "torch", "numpy")}
+        versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
         | {"python": platform.python_version()},
     )
-
-
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name: the very objects that the model uses."""
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
 def embedding_node(graph: fx.GraphModule) -> fx.Node | None:
@@ -128,12 +125,9 @@ def _walk(graph: fx.GraphModule, recorder: Recorder, radius: float) -> str:
 
 
 def _apply(graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple, keywords: Mapping[str, Any]) -> Bound:
-    if node.op == "call_module":
-        module = graph.get_submodule(str(node.target))
-        function, args = RULES[type(module)], (module, recorder, *args)
-    elif node.target in FUNCTION_RULES:
-        function, args = FUNCTION_RULES[node.target], (recorder, *args)
-    else:
+    module = (graph.get_submodule(str(node.target)),) if node.op == "call_module" else ()
+    function, args = RULES.get(type(module[0]) if module else node.target), (*module, recorder, *args)
+    if function is None:
         raise recorder.refuse("there is no rule for it; write one with `rule` for a module or `function_rule`")
     try:
         inspect.signature(function).bind(*args, **keywords)
@@ -151,7 +145,7 @@ def _apply(graph: fx.GraphModule, node: fx.Node, recorder: Recorder, args: tuple
 def _embed(layer: Any, recorder: Recorder, radius: float) -> Bound:
     if getattr(layer, "max_norm", None) is not None:
         raise recorder.refuse("max_norm rewrites the table while it runs; set it to None")
-    claim = recorder.row_rms(layer.weight)
+    claim = recorder.prove("row_rms", layer.weight)
     if claim.values[0] > radius:
         raise ValueError(
             f"radius={radius} is smaller than the largest row of {claim.tensors[0]}, which has RMS "
@@ -185,10 +179,3 @@ def _check_example(model: nn.Module, graph: fx.GraphModule, example_input: Tenso
             f"{type(model).__name__} does not compute on example_input what was traced: its control flow "
             "depends on something that tracing cannot see; remove it"
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

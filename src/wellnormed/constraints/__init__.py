@@ -12,9 +12,9 @@ from wellnormed.constraints.caps import SpectralNormalize as SpectralNormalize
 from wellnormed.constraints.caps import Stiefel as Stiefel
 from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDecay
 from wellnormed.constraints.decays import WeightDecay as WeightDecay
+from wellnormed.constraints.equalities import NormSphere as NormSphere
 from wellnormed.constraints.equalities import Orthogonal as Orthogonal
 from wellnormed.constraints.equalities import Sphere as Sphere
 from wellnormed.constraints.leading import Hammer as Hammer
 from wellnormed.constraints.leading import SpectralWeightDecay as SpectralWeightDecay
 from wellnormed.constraints.qk_clip import QKClip as QKClip
-from wellnormed.constraints.spheres import NormSphere as NormSphere

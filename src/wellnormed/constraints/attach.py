@@ -54,11 +54,7 @@ def constrain(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
             "optimizer of this library with process_group=, or fully_shard (FSDP2)"
         )
-    if norms is None:
-        if not isinstance(optimizer, ConditionalGradient):
-            raise ValueError(
-                f"{type(optimizer).__name__} does not know its parameters' norms; pass norms=wn.assign_norms(model)"
-            )
+    if norms is None and isinstance(optimizer, ConditionalGradient):
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
         raise ValueError(f"constrain: norms={norms!r} is no assignment; pass norms=wn.assign_norms(model)")

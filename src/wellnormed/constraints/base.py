@@ -159,18 +159,6 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
     return rounded
 
 
-class SpectralPromise(Promise):
-    """A promise that is kept by the singular values of every slice of a `MatrixNorm`."""
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        return norm.on_slices(weights, lambda slices, unit: self._bring(slices, unit, (update_norm or 0.0) * unit))
-
-    @abstractmethod
-    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
-        """Bring slices of which one unit of the norm is the singular value `unit`, after a step of that norm."""
-
-
 @dataclass(frozen=True)
 class Cap(Promise):
     """Promises `norm(weight) <= max_norm` after every step.
@@ -190,19 +178,21 @@ class Cap(Promise):
 
 
 @dataclass(frozen=True)
-class SpectralCap(Cap, SpectralPromise):
+class SpectralCap(Cap):
     """A cap for every slice of a `MatrixNorm`, hence for the weight."""
 
     def _project(self, weights: Tensor, norm: Norm) -> Tensor:
         assert isinstance(norm, MatrixNorm)
         return norm.on_slices(weights, lambda slices, unit: self._start(slices, self.max_norm * TARGET * unit))
 
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        assert isinstance(norm, MatrixNorm)
+        cap, step = self.max_norm * TARGET, update_norm or 0.0
+        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
+
     def _start(self, slices: Tensor, cap: float) -> Tensor:
         """Bring slices from anywhere to the cap, a largest singular value."""
         return spectral_hardcap(slices, cap)
-
-    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
-        return self._cap(slices, self.max_norm * TARGET * unit, update_norm)
 
     @abstractmethod
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
-from wellnormed.constraints.base import SLACK, TARGET, Cap, SpectralCap, SpectralPromise
+from wellnormed.constraints.base import SLACK, TARGET, Cap, Promise, SpectralCap
 from wellnormed.matrix import coefficients as registry
-from wellnormed.norms import ColNorm, Norm
+from wellnormed.norms import ColNorm, MatrixNorm, Norm
 from wellnormed.norms.base import rms
 
 
@@ -90,7 +90,7 @@ def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
 
 
 @dataclass(frozen=True)
-class Clip(SpectralPromise):
+class Clip(Promise):
     """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
 
     Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
@@ -113,9 +113,11 @@ class Clip(SpectralPromise):
     def bound(self) -> float:
         return self.upper
 
-    def _bring(self, slices: Tensor, unit: float, update_norm: float) -> Tensor:
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        assert isinstance(norm, MatrixNorm)
         upper = self.upper * TARGET
-        return matrix.spectral_clip(slices, min(self.lower, upper) * unit, upper * unit)
+        lower = min(self.lower, upper)
+        return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
 
 
 @dataclass(frozen=True)

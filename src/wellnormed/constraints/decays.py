@@ -9,7 +9,6 @@ from torch import Tensor
 
 import wellnormed.matrix as matrix
 from wellnormed.constraints.base import SLACK, SpectralCap, SpectralConstraint, State
-from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium
 from wellnormed.norms import Norm
 
 
@@ -41,8 +40,9 @@ class ClippedWeightDecay(SpectralConstraint):
 
     After a step of norm `u` a norm of at most `b` is at most `upper + (1 - decay) max(0, b + u - upper)`, or `b + u` if
     that is smaller. The constraint keeps this bound for every weight, from a proved one at the start, and promises
-    it: it tends to `equilibrium(u)`, follows a learning rate that changes, and sinks to `upper` with it. An optimizer
-    that gives no bound on its steps is served too; then only `decay=1`, a hard cap, promises anything.
+    it: it tends to `matrix.clipped_weight_decay_equilibrium(upper, decay, u)`, follows a learning rate that changes,
+    and sinks to `upper` with it. An optimizer that gives no bound on its steps is served too; then only `decay=1`, a
+    hard cap, promises anything.
 
     Args:
         upper: Norm above which the decay acts, in units of the weight's norm.
@@ -58,15 +58,6 @@ class ClippedWeightDecay(SpectralConstraint):
         self._require_positive(upper=self.upper)
         if not 0 < self.decay <= 1:
             raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
-
-    def equilibrium(self, update_norm: float) -> float:
-        """The bound to which steps of norm `update_norm` lead, but for rounding: `upper + (1 - decay) / decay u`.
-
-        Example:
-            >>> ClippedWeightDecay(1.0, decay=0.25).equilibrium(0.1)
-            1.3
-        """
-        return clipped_weight_decay_equilibrium(self.upper, self.decay, update_norm)
 
     def promised(self, state: State) -> float | None:
         bound = max(float(one) for one in state.values())

@@ -13,17 +13,14 @@ from wellnormed.modular.builder import Builder, modular_rule
 from wellnormed.modular.combinators import IDENTITY, attention, residual
 from wellnormed.modular.tree import Bond, NormedModule, Scalar, compose
 
-# Largest slopes: of exact GELU at sqrt 2, Phi(sqrt 2) + sqrt 2 phi(sqrt 2) = 1.1289...; of its tanh form at 1.4185,
-# 1.12899307; of x sigmoid(x) at 2.3994, 1.09983932. The last two are rounded up.
-GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi)
-GELU_TANH_SLOPE = 1.128994
-SILU_SLOPE = 1.09984
+# Largest slopes: of exact GELU at sqrt 2, Phi(sqrt 2) + sqrt 2 phi(sqrt 2); of its tanh form at 1.4185, rounded up.
+_GELU_SLOPES = {"none": (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi), "tanh": 1.128994}
 
 _SLOPE_ONE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid)
 _BONDS: dict[type[nn.Module] | str, Bond] = {
     **{kind: Bond(kind.__name__.lower()) for kind in _SLOPE_ONE},
     nn.Sigmoid: Bond("sigmoid", 0.25),
-    nn.SiLU: Bond("silu", SILU_SLOPE),
+    nn.SiLU: Bond("silu", 1.09984),  # the slope at 2.3994, rounded up
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
     "wellnormed.nn.attention.MergeHeads": Bond("merge heads"),  # as for pixels
@@ -33,7 +30,7 @@ _BONDS: dict[type[nn.Module] | str, Bond] = {
 }
 for _layer, _bond in _BONDS.items():
     modular_rule(_layer)(lambda module, builder, bond=_bond: bond)
-modular_rule(nn.GELU)(lambda m, _: Bond("gelu", GELU_SLOPE if m.approximate == "none" else GELU_TANH_SLOPE))
+modular_rule(nn.GELU)(lambda m, _: Bond("gelu", _GELU_SLOPES[m.approximate]))
 modular_rule(nn.LeakyReLU)(lambda m, _: Bond("leakyrelu", max(1.0, abs(m.negative_slope))))
 modular_rule(nn.ELU)(lambda m, _: Bond("elu", max(1.0, abs(m.alpha))))
 modular_rule("wellnormed.nn.scaling.Scale")(lambda m, _: Scalar(m.factor))

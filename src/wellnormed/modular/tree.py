@@ -154,18 +154,11 @@ class Bond(NormedModule):
         yield from ()
 
 
-@dataclass(frozen=True)
 class Scalar(Bond):
     """Multiplication by a constant of any sign *in the model's forward pass*; its sensitivity is the size of that."""
 
-    name: str = field(init=False, repr=False)
-    sensitivity: float = field(init=False)
-    factor: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"times {self.factor:.6g}")
-        object.__setattr__(self, "sensitivity", abs(self.factor))
-        super().__post_init__()
+    def __init__(self, factor: float) -> None:
+        super().__init__(f"times {factor:.6g}", abs(factor))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,24 @@ from wellnormed.constraints import ColumnCap, Constraint
 from wellnormed.norms import ColNorm, Norm
 
 
-class CappedEmbedding(nn.Module):
+class _Vectors(nn.Module):
+    """Learned vectors, the rows of `weight`, and a constraint that keeps every one at RMS at most 1."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(nn.init.normal_(empty(count, width)))
+
+    def parameter_norms(self) -> dict[str, Norm]:
+        """Columns of the map from one-hot vectors, this weight's rows; rare ones inflated at most 16 times."""
+        return {"weight": ColNorm(input_axis=0, max_inflation=16)}
+
+    def parameter_constraints(self) -> dict[str, Constraint]:
+        """Every vector's RMS is at most 1."""
+        return {"weight": ColumnCap(1.0)}
+
+
+class CappedEmbedding(_Vectors):
     """Lookup of `symbols` vectors of `width` entries; a constraint keeps every vector at RMS at most 1.
 
     The layer itself does not scale: the cap is the constraint's (`ColumnCap`), and the certificate proves what the
@@ -17,18 +34,8 @@ class CappedEmbedding(nn.Module):
     """
 
     def __init__(self, symbols: int, width: int) -> None:
-        super().__init__()
+        super().__init__(symbols, width)
         self.symbols = symbols
-        self.width = width
-        self.weight = nn.Parameter(nn.init.normal_(empty(symbols, width)))
-
-    def parameter_norms(self) -> dict[str, Norm]:
-        """Columns of the map from one-hot symbols, this weight's rows; rare ones inflated at most 16 times."""
-        return {"weight": ColNorm(input_axis=0, max_inflation=16)}
-
-    def parameter_constraints(self) -> dict[str, Constraint]:
-        """Every vector's RMS is at most 1."""
-        return {"weight": ColumnCap(1.0)}
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -37,7 +44,7 @@ class CappedEmbedding(nn.Module):
         return f"{self.symbols}, {self.width}"
 
 
-class PositionMix(nn.Module):
+class PositionMix(_Vectors):
     """`token_share x + (1 - token_share) position`, with a learned vector for each of `length` positions.
 
     Args:
@@ -49,21 +56,11 @@ class PositionMix(nn.Module):
     """
 
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
-        super().__init__()
         if not 0 < token_share <= 1:
             raise ValueError(f"token_share={token_share} must lie in (0, 1]")
+        super().__init__(length, width)
         self.length = length
-        self.width = width
         self.token_share = token_share
-        self.weight = nn.Parameter(nn.init.normal_(empty(length, width)))
-
-    def parameter_norms(self) -> dict[str, Norm]:
-        """Every position's vector is one column of the map from positions."""
-        return {"weight": ColNorm(input_axis=0, max_inflation=16)}
-
-    def parameter_constraints(self) -> dict[str, Constraint]:
-        """Every position's vector has an RMS of at most 1."""
-        return {"weight": ColumnCap(1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[-2]
