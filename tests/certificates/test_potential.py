@@ -197,3 +197,10 @@ def test_a_forged_certificate_is_refused(tmp_path, capsys):
     exchanged.save(export(model, tmp_path / "model") / "certificate.json")
     assert main(["verify", str(tmp_path / "model")]) == 1
     assert "the model of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("radius", [1.0, 1e-3, 1e3])
+def test_a_model_with_a_zero_head_has_constant_zero_and_no_gain(radius):
+    model = PotentialGPT(SMALL, torch.Generator().manual_seed(0))
+    assert lower_bound(model, radius=radius, steps=2).value == 0.0
+    assert certify(model).with_lower_bound(0.0).lipschitz == 0.0

@@ -16,6 +16,8 @@ from wellnormed.nn import CausalAttention, HeadProjection, PositionMix, Position
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
 """Relative share taken off a measured gain: more than the float64 rounding of a few hundred operations."""
+_FLOOR = 1e-300
+"""What `rms` shows of zero, so that it can divide; no gain."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def lower_bound(
         best = _search(function, x * radius, radius, steps, generator)
         best = _wander(function, best, radius, steps, batch, generator)
         best = _lengthen(function, best, radius)
-    return replace(best, value=best.value * (1 - _ROUNDING))
+    return replace(best, value=best.value * (1 - _ROUNDING) if best.value > _FLOOR else 0.0)
 
 
 def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
@@ -110,7 +112,7 @@ def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
 
 def rms(x: Tensor) -> Tensor:
     """RMS over the last dimension, kept; never zero."""
-    return x.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)
+    return x.square().mean(-1, keepdim=True).sqrt().clamp(min=_FLOOR)
 
 
 def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,8 +196,9 @@ def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBou
             if size < 1e-3 * radius:
                 continue
             outputs = function(torch.stack((found.x_TD, moved)))
-            gain = float(rms(outputs[1] - outputs[0]).max()) / size
-            if gain > best.value:
+            moves = float(rms(outputs[1] - outputs[0]).max())
+            gain = moves / size
+            if moves > _FLOOR and gain > best.value:
                 best = LowerBound(gain, found.x_TD, change / size, size)
     return best
 
