@@ -76,10 +76,8 @@ class Sign(_LargestEntry):
 class Gain(_LargestEntry):
     """The largest gain in absolute value: the RMS -> RMS norm of a diagonal map, as the gains of norm layers are.
 
-    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign.
-
-    Args:
-        ndim: Dimensions of the gains; 0 for one number that multiplies all.
+    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign. With `ndim=0` it is one number
+    that multiplies all.
 
     Example:
         >>> Gain().norm(torch.tensor([1.0, -2.0]))

@@ -40,7 +40,8 @@ class Role:
     parts: int | tuple[int, ...] = 1  # how many equal matrices are fused along its outputs, or the size of each
     groups: int = 1
     transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
-    position: Literal["first", "last", "both", ""] = ""  # whether its layer is the model's first or last
+    first: bool = False  # whether its layer is the model's first
+    last: bool = False  # whether its layer is the model's last
     doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
 
 
@@ -121,7 +122,7 @@ class Roles:
                 found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
         if last and not self._sure_of_last:
             found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
-        return replace(found, position="both" if first and last else "first" if first else "last" if last else "")
+        return replace(found, first=first, last=last)
 
     def _around(self, name: str) -> list[nn.Module]:
         """The modules that hold a parameter, the nearest first."""

@@ -50,11 +50,8 @@ class Lifted(MatrixNorm):
     def msign_settings(self) -> tuple[str, str]:
         return self.inner.msign_settings
 
-    def with_coefficients(self, coefficients: str) -> Self:
-        return replace(self, inner=self.inner.with_coefficients(coefficients))  # pyrefly: ignore
-
-    def with_units(self, units: str) -> Self:
-        return replace(self, inner=self.inner.with_units(units))  # pyrefly: ignore
+    def with_settings(self, **settings: str) -> Self:
+        return replace(self, inner=self.inner.with_settings(**settings))  # pyrefly: ignore
 
 
 class _Parts(Lifted):
@@ -126,13 +123,9 @@ class Split(_Parts):
 
 @dataclass(frozen=True, repr=False)
 class PerHead(_Parts):
-    """The largest inner norm over a projection's `heads` row slices, each of shape `(d_out / heads, d_in)`.
+    """The largest norm, `inner`, over a projection's `heads` slices of rows, each of shape `(d_out / heads, d_in)`.
 
     Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice.
-
-    Args:
-        heads: Number of slices of equal height, stacked along the output dimension.
-        inner: Norm of one slice.
 
     Example:
         >>> PerHead(4).norm(torch.eye(8))
@@ -151,10 +144,7 @@ class PerHead(_Parts):
 
 @dataclass(frozen=True, repr=False)
 class Experts(Lifted):
-    """The largest inner norm over the experts of one weight `(experts, *shape)`.
-
-    Args:
-        inner: Norm of one expert's weight.
+    """The largest norm, `inner`, over the experts of one weight `(experts, *shape)`.
 
     Example:
         >>> Experts().norm(torch.stack([torch.eye(4), 5 * torch.eye(4)]))

@@ -10,22 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter, Norm
+from wellnormed.norms import AssignedParameter
+from wellnormed.norms.assignment import check_norm
 from wellnormed.parallel.layout import is_distributed, layout
 
 
 def refuse_parameter(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that cannot be trained: it is empty, or a piece of what FSDP1 flattens."""
+    """Refuse a parameter that cannot be trained: a piece of what FSDP1 flattens."""
     marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
     if "_fsdp_wrapped_module" in name or any(marks):
         raise ValueError(
             f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
             "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
-        )
-    if parameter.numel() == 0:
-        raise ValueError(
-            f"parameter {name!r} of shape {tuple(parameter.shape)} is empty; give its layer a size of at least 1, or "
-            "freeze it with requires_grad_(False)"
         )
 
 
@@ -45,16 +41,7 @@ def refuse_zero_redundancy() -> None:
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse a gradient that no step can be made of.
-
-    The parameter has no values (meta), or the gradient is sparse, or lies otherwise over processes than the parameter,
-    such as one not yet summed.
-    """
-    if parameter.is_meta:
-        raise ValueError(
-            f"parameter {name!r} is a meta tensor and has no values; make them with model.to_empty(device=...) and an "
-            "initialisation, then make the optimizer"
-        )
+    """Refuse a gradient that is sparse, or lies otherwise over processes than the parameter: one not yet summed, say."""
     if gradient.layout is not torch.strided:
         raise ValueError(
             f"the gradient of {name!r} is sparse ({gradient.layout}), and a norm needs it whole; make the layer with "
@@ -93,10 +80,7 @@ def assign_later(
                 f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} lives "
                 "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
             )
-        if not (norm is None or isinstance(norm, Norm)):
-            raise ValueError(f"add_param_group: norm={norm!r} is no norm; pass one such as Spectral(), or None")
-        if norm is not None:
-            norm.check_shape(parameter.shape, name)
+        check_norm(norm, "add_param_group: norm")
         if name in taken:
             raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
         entries.append(AssignedParameter(name, parameter, norm, reason))

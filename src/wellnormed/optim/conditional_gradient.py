@@ -92,6 +92,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         return resolve(params, settings)
 
     def _adopt(self, assignment: Assignment) -> None:
+        if meta := [a.name for a in assignment if a.parameter.is_meta]:
+            raise ValueError(
+                f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
+                "what to_empty() replaces; make it afterwards"
+            )
         for a in assignment:
             refuse_parameter(a.name, a.parameter)
         self.assignment = assignment

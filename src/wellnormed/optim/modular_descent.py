@@ -46,8 +46,6 @@ class ModularDescent(ConditionalGradient):
             raise ValueError(f"the modular tree lacks {', '.join(outside)}; add them as atoms, or freeze them")
         if unknown := [name for name in norms if name not in trainable]:
             raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
-        for name, parameter in trainable.items():
-            norms[name].check_shape(parameter.shape, name)
         settings["lr_factors"] = factors = self.tree.lr_factors()
         assigned = [
             AssignedParameter(name, p, norms[name], f"{factors[name]:.4g} of the modular step")

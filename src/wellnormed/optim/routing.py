@@ -1,6 +1,6 @@
 """From what a user passes, or a saved state holds, to parameter groups: every parameter once, with its norm or none."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,32 +42,21 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
         )
     if len(norms) == 0:
         raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
-    if meta := [a.name for a in norms if a.parameter.is_meta]:
-        raise ValueError(
-            f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
-            "what to_empty() replaces; make it afterwards"
-        )
     names = {a.parameter: a.name for a in norms}
-    seen: set[str] = set()
     resolved = []
     for index, group in enumerate(named(params)):
-        pairs = []
-        for _, tensor in group["params"]:
-            if tensor not in names:
-                if not tensor.requires_grad:
-                    continue  # frozen: listed by the assignment
-                raise ValueError(
-                    f"a parameter of shape {tuple(tensor.shape)} in group {index} is not in norms=; "
-                    "assign norms to the same model, after it was moved, wrapped or unfrozen"
-                )
-            name = names[tensor]
-            if name in seen:
-                raise ValueError(f"parameter {name!r} is in two groups; leave it in one")
-            seen.add(name)
-            pairs.append((name, tensor))
-        if pairs:
+        members = [tensor for _, tensor in group["params"]]
+        if unknown := [p for p in members if p not in names and p.requires_grad]:  # frozen ones are left out
+            raise ValueError(
+                f"a parameter of shape {tuple(unknown[0].shape)} in group {index} is not in norms=; "
+                "assign norms to the same model, after it was moved, wrapped or unfrozen"
+            )
+        if pairs := [(names[p], p) for p in members if p in names]:
             resolved.append({**group, "params": pairs})
-    if missing := [a.name for a in norms if a.name not in seen]:
+    counts = Counter(name for group in resolved for name, _ in group["params"])
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"parameter {twice[0]!r} is in two groups; leave it in one")
+    if missing := [a.name for a in norms if a.name not in counts]:
         raise ValueError(
             f"{', '.join(missing)} have a norm but are in no group, so nothing would train them; add them, or freeze "
             "them before assign_norms"
@@ -133,11 +122,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count.
-
-    Raises:
-        ValueError: A parameter is missing or unknown, or one group here is in two there.
-    """
+    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     if not (isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys()):
         raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
     saved = state_dict["param_groups"]

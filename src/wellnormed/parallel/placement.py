@@ -49,9 +49,6 @@ class Placement:
         parameters: Name -> parameter, the same in every process.
         process_group: The group that holds copies of the plain parameters, as DDP does. None: each process computes
             all of them itself.
-
-    Raises:
-        ValueError: A parameter is cut in a way that is not served; it is named.
     """
 
     sent_bytes: int = 0
@@ -82,7 +79,7 @@ class Placement:
                 work.collect()
         for work in works:
             if isinstance(work, DealtJob):
-                work.compute()
+                self.sent_bytes += work.compute()
         while works:
             yield works.popleft().run()
 
@@ -122,9 +119,7 @@ class Placement:
                 costs[group] += [job.cost] * len(job.inputs[0])
         owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
         return [
-            job
-            if group is None
-            else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
+            job if group is None else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own)
             for job, group, own in zip(jobs, groups, cuts, strict=True)
         ]
 
@@ -134,6 +129,3 @@ class Placement:
         if groups:
             return groups.pop()
         return self._process_group if job.cubic and job.cost >= SMALL else None
-
-    def _count(self, sent: int) -> None:
-        self.sent_bytes += sent
