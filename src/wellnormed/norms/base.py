@@ -152,11 +152,10 @@ class MatrixNorm(Norm):
         return overshoot(*self.msign_settings)
 
 
-def rms(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """Root mean square along some dimensions, without underflow or overflow for entries from 1e-30 to 1e30."""
-    scale = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    result = (x / scale).square().mean(dim, keepdim=True).sqrt() * scale
-    return result if keepdim else result.squeeze(dim)
+def rms(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Root mean square along some dimensions, kept, without under- or overflow for entries from 1e-30 to 1e30."""
+    largest = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x / largest).square().mean(dim, keepdim=True).sqrt() * largest
 
 
 def widened(x: Tensor) -> Tensor:

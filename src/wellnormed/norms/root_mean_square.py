@@ -32,7 +32,7 @@ class _LargestRMS(Norm):
 
     def _sizes(self, weight: Tensor) -> Tensor:
         """The RMS of every group, with the dimensions of the weight."""
-        return rms(weight, self._dims(), keepdim=True) if self._dims() else weight.abs()
+        return rms(weight, self._dims()) if self._dims() else weight.abs()
 
     def norm(self, weight: Tensor) -> Tensor:
         return entries(self._sizes(weight), self.ndim).amax(-1) / self._unit(self._count(weight))

@@ -103,12 +103,10 @@ class _Parts(Lifted):
 
 @dataclass(frozen=True, repr=False)
 class Split(_Parts):
-    """The largest inner norm over parts of a fused weight, cut along one dimension: queries, keys and values, say.
+    """The largest norm, `inner`, over the parts of a fused weight: queries, keys and values, say.
 
-    Args:
-        parts: How many of equal size, or the size of each.
-        inner: Norm of one part.
-        dim: Dimension of one weight along which the parts lie; 0 is the outputs of a matrix.
+    `parts` is how many of equal size there are, or the size of each. They lie along the dimension `dim` of one weight;
+    0 is the outputs of a matrix.
 
     Example:
         >>> qkv = torch.cat([torch.eye(4), 3 * torch.eye(4), torch.eye(4)])

@@ -73,17 +73,9 @@ class Spectral(MatrixNorm):
 
     def unit_of(self, d_out: int, d_in: int) -> float:
         """The largest singular value of a matrix of norm 1 with `d_out` outputs and `d_in` inputs."""
-        match self.units:
-            case "rms":
-                return math.sqrt(d_out / d_in)
-            case "l2":
-                return 1.0
-            case "pixels":
-                return max(1.0, math.sqrt(d_out / d_in))
-            case "one-hot":
-                return math.sqrt(d_out)
-            case "match-rms-adamw":
-                return 0.2 * math.sqrt(max(d_out, d_in))
+        rms, adamw = math.sqrt(d_out / d_in), 0.2 * math.sqrt(max(d_out, d_in))
+        units = {"rms": rms, "l2": 1.0, "pixels": max(1.0, rms), "one-hot": math.sqrt(d_out), "match-rms-adamw": adamw}
+        return units[self.units]
 
     def with_settings(self, **settings: str) -> Self:
         return replace(self, **settings)  # pyrefly: ignore

@@ -4,7 +4,7 @@ What is refused is refused before anything is changed, by a `ValueError` that na
 """
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def refuse_zero_redundancy() -> None:
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse a gradient that is sparse, or lies otherwise over processes than the parameter: one not yet summed, say."""
+    """Refuse a gradient that is sparse, or not laid over processes as the parameter is, such as one not yet summed."""
     if gradient.layout is not torch.strided:
         raise ValueError(
             f"the gradient of {name!r} is sparse ({gradient.layout}), and a norm needs it whole; make the layer with "
@@ -59,17 +59,17 @@ def assign_later(
     members: list[tuple[str, nn.Parameter]],
     group: Mapping[str, Any],
     known: Mapping[nn.Parameter, AssignedParameter],
-    taken: Container[str],
+    taken: Iterable[str],
 ) -> tuple[AssignedParameter, ...]:
     """Names and norms of parameters that come in the middle of training; refused if unknown, unfit, or named twice.
 
     Their group's key `norm` decides for all `members`, else what is `known` of them. `taken` are the optimizer's names.
     """
-    entries = []
+    names, entries = set(taken), []
     for name, parameter in members:
         entry = known.get(parameter)
         name = name if entry is None else entry.name
-        while name.isdigit() and (name in taken or any(name == e.name for e in entries)):
+        while name.isdigit() and name in names:
             name = str(int(name) + 1)
         if "norm" in group:
             norm, reason = group["norm"], "add_param_group"
@@ -81,7 +81,8 @@ def assign_later(
                 "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
             )
         check_norm(norm, "add_param_group: norm")
-        if name in taken:
+        if name in names:
             raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
+        names.add(name)
         entries.append(AssignedParameter(name, parameter, norm, reason))
     return tuple(entries)

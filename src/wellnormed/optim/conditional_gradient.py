@@ -190,10 +190,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             group["steps"] += 1
         buckets = list(self._buckets())
         results = self.placement.run(self._job(*bucket) for bucket in buckets)
-        for (group, _, parameters), (directions, *averages) in zip(buckets, results, strict=True):
+        for (group, norm, parameters), (directions, *averages) in zip(buckets, results, strict=True):
             for average in averages:
                 torch._foreach_copy_([self.state[p]["second_moment"] for p in parameters], average)
-            self._move(group, parameters, directions)
+            self._move(group, norm, parameters, directions)
         return loss
 
     def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
@@ -229,14 +229,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         averages, keep = [state["second_moment"] for state in states], group["normuon"]
         return Job((seen, averages), lambda batch, own: normalize_neurons(direction(batch), own, norm, keep))
 
-    def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
+    def _move(self, group: Group, norm: Norm, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
         length, shrink = group["radius"], 1 - lr * group["weight_decay"]
         if rule == "averaged":
             directions = self._average(parameters, directions, group)
         elif rule == "constrained":
-            norm = self._norms[parameters[0]]
-            assert norm is not None  # it made the direction
             length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
         directions = self._rounding.held_back(parameters, directions)
         if group["cautious_decay"]:

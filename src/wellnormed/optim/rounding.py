@@ -29,6 +29,7 @@ from torch import Tensor
 from wellnormed.norms import Gain, Norm, Sign
 from wellnormed.parallel.layout import like, local, whole
 
+State = dict[str, Tensor]
 POSITIONS = 2**16
 """Terms that a gradient sums at most, `n`."""
 
@@ -98,12 +99,13 @@ class Rounding:
         self._factors: dict[Tensor, Tensor] = {}
 
     def judge(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], norm: Norm, sized: bool
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], norm: Norm, sized: bool
     ) -> None:
-        """Remember one where a parameter of this norm moves and zero where not; bring its average of signs up to date.
+        """Remember one where a parameter moves and zero where not, and bring its average of signs up to date.
 
-        `states` hold that average, and what the step has averaged before these gradients: `sized` says whether it is
-        the gradients, so that its size tells too. Without states the size of the gradient alone decides.
+        The parameters share the norm. `states` hold that average, and what the step has averaged before these
+        gradients; `sized` says that it averaged gradients, so that their size tells too. Without states the size of
+        the gradient alone decides.
         """
         entries = by_entries(parameters[0], norm)
         doubted = [i for i, p in enumerate(parameters) if p in self._below and (entries or self._below[p][1])]

@@ -22,18 +22,16 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
 
     Every parameter of the assignment must be in one group, and no other parameter in any.
     """
-    norms = settings.get("norms")
-    source = norms if norms is not None else params
-    if isinstance(source, nn.Module):
-        norms = assign_norms(source, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
+    norms = params if settings.get("norms") is None else settings["norms"]
+    if isinstance(norms, nn.Module):
+        norms = assign_norms(norms, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
     elif given := [key for key in ("recipe", "overrides") if key in settings]:
         raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
     if isinstance(params, nn.Module):
         params = params.parameters()
-    if isinstance(params, Assignment):
-        if norms is not None and norms is not params:
+    elif isinstance(params, Assignment):
+        if norms is not params:
             raise ValueError("norms= is given beside an assignment; pass the assignment alone")
-        norms = params
         params = [a.parameter for a in params]
     if not isinstance(norms, Assignment):
         raise ValueError(
@@ -130,13 +128,13 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         return state_dict
     number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
     home = {unwrapped(name): group for group in saved for name in group["param_names"]}
-    names = [unwrapped(name) for group in groups for name in group["param_names"]]
-    if set(names) != number.keys():
+    names = {unwrapped(name): i for i, name in enumerate(n for group in groups for n in group["param_names"])}
+    if names.keys() != number.keys():
         raise ValueError(
-            f"the state lacks {sorted(set(names) - number.keys())} and has unknown "
-            f"{sorted(number.keys() - set(names))}; load it into the model that it was saved from"
+            f"the state lacks {sorted(names.keys() - number.keys())} and has unknown "
+            f"{sorted(number.keys() - names.keys())}; load it into the model that it was saved from"
         )
-    ordered, first = [], 0
+    ordered = []
     for group in groups:
         members = group["param_names"]
         theirs = home[unwrapped(members[0])]
@@ -150,8 +148,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "assign the norms as they were"
             )
-        ordered.append({**theirs, "params": list(range(first, first + len(members))), "param_names": members})
-        first += len(members)
+        ordered.append({**theirs, "params": [names[unwrapped(name)] for name in members], "param_names": members})
     own = state_dict["state"]
-    state = {i: own[number[name]] for i, name in enumerate(names) if number[name] in own}
+    state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
     return {**state_dict, "state": state, "param_groups": ordered}

@@ -90,18 +90,16 @@ class Placement:
         every process.
         """
         for group, device in self._devices.items():
-            here = [name in numbers for name in among]
-            own = [[numbers.get(name, 0.0), float(held), -float(held)] for name, held in zip(among, here, strict=True)]
+            own = [[numbers.get(name, 0.0), float(name in numbers), float(name not in numbers)] for name in among]
             most = torch.tensor(own, dtype=torch.float64, device=device)
             dist.all_reduce(most, dist.ReduceOp.MAX, group)
-            largest, anywhere, nowhere = most.unbind(1)
-            if partly := [name for name, some in zip(among, (anywhere + nowhere).tolist(), strict=True) if some]:
+            found = dict(zip(among, most.tolist(), strict=True))
+            if partly := [name for name, (_, held, lacking) in found.items() if held and lacking]:
                 raise ValueError(
                     f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
                     "every process use every parameter, or use DDP with find_unused_parameters=True"
                 )
-            found = dict(zip(among, largest.tolist(), strict=True))
-            numbers = {name: found[name] for name in numbers}
+            numbers = {name: found[name][0] for name in numbers}
         return numbers
 
     def _cut(self, tensor: Tensor, name: str) -> Cut | None:
