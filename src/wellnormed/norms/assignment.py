@@ -83,7 +83,7 @@ class Assignment:
         rows: list[tuple[str, ...]] = [("parameter", "shape", "norm", *columns, "why")] if columns else []
         for a in self:
             further = (texts.get(a.name, "") for texts in columns.values())
-            rows.append((a.name, str(tuple(a.parameter.shape)), shown(a.norm), *further, a.reason))
+            rows.append((a.name, str(tuple(a.parameter.shape)), str(a.norm or "AdamW"), *further, a.reason))
         rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
         if not self.assigned and not self.frozen:
             return "no parameters"
@@ -92,7 +92,7 @@ class Assignment:
     def _totals(self) -> list[str]:
         sizes: dict[str, list[int]] = defaultdict(list)
         for a in self:
-            sizes[shown(a.norm)].append(a.parameter.numel())
+            sizes[str(a.norm or "AdamW")].append(a.parameter.numel())
         width = len(f"{max(map(sum, sizes.values()), default=0):,}")
         return [f"{sum(own):>{width},} entries in {len(own)} x {norm}" for norm, own in sizes.items()]
 
@@ -101,11 +101,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def shown(norm: Norm | None) -> str:
-    """A norm as tables show it."""
-    return "AdamW" if norm is None else repr(norm)
 
 
 def assign_norms(

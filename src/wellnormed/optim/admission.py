@@ -31,13 +31,13 @@ def refuse_zero_redundancy() -> None:
     It hands every process some of the parameters, and says so to nobody; only the calling frames tell.
     """
     frame = sys._getframe(1)
-    while frame is not None:
-        if type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
-            raise ValueError(
-                "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the "
-                "optimizer itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
-            )
+    while frame is not None and type(frame.f_locals.get("self")).__name__ != "ZeroRedundancyOptimizer":
         frame = frame.f_back
+    if frame is not None:
+        raise ValueError(
+            "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the optimizer "
+            "itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
+        )
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:

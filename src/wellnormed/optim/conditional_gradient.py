@@ -82,8 +82,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
             lr = self.assignment.lr
         self._adopt(self.assignment)
-        own = {key: value for key, value in settings.items() if key in GROUP_DEFAULTS}
-        defaults = {"lr": lr, **GROUP_DEFAULTS, **own, "steps": 0}
+        defaults = {"lr": lr, "steps": 0} | {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         check_settings(defaults, self.memory)
         super().__init__(split(groups, self.assignment, lr, settings), defaults)
 
@@ -112,8 +111,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
             columns["radius"][name] = f"{group['radius']:g}" if own else ""
-            differing = [f"{key}={group[key]}" for key in own if group[key] != self.defaults[key]]
-            columns["differs"][name] = ", ".join(differing)
+            columns["differs"][name] = ", ".join(f"{k}={group[k]}" for k in own if group[k] != self.defaults[k])
         if not any(columns["differs"].values()):
             del columns["differs"]
         return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
@@ -201,8 +199,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         alone = self.memory == "gradient"
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
-            keys = lambda p: (self._norms[p], id(p) if alone else None)  # noqa: E731
-            for (norm, _), members in in_buckets(moving, lambda p: p, keys):
+            for (norm, _), members in in_buckets(moving, lambda p: p, lambda p: (self._norms[p], alone and id(p))):
                 assert norm is not None  # selected so
                 yield group, norm, members
 
@@ -319,10 +316,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`."""
         super().load_state_dict(by_name(state_dict, self.param_groups))
         if self.memory == "gradient":
-            for parameter, state in list(self.state.items()):
+            for parameter in list(self.state):
                 if self._norms[parameter] is not None:
-                    parameter.grad = state.pop("momentum_buffer").clone()
-                    del self.state[parameter]
+                    parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"assignment": self.assignment, "memory": self.memory, "_chosen": self._chosen}

@@ -115,10 +115,9 @@ def check_settings(settings: Group, memory: Memory) -> None:
     require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
-    if not 0 < settings["radius"] < float("inf"):
-        raise ValueError(f"radius={settings['radius']} must be positive and finite")
-    if not lr * settings["radius"] <= largest:
-        raise ValueError(f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm")
+    if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
+        own = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
+        raise ValueError(f"radius={settings['radius']} must be positive, and {own}")
     if step_rule not in get_args(StepRule):
         raise ValueError(f"step_rule={step_rule!r} must be one of {', '.join(get_args(StepRule))}")
     if step_rule == "constrained" and lr > 1:
