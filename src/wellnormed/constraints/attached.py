@@ -228,7 +228,7 @@ class Constraints:
             norm, weights = members[0].norm, [c.parameter.detach() for c in members]
             numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
             cubic = isinstance(norm, MatrixNorm)
-            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), 1, cubic)
+            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), read_only=1, cubic=cubic)
 
         results = self._placement.run(job(members) for members in buckets)
         return {

@@ -195,10 +195,9 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
                 return Role("vector", f"nn.{kind}")
             parts = 1 if leaf.startswith("weight_hr") else _GATES.get(kind.removesuffix("Cell"), 1)
             return Role("matrix", f"nn.{kind}", parts=parts)
-        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight":
-            return Role("gain", "gain of a norm layer")
-        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "bias":
-            return Role("vector", "bias of a norm layer")
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight" | "bias":
+            kind, what = ("gain", "gain") if leaf == "weight" else ("vector", "bias")
+            return Role(kind, f"{what} of a norm layer")
     if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
         return Role("matrix", "Conv1D of transformers", transposed=True)
     return None

@@ -6,7 +6,7 @@ Each is the largest norm of a part. The norm of the whole matrix would understat
 from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class _Parts(Lifted):
     """Parts that lie along one dimension; `parts` is their number, or the size of each."""
 
     parts: int | tuple[int, ...]
-    dim: int
+    dim: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +130,6 @@ class PerHead(_Parts):
         tensor(2.)
     """
 
-    dim: ClassVar[int] = 0  # pyrefly: ignore[bad-override]
     heads: int
     inner: MatrixNorm = RMS_TO_RMS  # pyrefly: ignore[bad-override]
 
