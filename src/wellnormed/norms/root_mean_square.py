@@ -117,7 +117,7 @@ class RowNorm(_LargestRMS):
 class BiasRMS(_LargestRMS):
     """The RMS norm of a vector; its oracle is the gradient normalised to RMS 1 (LMO table 3).
 
-    A vector of `ndim` dimensions is, for example, the bias of a layer norm over so many.
+    `ndim` is more than 1 for the biases of a layer norm over several dimensions.
 
     Example:
         >>> BiasRMS().norm(torch.tensor([3.0, 4.0]))
