@@ -8,7 +8,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed import constraints as c
-from wellnormed.norms import AssignedParameter, Assignment
+from wellnormed.norms import AssignedParameter
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,8 @@ def test_weights_without_values_are_refused():
 
 def test_empty_weights_are_refused():
     weight = nn.Parameter(torch.ones(0, 3))
-    model = nn.Linear(3, 2, bias=False)
-    model.weight = weight
-    norms = Assignment((AssignedParameter("weight", weight, wn.Spectral(), "a test"),))
     with pytest.raises(ValueError, match=r"shape \(0, 3\) is empty"):
-        wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms)
+        AssignedParameter("weight", weight, wn.Spectral(), "a test")
 
 
 def test_norms_must_be_an_assignment():

@@ -253,11 +253,11 @@ def test_bfloat16_follows_float32(norm, shape, truth):
 
 @every_norm
 def test_another_coefficient_set_reaches_every_oracle_that_runs_one(norm, shape, truth):
-    other = norm.with_coefficients("polar-express-8")
+    other = norm.with_settings(coefficients="polar-express-8")
     runs_one = "Spectral" in repr(norm) or hasattr(norm, "inner")
     assert (other != norm) == runs_one
     assert ("polar-express-8" in repr(other)) == runs_one
-    assert other.with_coefficients("you-5-nanogpt") == norm
+    assert other.with_settings(coefficients="you-5-nanogpt") == norm
 
 
 @every_norm

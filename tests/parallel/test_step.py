@@ -188,11 +188,11 @@ def every_layout():
                 laid = weights if lie is None else [distribute_tensor(weight, *lie) for weight in weights]
                 expected.append(Job((weights, numbers), half_and_count).run())
                 jobs.append(Job((laid, numbers), half_and_count))
-                expected.append(Job((weights, numbers), count_alone, returned=(1,)).run())
-                jobs.append(Job((laid, numbers), count_alone, returned=(1,)))
+                expected.append(Job((weights, numbers), count_alone, read_only=1).run())
+                jobs.append(Job((laid, numbers), count_alone, read_only=1))
     dealt = Placement({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
     for job, results, right in zip(jobs, dealt.run(jobs), expected, strict=True):
-        for tensors, found, wanted in zip(job.replaced, results, right, strict=True):
+        for tensors, found, wanted in zip(job.inputs[job.read_only :], results, right, strict=True):
             assert len(found) == len(wanted)
             for tensor, value, want in zip(tensors, found, wanted, strict=True):
                 assert type(value) is type(tensor.detach())

@@ -16,7 +16,7 @@ from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import copy_, is_distributed, whole
+from wellnormed.parallel.layout import is_distributed, local, whole
 
 ROUNDING = 1e-6
 """By how much two lengths of the same weight may differ, relatively: some roundings of a float32 sum."""
@@ -198,7 +198,7 @@ class Constraints:
         """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
         results = self._placement.run(self._job(members, action) for members in buckets)
         for members, (weights, *states) in zip(buckets, results, strict=True):
-            copy_([c.parameter for c in members], weights)
+            torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
             for key, values in zip(self._state[members[0].name], states, strict=True):
                 torch._foreach_copy_([self._state[c.name][key] for c in members], values)
 
@@ -228,7 +228,7 @@ class Constraints:
             norm, weights = members[0].norm, [c.parameter.detach() for c in members]
             numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
             cubic = isinstance(norm, MatrixNorm)
-            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), (1,), cubic)
+            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), read_only=1, cubic=cubic)
 
         results = self._placement.run(job(members) for members in buckets)
         return {

@@ -158,4 +158,4 @@ class ColumnCap(Cap):
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         assert isinstance(norm, ColNorm)
         cap = self.max_norm * TARGET
-        return weights * (cap / rms(weights, norm.feature_dim, keepdim=True).clamp(min=cap))
+        return weights * (cap / rms(weights, norm.feature_dim).clamp(min=cap))

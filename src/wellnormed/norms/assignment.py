@@ -25,7 +25,7 @@ class AssignedParameter:
     """One parameter, the norm it lives in, and the reason in words.
 
     Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1. A tied
-    parameter has its first name, and the others as aliases.
+    parameter has its first name, and the others as aliases. A norm that does not fit the parameter is refused.
     """
 
     name: str
@@ -34,6 +34,22 @@ class AssignedParameter:
     reason: str
     radius: float = 1.0
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.parameter.numel() == 0:
+            raise ValueError(
+                f"parameter {self.name!r} of shape {tuple(self.parameter.shape)} is empty, so it has no norm; give its "
+                "layer a size of at least 1, or freeze it with requires_grad_(False)"
+            )
+        if self.norm is None:
+            return
+        if self.parameter.is_complex():
+            raise ValueError(
+                f"parameter {self.name!r} is complex, and norms are of real numbers; override it with None"
+            )
+        self.norm.check_shape(self.parameter.shape, self.name)
+        if not self.norm.has_oracle:
+            raise ValueError(f"parameter {self.name!r}: {self.norm!r} has no oracle to step by; use SpectralConv")
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class Assignment:
         rows: list[tuple[str, ...]] = [("parameter", "shape", "norm", *columns, "why")] if columns else []
         for a in self:
             further = (texts.get(a.name, "") for texts in columns.values())
-            rows.append((a.name, str(tuple(a.parameter.shape)), shown(a.norm), *further, a.reason))
+            rows.append((a.name, str(tuple(a.parameter.shape)), str(a.norm or "AdamW"), *further, a.reason))
         rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
         if not self.assigned and not self.frozen:
             return "no parameters"
@@ -76,7 +92,7 @@ class Assignment:
     def _totals(self) -> list[str]:
         sizes: dict[str, list[int]] = defaultdict(list)
         for a in self:
-            sizes[shown(a.norm)].append(a.parameter.numel())
+            sizes[str(a.norm or "AdamW")].append(a.parameter.numel())
         width = len(f"{max(map(sum, sizes.values()), default=0):,}")
         return [f"{sum(own):>{width},} entries in {len(own)} x {norm}" for norm, own in sizes.items()]
 
@@ -85,11 +101,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def shown(norm: Norm | None) -> str:
-    """A norm as tables show it."""
-    return "AdamW" if norm is None else repr(norm)
 
 
 def assign_norms(
@@ -178,22 +189,11 @@ class _Routing:
         name = names[0]
         if is_lazy(parameter):
             raise ValueError(f"parameter {name!r} is not initialized; run the model once, then assign norms")
-        if parameter.numel() == 0:
-            raise ValueError(
-                f"parameter {name!r} of shape {tuple(parameter.shape)} is empty, so it has no norm; remove its layer, "
-                "or freeze it by requires_grad_(False)"
-            )
         if name in self.overriding:
             pattern = self.overriding[name]
             norm, radius, reason = self.overrides[pattern], 1.0, f"override {pattern!r}"
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
-        if norm is not None:
-            if parameter.is_complex():
-                raise ValueError(f"parameter {name!r} is complex, and norms are of real numbers; override it with None")
-            norm.check_shape(parameter.shape, name)
-            if not norm.has_oracle:
-                raise ValueError(f"parameter {name!r}: {norm!r} has no oracle to step by; use SpectralConv")
         return AssignedParameter(name, parameter, norm, reason, radius, tuple(names[1:]))
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
@@ -233,7 +233,7 @@ class _Routing:
         role = self.roles.role(name, parameter.shape)
         if role is not None and self.recipe.serves(role):
             norm, radius, reason = self.recipe.norm(role, parameter.ndim)
-            as_hidden = role.position in ("last", "both") and norm == self.recipe.matrix
+            as_hidden = role.last and norm == self.recipe.matrix
             if role.doubt and not as_hidden and len(self.places[parameter]) == 1:
                 self.doubts[role.doubt].append(name)
             return norm, radius, original + reason

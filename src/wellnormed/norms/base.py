@@ -24,6 +24,7 @@ class Norm(ABC):
     """
 
     has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
+    always_shown: ClassVar[tuple[str, ...]] = ()  # the settings that are printed even if they are the defaults
 
     @property
     def ndim(self) -> int:
@@ -33,8 +34,9 @@ class Norm(ABC):
     def __repr__(self) -> str:
         """The settings that differ from the defaults."""
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        shown = [(f.name, getattr(self, f.name)) for f in fields if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})"
+        values = [(f, getattr(self, f.name)) for f in fields]
+        shown = [f"{f.name}={v!r}" for f, v in values if v != f.default or f.name in self.always_shown]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @abstractmethod
     def norm(self, weight: Tensor) -> Tensor:
@@ -65,12 +67,8 @@ class Norm(ABC):
         """The largest norm that `dualize` returns; 1 unless an iteration approximates the oracle from above."""
         return 1.0
 
-    def with_coefficients(self, coefficients: str) -> Self:
-        """This norm with another coefficient set wherever its oracle runs one; itself where it runs none."""
-        return self
-
-    def with_units(self, units: str) -> Self:
-        """This norm with another unit wherever it is measured by a largest singular value; itself where it is not."""
+    def with_settings(self, **settings: str) -> Self:
+        """This norm with other settings of every `Spectral` that it is made of; itself if it is made of none."""
         return self
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
@@ -154,11 +152,10 @@ class MatrixNorm(Norm):
         return overshoot(*self.msign_settings)
 
 
-def rms(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """Root mean square along some dimensions, without underflow or overflow for entries from 1e-30 to 1e30."""
-    scale = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    result = (x / scale).square().mean(dim, keepdim=True).sqrt() * scale
-    return result if keepdim else result.squeeze(dim)
+def rms(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Root mean square along some dimensions, kept, without under- or overflow for entries from 1e-30 to 1e30."""
+    largest = x.abs().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x / largest).square().mean(dim, keepdim=True).sqrt() * largest
 
 
 def widened(x: Tensor) -> Tensor:

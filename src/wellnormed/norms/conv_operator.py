@@ -108,17 +108,13 @@ class ConvOperator(Norm):
         values = [measure(w) for w in wide.reshape(-1, *weight.shape[batch:])]
         return torch.tensor(values, dtype=torch.float64).reshape(weight.shape[:batch])
 
-    def dual_norm(self, gradient: Tensor) -> NoReturn:
-        self._refuse("dual_norm")
-
     def dualize(self, gradient: Tensor) -> NoReturn:
-        self._refuse("dualize")
-
-    def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
-            f"{self!r} has no {what}, since no closed form is known; measure and bound with it, and optimize with "
-            "SpectralConv, which bounds it"
+            f"{self!r} has no dual_norm, and so it has no dualize, since no closed form is known; measure and bound "
+            "with it, and optimize with SpectralConv, which bounds it"
         )
+
+    dual_norm = dualize
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 class SpectralConv(Lifted):
     """Norm of a kernel `(d_out, d_in / groups, *k)` with K positions.
 
-    The modes:
+    The settings of `mode`:
 
     - `"positions"`: `K max_t |W_t|_{RMS -> RMS}` over the kernel's positions (MD example 7, for 2-D kernels). It bounds
       the largest RMS of a pixel of the output when every pixel of the input has RMS at most 1, and
@@ -33,7 +33,6 @@ class SpectralConv(Lifted):
 
     Args:
         spatial: Dimensions of the image, 1 to 3.
-        mode: See above.
         groups: Groups of the convolution.
         transposed: The weight is `(d_in, d_out / groups, *k)`, as in `nn.ConvTranspose2d`.
         inner: Settings of the oracle; its unit of `(d_out, d_in)`, divided by K, is this norm's.

@@ -35,7 +35,6 @@ class Sign(_LargestEntry):
     code's default), which bounds both RMS -> infinity and infinity -> infinity; the oracle is `sign / d_in`.
 
     Args:
-        normalized: Multiply by the number of inputs that one output adds up.
         ndim: Dimensions of the weight: 2 for a matrix, 3 to 5 for a convolution's kernel, 1 for a vector.
         output_axis: Axis that indexes outputs; `d_in` is the product of the others. 0 where outputs come first, 1
             for transposed convolutions, where with groups it counts the inputs of all groups.
@@ -76,10 +75,8 @@ class Sign(_LargestEntry):
 class Gain(_LargestEntry):
     """The largest gain in absolute value: the RMS -> RMS norm of a diagonal map, as the gains of norm layers are.
 
-    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign.
-
-    Args:
-        ndim: Dimensions of the gains; 0 for one number that multiplies all.
+    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign. With `ndim=0` it is one number
+    that multiplies all.
 
     Example:
         >>> Gain().norm(torch.tensor([1.0, -2.0]))

@@ -83,10 +83,6 @@ def experts(leaf: str, shape: Sequence[int], around: Sequence[nn.Module]) -> Lay
 
 def _number(names: Sequence[str], around: Sequence[nn.Module]) -> int | None:
     """The first of these attributes that a module around, or its `config`, has as a number."""
-    for module in around:
-        for holder in (module, getattr(module, "config", None)):
-            for name in names:
-                value = getattr(holder, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
-    return None
+    holders = (holder for module in around for holder in (module, getattr(module, "config", None)))
+    values = (getattr(holder, name, None) for holder in holders for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

@@ -28,7 +28,8 @@ def initialize_(
     vectors Gaussian of RMS 1, heads under `Sign` random signs. Biases and other vectors become 0, the centre of their
     ball, as in LMO's released code. Gains become 1 whatever their radius, but one that is all zeros stays so: its layer
     multiplies by `1 + weight`, or starts without its branch. (Memory left by `to_empty` may be zeros too: have the
-    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, stay.
+    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, stay. Returned are the
+    norms, to make an optimizer of.
 
     Args:
         model: The model, or what `assign_norms` returned for it.
@@ -36,9 +37,6 @@ def initialize_(
         overrides: See `assign_norms`.
         radii: Name pattern -> radius, as the optimizers take it.
         generator: Where the random numbers come from, in the model's order; torch's own without it.
-
-    Returns:
-        The norms, to make an optimizer of.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8))

@@ -51,9 +51,9 @@ class Recipe:
 
     def norm(self, role: Role, ndim: int) -> tuple[Norm | None, float, str]:
         """A role's norm and radius, and the reason as the printed table gives it."""
-        if role.position in ("last", "both") and self.last != self.matrix:
+        if role.last and self.last != self.matrix:
             return self.last, self.radii.last, f"last {role.layer}"
-        first = self.pixels and role.position in ("first", "both")
+        first = self.pixels and role.first
         norm = self._norm(role, ndim, first)
         radius = self.radii.embedding if role.kind in ("embedding", "one-hot columns") else self.radii.hidden
         return norm, radius, f"first layer, {role.layer}" if first else role.layer

@@ -40,7 +40,8 @@ class Role:
     parts: int | tuple[int, ...] = 1  # how many equal matrices are fused along its outputs, or the size of each
     groups: int = 1
     transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
-    position: Literal["first", "last", "both", ""] = ""  # whether its layer is the model's first or last
+    first: bool = False  # whether its layer is the model's first
+    last: bool = False  # whether its layer is the model's last
     doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
 
 
@@ -67,19 +68,19 @@ class Roles:
 
     def _repeated(self, name: str) -> bool:
         """Whether a module is part of attention, or of a block beside which stands another of the same shapes."""
-        above = self._above(name)
+        line = self._down_to(name)
         numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
-        return isinstance(above[-1], nn.MultiheadAttention) or any(
-            _alike(above[i + 1], other) for i in numbered for other in above[i].children() if other is not above[i + 1]
+        return isinstance(line[-2], nn.MultiheadAttention) or any(
+            _alike(line[i + 1], other) for i in numbered for other in line[i].children() if other is not line[i + 1]
         )
 
     def _in_list(self, name: str) -> bool:
-        return any(isinstance(module, nn.ModuleList) for module in self._above(name))
+        return any(isinstance(module, nn.ModuleList) for module in self._down_to(name))
 
-    def _above(self, name: str) -> list[nn.Module]:
-        """The modules that hold the named one, from the model down."""
+    def _down_to(self, name: str) -> list[nn.Module]:
+        """The modules that hold the named one, from the model down, and that one."""
         parts = name.split(".")
-        return [self.owners[".".join(parts[:i])] for i in range(len(parts))]
+        return [self.owners[".".join(parts[:i])] for i in range(len(parts) + 1)]
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
         """The layer that a parameter belongs to, or serves by a parametrization, and its name there.
@@ -114,18 +115,14 @@ class Roles:
         first, last = module is self._first, module is self._last
         if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
             d_out, d_in = reversed(shape) if found.transposed else shape[:2]
-            layout = projection(_own_name(_path(name)), d_out, d_in, self._around(name))
+            layout = projection(_own_name(_path(name)), d_out, d_in, self._down_to(_path(name))[::-1])
             if layout.parts != 1 or (layout.doubt and found.kind == "matrix"):  # a fused projection is no head
                 last = False
                 layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
                 found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
         if last and not self._sure_of_last:
             found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
-        return replace(found, position="both" if first and last else "first" if first else "last" if last else "")
-
-    def _around(self, name: str) -> list[nn.Module]:
-        """The modules that hold a parameter, the nearest first."""
-        return [self.owners[_path(name)], *reversed(self._above(_path(name)))]
+        return replace(found, first=first, last=last)
 
     def _by_name(self, name: str, module: nn.Module, leaf: str, shape: Sequence[int]) -> Role | None:
         """Parameters of layers that torch does not have."""
@@ -146,7 +143,7 @@ class Roles:
             return Role("embedding" if known[0] == "embedding" else "matrix", f"{kind}, by its name")
         if ndim >= 3 and sum(size > 1 for size in shape) <= 1:
             return Role("vector", "one vector, by its shape")
-        layout = experts(leaf, shape, self._around(name)) if ndim == 3 else None
+        layout = experts(leaf, shape, self._down_to(_path(name))[::-1]) if ndim == 3 else None
         if layout is not None:
             return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
         if shape[0] == 1 and leaf != "weight":
@@ -198,10 +195,9 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
                 return Role("vector", f"nn.{kind}")
             parts = 1 if leaf.startswith("weight_hr") else _GATES.get(kind.removesuffix("Cell"), 1)
             return Role("matrix", f"nn.{kind}", parts=parts)
-        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight":
-            return Role("gain", "gain of a norm layer")
-        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "bias":
-            return Role("vector", "bias of a norm layer")
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | _NormBase(), "weight" | "bias":
+            kind, what = ("gain", "gain") if leaf == "weight" else ("vector", "bias")
+            return Role(kind, f"{what} of a norm layer")
     if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D" and leaf == "weight":
         return Role("matrix", "Conv1D of transformers", transposed=True)
     return None

@@ -32,7 +32,7 @@ class _LargestRMS(Norm):
 
     def _sizes(self, weight: Tensor) -> Tensor:
         """The RMS of every group, with the dimensions of the weight."""
-        return rms(weight, self._dims(), keepdim=True) if self._dims() else weight.abs()
+        return rms(weight, self._dims()) if self._dims() else weight.abs()
 
     def norm(self, weight: Tensor) -> Tensor:
         return entries(self._sizes(weight), self.ndim).amax(-1) / self._unit(self._count(weight))
@@ -117,8 +117,7 @@ class RowNorm(_LargestRMS):
 class BiasRMS(_LargestRMS):
     """The RMS norm of a vector; its oracle is the gradient normalised to RMS 1 (LMO table 3).
 
-    Args:
-        ndim: Dimensions of the vector; more than 1 for the biases of a layer norm over several dimensions.
+    `ndim` is more than 1 for the biases of a layer norm over several dimensions.
 
     Example:
         >>> BiasRMS().norm(torch.tensor([3.0, 4.0]))
@@ -130,12 +129,9 @@ class BiasRMS(_LargestRMS):
 
 @dataclass(frozen=True, repr=False)
 class Euclidean(_LargestRMS):
-    """The l2 norm of all entries of a tensor; its oracle is the normalised gradient (LMO table 1).
+    """The l2 norm of all entries of a tensor of `ndim` dimensions; its oracle is the normalised gradient (LMO table 1).
 
     With `ndim=2` it is the Frobenius norm of a matrix, which has no class of its own.
-
-    Args:
-        ndim: Dimensions of the tensor.
 
     Example:
         >>> Euclidean(ndim=2).norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))

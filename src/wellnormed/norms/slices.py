@@ -6,7 +6,7 @@ Each is the largest norm of a part. The norm of the whole matrix would understat
 from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -50,18 +50,15 @@ class Lifted(MatrixNorm):
     def msign_settings(self) -> tuple[str, str]:
         return self.inner.msign_settings
 
-    def with_coefficients(self, coefficients: str) -> Self:
-        return replace(self, inner=self.inner.with_coefficients(coefficients))  # pyrefly: ignore
-
-    def with_units(self, units: str) -> Self:
-        return replace(self, inner=self.inner.with_units(units))  # pyrefly: ignore
+    def with_settings(self, **settings: str) -> Self:
+        return replace(self, inner=self.inner.with_settings(**settings))  # pyrefly: ignore
 
 
 class _Parts(Lifted):
     """Parts that lie along one dimension; `parts` is their number, or the size of each."""
 
     parts: int | tuple[int, ...]
-    dim: int
+    dim: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,12 +103,10 @@ class _Parts(Lifted):
 
 @dataclass(frozen=True, repr=False)
 class Split(_Parts):
-    """The largest inner norm over parts of a fused weight, cut along one dimension: queries, keys and values, say.
+    """The largest norm, `inner`, over the parts of a fused weight: queries, keys and values, say.
 
-    Args:
-        parts: How many of equal size, or the size of each.
-        inner: Norm of one part.
-        dim: Dimension of one weight along which the parts lie; 0 is the outputs of a matrix.
+    `parts` is how many of equal size there are, or the size of each. They lie along the dimension `dim` of one weight;
+    0 is the outputs of a matrix.
 
     Example:
         >>> qkv = torch.cat([torch.eye(4), 3 * torch.eye(4), torch.eye(4)])
@@ -126,20 +121,15 @@ class Split(_Parts):
 
 @dataclass(frozen=True, repr=False)
 class PerHead(_Parts):
-    """The largest inner norm over a projection's `heads` row slices, each of shape `(d_out / heads, d_in)`.
+    """The largest norm, `inner`, over a projection's `heads` slices of rows, each of shape `(d_out / heads, d_in)`.
 
     Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice.
-
-    Args:
-        heads: Number of slices of equal height, stacked along the output dimension.
-        inner: Norm of one slice.
 
     Example:
         >>> PerHead(4).norm(torch.eye(8))
         tensor(2.)
     """
 
-    dim: ClassVar[int] = 0  # pyrefly: ignore[bad-override]
     heads: int
     inner: MatrixNorm = RMS_TO_RMS  # pyrefly: ignore[bad-override]
 
@@ -151,10 +141,7 @@ class PerHead(_Parts):
 
 @dataclass(frozen=True, repr=False)
 class Experts(Lifted):
-    """The largest inner norm over the experts of one weight `(experts, *shape)`.
-
-    Args:
-        inner: Norm of one expert's weight.
+    """The largest norm, `inner`, over the experts of one weight `(experts, *shape)`.
 
     Example:
         >>> Experts().norm(torch.stack([torch.eye(4), 5 * torch.eye(4)]))

@@ -6,7 +6,7 @@ grow (LT section 3.1; Modular Duality, section 3).
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from torch import Tensor
 
@@ -41,6 +41,8 @@ class Spectral(MatrixNorm):
         1.0
     """
 
+    always_shown: ClassVar[tuple[str, ...]] = ("coefficients", "method")  # they decide the step's true norm
+
     coefficients: str = "you-5-nanogpt"
     method: str = "auto"
     units: Units = "rms"
@@ -54,12 +56,6 @@ class Spectral(MatrixNorm):
             raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(_METHODS)}, as in msign")
         if not isinstance(self.input_axis, int) or self.input_axis not in (0, 1):
             raise ValueError(f"Spectral: input_axis={self.input_axis!r} must be 1 (matrix columns) or 0 (rows)")
-
-    def __repr__(self) -> str:
-        """Always with what decides the step's true norm."""
-        units = "" if self.units == "rms" else f", units={self.units!r}"
-        axis = "" if self.input_axis == 1 else f", input_axis={self.input_axis}"
-        return f"Spectral(coefficients={self.coefficients!r}, method={self.method!r}{units}{axis})"
 
     @property
     def msign_settings(self) -> tuple[str, str]:
@@ -77,23 +73,12 @@ class Spectral(MatrixNorm):
 
     def unit_of(self, d_out: int, d_in: int) -> float:
         """The largest singular value of a matrix of norm 1 with `d_out` outputs and `d_in` inputs."""
-        match self.units:
-            case "rms":
-                return math.sqrt(d_out / d_in)
-            case "l2":
-                return 1.0
-            case "pixels":
-                return max(1.0, math.sqrt(d_out / d_in))
-            case "one-hot":
-                return math.sqrt(d_out)
-            case "match-rms-adamw":
-                return 0.2 * math.sqrt(max(d_out, d_in))
+        rms, adamw = math.sqrt(d_out / d_in), 0.2 * math.sqrt(max(d_out, d_in))
+        units = {"rms": rms, "l2": 1.0, "pixels": max(1.0, rms), "one-hot": math.sqrt(d_out), "match-rms-adamw": adamw}
+        return units[self.units]
 
-    def with_coefficients(self, coefficients: str) -> Self:
-        return replace(self, coefficients=coefficients)
-
-    def with_units(self, units: str) -> Self:
-        return replace(self, units=units)  # pyrefly: ignore
+    def with_settings(self, **settings: str) -> Self:
+        return replace(self, **settings)  # pyrefly: ignore
 
 
 RMS_TO_RMS = Spectral()

@@ -4,28 +4,24 @@ What is refused is refused before anything is changed, by a `ValueError` that na
 """
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter, Norm
+from wellnormed.norms import AssignedParameter
+from wellnormed.norms.assignment import check_norm
 from wellnormed.parallel.layout import is_distributed, layout
 
 
 def refuse_parameter(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that cannot be trained: it is empty, or a piece of what FSDP1 flattens."""
+    """Refuse a parameter that cannot be trained: a piece of what FSDP1 flattens."""
     marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
     if "_fsdp_wrapped_module" in name or any(marks):
         raise ValueError(
             f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
             "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
-        )
-    if parameter.numel() == 0:
-        raise ValueError(
-            f"parameter {name!r} of shape {tuple(parameter.shape)} is empty; give its layer a size of at least 1, or "
-            "freeze it with requires_grad_(False)"
         )
 
 
@@ -35,26 +31,17 @@ def refuse_zero_redundancy() -> None:
     It hands every process some of the parameters, and says so to nobody; only the calling frames tell.
     """
     frame = sys._getframe(1)
-    while frame is not None:
-        if type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
-            raise ValueError(
-                "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the "
-                "optimizer itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
-            )
+    while frame is not None and type(frame.f_locals.get("self")).__name__ != "ZeroRedundancyOptimizer":
         frame = frame.f_back
+    if frame is not None:
+        raise ValueError(
+            "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the optimizer "
+            "itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
+        )
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse a gradient that no step can be made of.
-
-    The parameter has no values (meta), or the gradient is sparse, or lies otherwise over processes than the parameter,
-    such as one not yet summed.
-    """
-    if parameter.is_meta:
-        raise ValueError(
-            f"parameter {name!r} is a meta tensor and has no values; make them with model.to_empty(device=...) and an "
-            "initialisation, then make the optimizer"
-        )
+    """Refuse a gradient that is sparse, or not laid over processes as the parameter is, such as one not yet summed."""
     if gradient.layout is not torch.strided:
         raise ValueError(
             f"the gradient of {name!r} is sparse ({gradient.layout}), and a norm needs it whole; make the layer with "
@@ -72,17 +59,17 @@ def assign_later(
     members: list[tuple[str, nn.Parameter]],
     group: Mapping[str, Any],
     known: Mapping[nn.Parameter, AssignedParameter],
-    taken: Container[str],
+    taken: Iterable[str],
 ) -> tuple[AssignedParameter, ...]:
     """Names and norms of parameters that come in the middle of training; refused if unknown, unfit, or named twice.
 
     Their group's key `norm` decides for all `members`, else what is `known` of them. `taken` are the optimizer's names.
     """
-    entries = []
+    names, entries = set(taken), []
     for name, parameter in members:
         entry = known.get(parameter)
         name = name if entry is None else entry.name
-        while name.isdigit() and (name in taken or any(name == e.name for e in entries)):
+        while name.isdigit() and name in names:
             name = str(int(name) + 1)
         if "norm" in group:
             norm, reason = group["norm"], "add_param_group"
@@ -93,11 +80,9 @@ def assign_later(
                 f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} lives "
                 "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
             )
-        if not (norm is None or isinstance(norm, Norm)):
-            raise ValueError(f"add_param_group: norm={norm!r} is no norm; pass one such as Spectral(), or None")
-        if norm is not None:
-            norm.check_shape(parameter.shape, name)
-        if name in taken:
+        check_norm(norm, "add_param_group: norm")
+        if name in names:
             raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
+        names.add(name)
         entries.append(AssignedParameter(name, parameter, norm, reason))
     return tuple(entries)

@@ -82,8 +82,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
             lr = self.assignment.lr
         self._adopt(self.assignment)
-        own = {key: value for key, value in settings.items() if key in GROUP_DEFAULTS}
-        defaults = {"lr": lr, **GROUP_DEFAULTS, **own, "steps": 0}
+        defaults = {"lr": lr, "steps": 0} | {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         check_settings(defaults, self.memory)
         super().__init__(split(groups, self.assignment, lr, settings), defaults)
 
@@ -92,6 +91,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         return resolve(params, settings)
 
     def _adopt(self, assignment: Assignment) -> None:
+        if meta := [a.name for a in assignment if a.parameter.is_meta]:
+            raise ValueError(
+                f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
+                "what to_empty() replaces; make it afterwards"
+            )
         for a in assignment:
             refuse_parameter(a.name, a.parameter)
         self.assignment = assignment
@@ -107,8 +111,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
             columns["radius"][name] = f"{group['radius']:g}" if own else ""
-            differing = [f"{key}={group[key]}" for key in own if group[key] != self.defaults[key]]
-            columns["differs"][name] = ", ".join(differing)
+            columns["differs"][name] = ", ".join(f"{k}={group[k]}" for k in own if group[k] != self.defaults[k])
         if not any(columns["differs"].values()):
             del columns["differs"]
         return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
@@ -185,10 +188,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             group["steps"] += 1
         buckets = list(self._buckets())
         results = self.placement.run(self._job(*bucket) for bucket in buckets)
-        for (group, _, parameters), (directions, *averages) in zip(buckets, results, strict=True):
+        for (group, norm, parameters), (directions, *averages) in zip(buckets, results, strict=True):
             for average in averages:
                 torch._foreach_copy_([self.state[p]["second_moment"] for p in parameters], average)
-            self._move(group, parameters, directions)
+            self._move(group, norm, parameters, directions)
         return loss
 
     def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
@@ -196,8 +199,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         alone = self.memory == "gradient"
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
-            keys = lambda p: (self._norms[p], id(p) if alone else None)  # noqa: E731
-            for (norm, _), members in in_buckets(moving, lambda p: p, keys):
+            for (norm, _), members in in_buckets(moving, lambda p: p, lambda p: (self._norms[p], alone and id(p))):
                 assert norm is not None  # selected so
                 yield group, norm, members
 
@@ -224,14 +226,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         averages, keep = [state["second_moment"] for state in states], group["normuon"]
         return Job((seen, averages), lambda batch, own: normalize_neurons(direction(batch), own, norm, keep))
 
-    def _move(self, group: Group, parameters: list[Tensor], directions: list[Tensor]) -> None:
+    def _move(self, group: Group, norm: Norm, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
         length, shrink = group["radius"], 1 - lr * group["weight_decay"]
         if rule == "averaged":
             directions = self._average(parameters, directions, group)
         elif rule == "constrained":
-            norm = self._norms[parameters[0]]
-            assert norm is not None  # it made the direction
             length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
         directions = self._rounding.held_back(parameters, directions)
         if group["cautious_decay"]:
@@ -316,10 +316,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`."""
         super().load_state_dict(by_name(state_dict, self.param_groups))
         if self.memory == "gradient":
-            for parameter, state in list(self.state.items()):
+            for parameter in list(self.state):
                 if self._norms[parameter] is not None:
-                    parameter.grad = state.pop("momentum_buffer").clone()
-                    del self.state[parameter]
+                    parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"assignment": self.assignment, "memory": self.memory, "_chosen": self._chosen}

@@ -42,11 +42,8 @@ def second_moment_like(parameter: Tensor, norm: MatrixNorm) -> Tensor:
 def normalize_neurons(directions: Tensor, second: Tensor, norm: MatrixNorm, keep: float) -> tuple[Tensor, Tensor]:
     """NorMuon's normalised directions of a batch, and its averages brought up to date.
 
-    Args:
-        directions: The oracle's outputs, `(batch, *shape)`.
-        second: The averages of mean squares, from `second_moment_like`, stacked.
-        norm: The norm, whose slices are the matrices.
-        keep: Fraction of the averages that is kept, `beta2`.
+    From the oracle's outputs `(batch, *shape)`, whose slices by the norm are the matrices, and the averages of mean
+    squares of `second_moment_like`, stacked, of which the fraction `keep` is kept (the paper's `beta2`).
     """
     batches, averages = norm.slices(directions), []
     parts = second.split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)

@@ -11,13 +11,9 @@ from torch.optim.adamw import adamw
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """What AdamW does to parameters without a norm, as in `torch.optim.AdamW`.
+    """What AdamW does to parameters without a norm; the fields are arguments of `torch.optim.AdamW`.
 
-    Args:
-        lr: Learning rate; a number of its own, for its unit is another than that of the oracles.
-        betas: Fractions kept of the averages of gradients and their squares.
-        eps: Added to the denominator.
-        weight_decay: Fraction of the weight, per unit of learning rate, removed in a step.
+    The learning rate is a number of its own, for its unit is another than that of the oracles.
     """
 
     lr: float = 3e-4
@@ -36,8 +32,6 @@ class AdamWSettings:
 
 def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, Any]], group: dict[str, Any]) -> None:
     """One step of torch's own AdamW on parameters that have a gradient; state as `torch.optim.AdamW` keeps it."""
-    if not parameters:
-        return
     states = [state_of(parameter) for parameter in parameters]
     for parameter, state in zip(parameters, states, strict=True):
         if not state:

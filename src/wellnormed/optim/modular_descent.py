@@ -46,12 +46,8 @@ class ModularDescent(ConditionalGradient):
             raise ValueError(f"the modular tree lacks {', '.join(outside)}; add them as atoms, or freeze them")
         if unknown := [name for name in norms if name not in trainable]:
             raise ValueError(f"the model has no trainable {', '.join(unknown)}, which the modular tree holds")
-        for name, parameter in trainable.items():
-            norms[name].check_shape(parameter.shape, name)
         settings["lr_factors"] = factors = self.tree.lr_factors()
-        assigned = [
-            AssignedParameter(name, p, norms[name], f"{factors[name]:.4g} of the modular step")
-            for name, p in trainable.items()
-        ]
+        reasons = {name: f"{factor:.4g} of the modular step" for name, factor in factors.items()}
+        assigned = tuple(AssignedParameter(name, p, norms[name], reasons[name]) for name, p in trainable.items())
         frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
-        super().__init__(Assignment(tuple(assigned), frozen), lr, **settings)
+        super().__init__(Assignment(assigned, frozen), lr, **settings)

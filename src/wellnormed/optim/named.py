@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 from wellnormed._inputs import require_flags
-from wellnormed.norms import Assignment, Norm
-from wellnormed.norms.spectral import Units
+from wellnormed.norms import Assignment
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.routing import Params
 from wellnormed.optim.settings import EngineSettings, Group
@@ -69,22 +68,18 @@ class Muon(ConditionalGradient):
         coefficients: str = "jordan-5",
         **settings: Unpack[EngineSettings],
     ) -> None:
-        if adjust_lr_fn not in (None, *_UNITS):
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be None or one of {', '.join(_UNITS)}")
-        self._units, self._coefficients = _UNITS.get(adjust_lr_fn or ""), coefficients
+        if adjust_lr_fn not in list(_UNITS):
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be one of {', '.join(map(str, _UNITS))}")
+        self._of_oracles = {"coefficients": coefficients, **_UNITS[adjust_lr_fn]}
         super().__init__(params, lr, **settings)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
         groups, assignment = super()._resolve(params, settings)
-        return groups, replace(assignment, assigned=tuple(replace(a, norm=self._adjusted(a.norm)) for a in assignment))
-
-    def _adjusted(self, norm: Norm | None) -> Norm | None:
-        if norm is not None:
-            norm = norm.with_coefficients(self._coefficients)
-        return norm if norm is None or self._units is None else norm.with_units(self._units)
+        own = (replace(a, norm=a.norm and a.norm.with_settings(**self._of_oracles)) for a in assignment)
+        return groups, replace(assignment, assigned=tuple(own))
 
 
-_UNITS: dict[str, Units] = {"original": "pixels", "match_rms_adamw": "match-rms-adamw"}
+_UNITS = {None: {}, "original": {"units": "pixels"}, "match_rms_adamw": {"units": "match-rms-adamw"}}
 
 
 class Almond(ConditionalGradient):

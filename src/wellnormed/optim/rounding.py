@@ -1,8 +1,7 @@
 """Which gradients are rounding errors and nothing else, so that an oracle does not turn them into whole steps.
 
-Some parameters have no influence on the loss: softmax does not see the bias of the keys, nor a batch norm the bias of
-the convolution before it. The terms of their gradient cancel, and what is left is the rounding of the terms. SGD
-hardly notices; an oracle, which does not see the size of a gradient, moves such a parameter as far as any other.
+Softmax does not see the bias of the keys, nor a batch norm the bias of the convolution before it. The terms of their
+gradient cancel, and an oracle, which does not see its size, would make a whole step of the rounding that is left.
 
 A parameter is held back while its gradient, and the average of those before it, are small **and** have no direction;
 nothing else in a step changes. `docs/optimizers.md` derives what is small and what is a direction:
@@ -30,6 +29,7 @@ from torch import Tensor
 from wellnormed.norms import Gain, Norm, Sign
 from wellnormed.parallel.layout import like, local, whole
 
+State = dict[str, Tensor]
 POSITIONS = 2**16
 """Terms that a gradient sums at most, `n`."""
 
@@ -57,12 +57,8 @@ def memory_of_signs(dtype: torch.dtype) -> float:
 def doubtful_sizes(sizes: Mapping[str, float], parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """For every parameter that is compared, the size at or below which its gradient may be an error.
 
-    Left out are parameters whose module, with the modules inside it, holds no other, and matrices that have no name
-    but a number.
-
-    Args:
-        sizes: The largest entry of every gradient there is.
-        parameters: The parameters by their names.
+    `sizes` holds the largest entry of every gradient there is. Left out are parameters whose module, with the modules
+    inside it, holds no other, and matrices that have no name but a number.
 
     Example:
         >>> parameters = {"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2), "b.weight": torch.ones(2, 2)}
@@ -103,22 +99,13 @@ class Rounding:
         self._factors: dict[Tensor, Tensor] = {}
 
     def judge(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-        norm: Norm,
-        sized: bool,
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], norm: Norm, sized: bool
     ) -> None:
         """Remember one where a parameter moves and zero where not, and bring its average of signs up to date.
 
-        Args:
-            parameters: Parameters of one shape and norm.
-            gradients: Their gradients, before they enter their averages.
-            states: What the step has averaged so far, and the averages of signs; empty where none are kept, and the
-                size of the gradient alone decides.
-            norm: The norm of the parameters.
-            sized: Whether the averages are of gradients, so that their size tells too.
+        The parameters share the norm. `states` hold that average, and what the step has averaged before these
+        gradients; `sized` says that it averaged gradients, so that their size tells too. Without states the size of
+        the gradient alone decides.
         """
         entries = by_entries(parameters[0], norm)
         doubted = [i for i, p in enumerate(parameters) if p in self._below and (entries or self._below[p][1])]

@@ -1,6 +1,6 @@
 """From what a user passes, or a saved state holds, to parameter groups: every parameter once, with its norm or none."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,18 +22,16 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
 
     Every parameter of the assignment must be in one group, and no other parameter in any.
     """
-    norms = settings.get("norms")
-    source = norms if norms is not None else params
-    if isinstance(source, nn.Module):
-        norms = assign_norms(source, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
+    norms = params if settings.get("norms") is None else settings["norms"]
+    if isinstance(norms, nn.Module):
+        norms = assign_norms(norms, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
     elif given := [key for key in ("recipe", "overrides") if key in settings]:
         raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
     if isinstance(params, nn.Module):
         params = params.parameters()
-    if isinstance(params, Assignment):
-        if norms is not None and norms is not params:
+    elif isinstance(params, Assignment):
+        if norms is not params:
             raise ValueError("norms= is given beside an assignment; pass the assignment alone")
-        norms = params
         params = [a.parameter for a in params]
     if not isinstance(norms, Assignment):
         raise ValueError(
@@ -42,32 +40,21 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
         )
     if len(norms) == 0:
         raise ValueError("the assignment holds no trainable parameter; there is nothing to optimize")
-    if meta := [a.name for a in norms if a.parameter.is_meta]:
-        raise ValueError(
-            f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
-            "what to_empty() replaces; make it afterwards"
-        )
     names = {a.parameter: a.name for a in norms}
-    seen: set[str] = set()
     resolved = []
     for index, group in enumerate(named(params)):
-        pairs = []
-        for _, tensor in group["params"]:
-            if tensor not in names:
-                if not tensor.requires_grad:
-                    continue  # frozen: listed by the assignment
-                raise ValueError(
-                    f"a parameter of shape {tuple(tensor.shape)} in group {index} is not in norms=; "
-                    "assign norms to the same model, after it was moved, wrapped or unfrozen"
-                )
-            name = names[tensor]
-            if name in seen:
-                raise ValueError(f"parameter {name!r} is in two groups; leave it in one")
-            seen.add(name)
-            pairs.append((name, tensor))
-        if pairs:
+        members = [tensor for _, tensor in group["params"]]
+        if unknown := [p for p in members if p not in names and p.requires_grad]:  # frozen ones are left out
+            raise ValueError(
+                f"a parameter of shape {tuple(unknown[0].shape)} in group {index} is not in norms=; "
+                "assign norms to the same model, after it was moved, wrapped or unfrozen"
+            )
+        if pairs := [(names[p], p) for p in members if p in names]:
             resolved.append({**group, "params": pairs})
-    if missing := [a.name for a in norms if a.name not in seen]:
+    counts = Counter(name for group in resolved for name, _ in group["params"])
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"parameter {twice[0]!r} is in two groups; leave it in one")
+    if missing := [a.name for a in norms if a.name not in counts]:
         raise ValueError(
             f"{', '.join(missing)} have a norm but are in no group, so nothing would train them; add them, or freeze "
             "them before assign_norms"
@@ -133,11 +120,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count.
-
-    Raises:
-        ValueError: A parameter is missing or unknown, or one group here is in two there.
-    """
+    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     if not (isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys()):
         raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
     saved = state_dict["param_groups"]
@@ -145,13 +128,13 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         return state_dict
     number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
     home = {unwrapped(name): group for group in saved for name in group["param_names"]}
-    names = [unwrapped(name) for group in groups for name in group["param_names"]]
-    if set(names) != number.keys():
+    names = {unwrapped(name): i for i, name in enumerate(n for group in groups for n in group["param_names"])}
+    if names.keys() != number.keys():
         raise ValueError(
-            f"the state lacks {sorted(set(names) - number.keys())} and has unknown "
-            f"{sorted(number.keys() - set(names))}; load it into the model that it was saved from"
+            f"the state lacks {sorted(names.keys() - number.keys())} and has unknown "
+            f"{sorted(number.keys() - names.keys())}; load it into the model that it was saved from"
         )
-    ordered, first = [], 0
+    ordered = []
     for group in groups:
         members = group["param_names"]
         theirs = home[unwrapped(members[0])]
@@ -165,8 +148,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "assign the norms as they were"
             )
-        ordered.append({**theirs, "params": list(range(first, first + len(members))), "param_names": members})
-        first += len(members)
+        ordered.append({**theirs, "params": [names[unwrapped(name)] for name in members], "param_names": members})
     own = state_dict["state"]
-    state = {i: own[number[name]] for i, name in enumerate(names) if number[name] in own}
+    state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
     return {**state_dict, "state": state, "param_groups": ordered}

@@ -83,13 +83,13 @@ GROUP_DEFAULTS: Group = {
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
+    where = f"{optimizer.__name__}: "
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
         given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise ValueError(f"{optimizer.__name__}: adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
-    where = f"{optimizer.__name__}: "
-    mappings = {key: settings.get(key) for key in ("overrides", "radii", "lr_factors")}
-    require_patterns(where, {key: value for key, value in mappings.items() if value is not None})
+        raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
+    patterns = ("overrides", "radii", "lr_factors")
+    require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
         raise ValueError(f"{where}process_group={group!r} is none; pass one of torch.distributed.new_group, or None")
     own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
@@ -98,9 +98,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(
-                f"{optimizer.__name__}: unknown keyword {name}={value!r}; {meant}The keywords are {', '.join(known)}"
-            )
+            raise ValueError(f"{where}unknown keyword {name}={value!r}; {meant}The keywords are {', '.join(known)}")
 
 
 def check_settings(settings: Group, memory: Memory) -> None:
@@ -117,10 +115,9 @@ def check_settings(settings: Group, memory: Memory) -> None:
     require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
-    if not 0 < settings["radius"] < float("inf"):
-        raise ValueError(f"radius={settings['radius']} must be positive and finite")
-    if not lr * settings["radius"] <= largest:
-        raise ValueError(f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm")
+    if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
+        own = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
+        raise ValueError(f"radius={settings['radius']} must be positive, and {own}")
     if step_rule not in get_args(StepRule):
         raise ValueError(f"step_rule={step_rule!r} must be one of {', '.join(get_args(StepRule))}")
     if step_rule == "constrained" and lr > 1:
@@ -128,10 +125,9 @@ def check_settings(settings: Group, memory: Memory) -> None:
     decay = settings["weight_decay"]
     if not 0 <= decay * lr <= 1:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
-    if decay and step_rule == "constrained":
-        raise ValueError(f"weight_decay={decay}: SCG has the decay 1 / radius already; change radius instead")
-    if settings["cautious_decay"] and step_rule == "constrained":
-        raise ValueError("cautious_decay=True: the decay of SCG is part of its step; use step_rule='unconstrained'")
+    if step_rule == "constrained" and (decay or settings["cautious_decay"]):
+        own = f"weight_decay={decay}, cautious_decay={settings['cautious_decay']}"
+        raise ValueError(f"{own}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule")
     keep, gain = settings["normuon"], settings["clip_gain"]
     if keep is not None and not 0 <= keep < 1:
         raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")

@@ -33,8 +33,7 @@ class _Uniform(ConditionalGradient):
         super().__init__(groups, lr, **settings)
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
-        norms = {parameter: self.norm(ndim=parameter.ndim) for _, parameter in members}
-        return {p: AssignedParameter(name, p, norms[p], "every parameter") for name, p in members}
+        return {p: AssignedParameter(name, p, self.norm(ndim=p.ndim), "every parameter") for name, p in members}
 
 
 class Signum(_Uniform):

@@ -1,7 +1,7 @@
 """One job's way through a group: parts to owners, work, results to where they belong. Nothing waits before it must."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -16,19 +16,16 @@ class DealtJob:
     """A job whose members have owners. Call `collect`, `compute` and `run` in this order, on every rank.
 
     `owners` holds the rank in the group that computes each member, `cuts` how each argument is cut (None if every rank
-    has it whole), and `count` is told the bytes that this rank sends.
+    has it whole).
     """
 
-    def __init__(
-        self, job: Job, group: ProcessGroup, owners: list[int], cuts: list[Cut | None], count: Callable[[int], None]
-    ) -> None:
+    def __init__(self, job: Job, group: ProcessGroup, owners: list[int], cuts: list[Cut | None]) -> None:
         self._job = job
         self._arguments = [
-            _Copied(tensors, group, owners, count) if cut is None else _Parts(tensors, group, owners, count, cut)
+            _Copied(tensors, group, owners) if cut is None else _Parts(tensors, group, owners, cut)
             for tensors, cut in zip(job.inputs, cuts, strict=True)
         ]
-        returned = range(len(self._arguments)) if job.returned is None else job.returned
-        self._returned = [self._arguments[i] for i in returned]
+        self._replaced = self._arguments[job.read_only :]
         self._works = group.rank() in owners
 
     def collect(self) -> None:
@@ -36,16 +33,17 @@ class DealtJob:
         for argument in self._arguments:
             argument.collect()
 
-    def compute(self) -> None:
-        """Compute what this rank owns, and start to send it."""
+    def compute(self) -> int:
+        """Compute what this rank owns, and start to send it; returns the bytes that it sends for the job in all."""
         stacked = [argument.stacked() for argument in self._arguments]
-        results = self._job.function(*stacked) if self._works else (None,) * len(self._returned)
-        for argument, result in zip(self._returned, results, strict=True):
+        results = self._job.function(*stacked) if self._works else (None,) * len(self._replaced)
+        for argument, result in zip(self._replaced, results, strict=True):
             argument.spread(result)
+        return sum(argument.sent for argument in self._arguments)
 
     def run(self) -> tuple[list[Tensor], ...]:
         """The results, as of `Job.run`, once they have come."""
-        return tuple(argument.results() for argument in self._returned)
+        return tuple(argument.results() for argument in self._replaced)
 
 
 class _Argument(ABC):
@@ -53,13 +51,11 @@ class _Argument(ABC):
 
     `collect` starts to bring what this rank owns here, and `stacked` waits for it and makes it one tensor. `spread`
     starts to send the results of the same members, None from a rank that owns none; `results` waits for those of all
-    members, and lays each out as its input.
+    members, and lays each out as its input. `sent` counts the bytes.
     """
 
-    def __init__(
-        self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], count: Callable[[int], None]
-    ) -> None:
-        self._tensors, self._group, self._count = tensors, group, count
+    def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int]) -> None:
+        self._tensors, self._group, self.sent = tensors, group, 0
         self._rank = group.rank()
         self._owned = [[j for j, owner in enumerate(owners) if owner == rank] for rank in range(group.size())]
         self._mine = self._owned[self._rank]
@@ -100,7 +96,7 @@ class _Copied(_Argument):
             if rank == self._rank:
                 assert result is not None  # it owns some
                 buffer = result.to(self._tensors[0]).reshape(-1).contiguous()
-                self._count(buffer.nbytes * (self._group.size() - 1))
+                self.sent += buffer.nbytes * (self._group.size() - 1)
             else:
                 buffer = self._buffer(len(members) * self._shape.numel())
             work = dist.broadcast(buffer, group=self._group, group_src=rank, async_op=True)
@@ -118,10 +114,8 @@ class _Copied(_Argument):
 class _Parts(_Argument):
     """Cut over the ranks: each sends every owner its parts, in one message per pair, and gets parts of results back."""
 
-    def __init__(
-        self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], count: Callable[[int], None], cut: Cut
-    ) -> None:
-        super().__init__(tensors, group, owners, count)
+    def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], cut: Cut) -> None:
+        super().__init__(tensors, group, owners)
         self._axis = cut.dim + 1  # after the members
         self._lengths = part_lengths(self._shape[cut.dim], group.size())
         before, after = self._shape[: cut.dim], self._shape[cut.dim + 1 :]
@@ -154,7 +148,7 @@ class _Parts(_Argument):
 
     def _exchange(self, sent: Tensor, outgoing: list[int], incoming: list[int]) -> tuple[Tensor, Tensor, dist.Work]:
         """All pairs at once; what is sent is kept until it has arrived."""
-        self._count((sum(outgoing) - outgoing[self._rank]) * sent.element_size())
+        self.sent += (sum(outgoing) - outgoing[self._rank]) * sent.element_size()
         received = self._buffer(sum(incoming))
         work = dist.all_to_all_single(received, sent, incoming, outgoing, self._group, async_op=True)
         assert work is not None  # this rank is in the group

@@ -26,9 +26,9 @@ class Job:
 
     Args:
         inputs: One list per argument, all of the same length; `inputs[i][j]` is argument `i` of member `j`.
-        function: From the arguments, each stacked along a new first dimension, to results of the same number, shapes,
-            dtypes and order.
-        returned: The arguments, by number and rising, in whose place the results stand; all of them if None.
+        function: From the arguments, each stacked along a new first dimension, to results of the same shapes, dtypes
+            and order.
+        read_only: How many of the arguments, the first ones, are only read; the results replace the others.
         cubic: Whether the work on a member grows as `m n min(m, n)`, as singular values do. False for work entry by
             entry or column by column, whose result costs more to send than to compute.
 
@@ -41,20 +41,15 @@ class Job:
 
     inputs: tuple[list[Tensor], ...]
     function: Callable[..., tuple[Tensor, ...]]
-    returned: tuple[int, ...] | None = None
+    read_only: int = 0
     cubic: bool = True
 
     def run(self) -> tuple[list[Tensor], ...]:
-        """Done here, with all of every tensor: one list per returned argument, laid out as the argument."""
+        """Done here, with all of every tensor: one list per replaced argument, laid out as the argument."""
         parts = ([local(t) for t in tensors] for tensors in self.inputs)
         results = self.function(*(torch.stack(own) if len(own) > 1 else own[0][None] for own in parts))
-        pairs = zip(results, self.replaced, strict=True)
+        pairs = zip(results, self.inputs[self.read_only :], strict=True)
         return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
-
-    @property
-    def replaced(self) -> tuple[list[Tensor], ...]:
-        """The inputs in whose place the results stand."""
-        return self.inputs if self.returned is None else tuple(self.inputs[i] for i in self.returned)
 
     @property
     def cost(self) -> int:
@@ -62,7 +57,7 @@ class Job:
         shape = self.inputs[0][0].shape
         count = math.prod(shape)
         rows = shape[0] if len(shape) > 1 else 1
-        return count * min(rows, count // max(rows, 1)) if self.cubic else count
+        return count * min(rows, count // rows) if self.cubic else count
 
 
 def in_buckets(

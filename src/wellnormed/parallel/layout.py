@@ -9,7 +9,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -86,8 +85,3 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """The assembled tensor, in every process; a collective call for a DTensor."""
     return tensor.full_tensor().detach() if is_distributed(tensor) else tensor.detach()
-
-
-def copy_(tensors: list[Tensor], values: list[Tensor]) -> None:
-    """Copy values into tensors of the same layout."""
-    torch._foreach_copy_([local(t) for t in tensors], [local(v) for v in values])

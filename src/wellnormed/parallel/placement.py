@@ -49,9 +49,6 @@ class Placement:
         parameters: Name -> parameter, the same in every process.
         process_group: The group that holds copies of the plain parameters, as DDP does. None: each process computes
             all of them itself.
-
-    Raises:
-        ValueError: A parameter is cut in a way that is not served; it is named.
     """
 
     sent_bytes: int = 0
@@ -82,7 +79,7 @@ class Placement:
                 work.collect()
         for work in works:
             if isinstance(work, DealtJob):
-                work.compute()
+                self.sent_bytes += work.compute()
         while works:
             yield works.popleft().run()
 
@@ -93,18 +90,16 @@ class Placement:
         every process.
         """
         for group, device in self._devices.items():
-            here = [name in numbers for name in among]
-            own = [[numbers.get(name, 0.0), float(held), -float(held)] for name, held in zip(among, here, strict=True)]
+            own = [[numbers.get(name, 0.0), float(name in numbers), float(name not in numbers)] for name in among]
             most = torch.tensor(own, dtype=torch.float64, device=device)
             dist.all_reduce(most, dist.ReduceOp.MAX, group)
-            largest, anywhere, nowhere = most.unbind(1)
-            if partly := [name for name, some in zip(among, (anywhere + nowhere).tolist(), strict=True) if some]:
+            found = dict(zip(among, most.tolist(), strict=True))
+            if partly := [name for name, (_, held, lacking) in found.items() if held and lacking]:
                 raise ValueError(
                     f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
                     "every process use every parameter, or use DDP with find_unused_parameters=True"
                 )
-            found = dict(zip(among, largest.tolist(), strict=True))
-            numbers = {name: found[name] for name in numbers}
+            numbers = {name: found[name][0] for name in numbers}
         return numbers
 
     def _cut(self, tensor: Tensor, name: str) -> Cut | None:
@@ -122,9 +117,7 @@ class Placement:
                 costs[group] += [job.cost] * len(job.inputs[0])
         owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
         return [
-            job
-            if group is None
-            else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own, self._count)
+            job if group is None else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own)
             for job, group, own in zip(jobs, groups, cuts, strict=True)
         ]
 
@@ -134,6 +127,3 @@ class Placement:
         if groups:
             return groups.pop()
         return self._process_group if job.cubic and job.cost >= SMALL else None
-
-    def _count(self, sent: int) -> None:
-        self.sent_bytes += sent
