@@ -313,6 +313,7 @@ def test_operator_norms_bound_what_they_say():
         (lambda: wn.Spectral(units="image"), "units='image'"),
         (lambda: wn.Spectral(input_axis=2), "input_axis=2"),
         (lambda: SpectralConv(inner=wn.Spectral(input_axis=0)), "transposed=True"),
+        (lambda: SpectralConv(inner=wn.Sign()), r"inner=Sign\(\) must be a Spectral"),
         (lambda: wn.Sign(normalized=True, ndim=1), "no inputs to count"),
         (lambda: wn.Sign(normalized=True, output_axis=2), "output_axis"),
         (lambda: Split(0), "must be positive"),

@@ -50,6 +50,22 @@ def test_a_layer_that_is_unfrozen_joins_with_its_norm(make):
     optimizer.load_state_dict(again)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"recipe": "scion-gpt"}, {"recipe": "scion-gpt", "radius": 3.0}, {"radii": {"*.weight": 7.0}},
+     {"lr_factors": {"*.weight": 0.5}, "recipe": "scion-mlp"}],
+)  # fmt: skip
+def test_a_layer_that_is_unfrozen_has_the_radius_and_the_rate_it_would_have_had(settings):
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = wn.Scion(model, lr=0.05, **settings)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    whole = wn.Scion(network(), lr=0.05, **settings)
+    for name, _ in model.named_parameters():
+        assert optimizer.update_norm(name) == whole.update_norm(name), name
+
+
 def test_a_group_may_bring_its_norm_or_ask_for_adamw():
     model = network()
     model[0].requires_grad_(False)

@@ -55,8 +55,11 @@ class SpectralConv(Lifted):
             raise ValueError(f"SpectralConv: mode={self.mode!r} must be 'positions' or 'patches'")
         if self.spatial not in (1, 2, 3):
             raise ValueError(f"SpectralConv: spatial={self.spatial} must be 1, 2 or 3, the dimensions of the image")
-        if self.inner.input_axis != 1:
-            raise ValueError("SpectralConv: inner has input_axis=0; say transposed=True for kernels stored input first")
+        if not isinstance(self.inner, Spectral) or self.inner.input_axis != 1:
+            raise ValueError(
+                f"SpectralConv: inner={self.inner!r} must be a Spectral with input_axis=1, for kernels have their own "
+                "layout; for those stored input first, say transposed=True"
+            )
         if self.groups < 1:
             raise ValueError(f"SpectralConv: groups={self.groups} must be at least 1")
 

@@ -72,17 +72,15 @@ def assign_later(
         while name.isdigit() and name in names:
             name = str(int(name) + 1)
         if "norm" in group:
-            norm, reason = group["norm"], "add_param_group"
-        elif entry is not None:
-            norm, reason = entry.norm, entry.reason
-        else:
+            check_norm(group["norm"], "add_param_group: norm")
+            entry = AssignedParameter(name, parameter, group["norm"], "add_param_group")
+        elif entry is None:
             raise ValueError(
                 f"add_param_group: nothing says which norm parameter {name!r} of shape {tuple(parameter.shape)} lives "
                 "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
             )
-        check_norm(norm, "add_param_group: norm")
         if name in names:
             raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
         names.add(name)
-        entries.append(AssignedParameter(name, parameter, norm, reason))
+        entries.append(entry)
     return tuple(entries)

@@ -74,8 +74,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         self.memory: Memory = settings.get("memory", "buffer")
         groups, self.assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        chosen = {key: value for key, value in settings.items() if key in ("recipe", "overrides", "adamw")}
-        self._chosen = cast(EngineSettings, chosen)
+        kept = ("recipe", "overrides", "adamw", "radius", "radii", "lr_factors")  # what later parameters need
+        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in kept})
         self._process_group, self._warned_without_gradients = settings.get("process_group"), False
         if lr is None:
             if settings.get("step_rule") == "sharp":
@@ -133,12 +133,13 @@ class ConditionalGradient(torch.optim.Optimizer):
             True
         """
         members = named([param_group])[0]["params"]
-        groups, entries = [{**param_group, "params": members}], ()
+        groups, assignment = [{**param_group, "params": members}], self.assignment
         if any(parameter not in self._norms for _, parameter in members):
             entries = assign_later(members, param_group, self._known_later(members), self._owner)
             own = {key: value for key, value in param_group.items() if key != "norm"}
             own["params"] = [(a.name, a.parameter) for a in entries]
-            groups = split([own], Assignment(entries), self.defaults["lr"], self._chosen)
+            assignment = replace(assignment, assigned=assignment.assigned + entries)
+            groups = split([own], assignment, self.defaults["lr"], self._chosen)
         elif "norm" in param_group:
             raise ValueError(
                 f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
@@ -146,8 +147,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         for group in groups:
             check_settings({**self.defaults, **group}, self.memory)
-        if entries:
-            self._adopt(replace(self.assignment, assigned=self.assignment.assigned + entries))
+        if assignment is not self.assignment:
+            self._adopt(assignment)
         for group in groups:
             super().add_param_group(group)
         self._index()

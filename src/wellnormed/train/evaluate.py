@@ -39,9 +39,11 @@ def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: in
     """The loss as LT's released code reads it: over windows that start one token apart, from the first token on.
 
     LT is Training Transformers with Enforced Lipschitz Bounds. Its 1,280 windows of 256 see the first 1,536 characters
-    of the validation split and no others, so this is no estimate of the loss over the split.
+    of the validation split and no others, so this is no estimate of the loss over the split. A shorter split has fewer
+    windows.
     """
-    return fmean(validation_loss(model, tokens[start : start + length + 1], length) for start in range(windows))
+    starts = range(min(windows, len(tokens) - length))
+    return fmean(validation_loss(model, tokens[start : start + length + 1], length) for start in starts)
 
 
 @torch.no_grad()
