@@ -16,8 +16,6 @@ from wellnormed.nn import CausalAttention, HeadProjection, PositionMix, Position
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
 """Relative share taken off a measured gain: more than the float64 rounding of a few hundred operations."""
-_FLOOR = 1e-300
-"""What `rms` shows of zero, so that it can divide; no gain."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def lower_bound(
         best = _search(function, x * radius, radius, steps, generator)
         best = _wander(function, best, radius, steps, batch, generator)
         best = _lengthen(function, best, radius)
-    return replace(best, value=best.value * (1 - _ROUNDING) if best.value > _FLOOR else 0.0)
+    return replace(best, value=best.value * (1 - _ROUNDING))
 
 
 def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
@@ -111,8 +109,13 @@ def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
 
 
 def rms(x: Tensor) -> Tensor:
-    """RMS over the last dimension, kept; never zero."""
-    return x.square().mean(-1, keepdim=True).sqrt().clamp(min=_FLOOR)
+    """RMS over the last dimension, kept."""
+    return x.square().mean(-1, keepdim=True).sqrt()
+
+
+def over(x: Tensor, size: Tensor) -> Tensor:
+    """`x / size`, and 0 where both are."""
+    return x / size.clamp(min=1e-300)
 
 
 def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +133,7 @@ def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Te
     if not maximum.requires_grad:  # J^T u does not depend on x or u: u was zero
         return torch.zeros_like(x), torch.zeros_like(u), torch.zeros_like(x)
     uphill, pushed = torch.autograd.grad(maximum, (x, u), allow_unused=True, materialize_grads=True)
-    return (pulled / rms(pulled)).detach(), pushed, torch.nan_to_num(uphill)
+    return over(pulled, rms(pulled)).detach(), pushed, torch.nan_to_num(uphill)
 
 
 def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator: torch.Generator | None) -> LowerBound:
@@ -141,9 +144,9 @@ def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator
         direction, pushed, uphill = gains(function, x, u)
         value, u = _largest(pushed)
         best = _better(best, value, x, direction)
-        velocity = 0.8 * velocity + uphill / rms(uphill).amax(-2, keepdim=True)
+        velocity = 0.8 * velocity + over(uphill, rms(uphill).amax(-2, keepdim=True))
         rate = 0.3 * radius * (1 - step / steps)
-        x = x + rate * velocity / rms(velocity).amax(-2, keepdim=True)
+        x = x + over(rate * velocity, rms(velocity).amax(-2, keepdim=True))
         x = x * (radius / rms(x)).clamp(max=1.0)
     return best
 
@@ -181,7 +184,7 @@ def _largest(pushed: Tensor) -> tuple[Tensor, Tensor]:
     value, token = rms(pushed).flatten(1).max(1)
     flat = pushed.flatten(1, -2)
     chosen = torch.nn.functional.one_hot(token, flat.shape[1]).to(flat.dtype)[..., None]
-    return value, (flat / (rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)
+    return value, (over(flat, rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)
 
 
 def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBound:
@@ -196,9 +199,8 @@ def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBou
             if size < 1e-3 * radius:
                 continue
             outputs = function(torch.stack((found.x_TD, moved)))
-            moves = float(rms(outputs[1] - outputs[0]).max())
-            gain = moves / size
-            if moves > _FLOOR and gain > best.value:
+            gain = float(rms(outputs[1] - outputs[0]).max()) / size
+            if gain > best.value:
                 best = LowerBound(gain, found.x_TD, change / size, size)
     return best
 
