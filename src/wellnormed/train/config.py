@@ -120,8 +120,10 @@ Range = tuple[Callable[[Any], bool], str]
 POSITIVE: Range = (lambda x: 0 < x < math.inf, "be positive and finite")
 NOT_NEGATIVE: Range = (lambda x: 0 <= x < math.inf, "be finite and not negative")
 SHARE: Range = (lambda x: 0 <= x <= 1, "lie in [0, 1]: it is a share")
+SEED: Range = (lambda x: 0 <= x < 2**60, "lie in [0, 2**60)")
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(("seed", "attack_steps", "sample_characters"), NOT_NEGATIVE),
+    "seed": SEED,
+    **dict.fromkeys(("attack_steps", "sample_characters"), NOT_NEGATIVE),
     **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate", "gain_rate"), NOT_NEGATIVE),
     **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),
     **dict.fromkeys(("model.residual_strength", "model.token_share", "model.attention_share"), SHARE),

@@ -11,15 +11,16 @@ from wellnormed.data.characters import CharacterText
 from wellnormed.models.files import Model, build, load_weights
 from wellnormed.norms import assign_norms
 from wellnormed.optim import NonFiniteGradientError, Scion
-from wellnormed.train.config import TrainConfig
+from wellnormed.train.config import SEED, TrainConfig
 from wellnormed.train.run_folder import Checkpoint
 from wellnormed.train.weights import rate_factors, weight_constraints
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
     """One generator for each use, so that more draws for one never move another."""
-    if not 0 <= seed < 2**60:
-        raise ValueError(f"seed={seed} must lie in [0, 2**60); choose another (on the command line: --seed)")
+    allowed, must = SEED
+    if not allowed(seed):
+        raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 
