@@ -1,4 +1,5 @@
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,6 +15,28 @@ def _one_thread_per_worker() -> None:
     """Two pytest workers on two cores: more threads would fight over them."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """`with at_step(3, act):` a training session calls `act(session)` when 3 steps are done."""
+
+    @contextmanager
+    def patched(step, act):
+        from wellnormed.train.session import TrainingSession
+
+        advance = TrainingSession.advance
+
+        def advance_after(session):
+            if session.step == step:
+                act(session)
+            return advance(session)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainingSession, "advance", advance_after)
+            yield
+
+    return patched
 
 
 @pytest.fixture

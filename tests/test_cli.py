@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -7,7 +8,6 @@ from wellnormed._files import read_json, write_json
 from wellnormed.cli import main
 from wellnormed.models import load
 from wellnormed.models.files import export
-from wellnormed.train.session import TrainingSession
 
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
@@ -130,16 +130,8 @@ def test_without_assertions_the_command_does_the_same(place):
     assert done.returncode == 0
 
 
-def test_an_interrupted_run_says_how_to_continue(place, monkeypatch, capsys):
-    advance = TrainingSession.advance
-
-    def interrupted(self):
-        if self.step == 3:
-            raise KeyboardInterrupt
-        return advance(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingSession, "advance", interrupted)
+def test_an_interrupted_run_says_how_to_continue(place, at_step, capsys):
+    with at_step(3, Mock(side_effect=KeyboardInterrupt)):
         assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 130
     assert capsys.readouterr().err == "\nstopped; continue with `wellnormed train --resume runs/a`\n"
     assert main(["train", "--resume", "runs/a"]) == 0

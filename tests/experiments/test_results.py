@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,6 @@ from wellnormed.experiments.frontier import CONSTANTS, CURVES, GRID, figure_of, 
 from wellnormed.experiments.frontier import run as run_points
 from wellnormed.models import PotentialConfig
 from wellnormed.train import TrainConfig
-from wellnormed.train.session import TrainingSession
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").rglob("*.json*"))
@@ -82,7 +82,7 @@ def test_the_frontier_leaves_finished_points_alone(tmp_path):
         run_points(only=("attention-4",), folder=tmp_path)
 
 
-def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monkeypatch, at_step):
     (tmp_path / "text.txt").write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
     model = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=1)
     point = TrainConfig(
@@ -90,17 +90,8 @@ def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monke
     )
     monkeypatch.setattr(frontier, "GRID", {"whole": point, "killed": point})
     monkeypatch.setattr(frontier, "RUNS", tmp_path / "runs")
-    advance = TrainingSession.advance
-
-    def killed(session):
-        if session.step == 6:
-            raise KeyboardInterrupt
-        return advance(session)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingSession, "advance", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_points(only=("killed",), folder=tmp_path)
+    with at_step(6, Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
+        run_points(only=("killed",), folder=tmp_path)
     assert not (tmp_path / "killed.json").exists()
     run_points(folder=tmp_path)
     whole, resumed = (json.loads((tmp_path / f"{name}.json").read_text())["results"] for name in ("whole", "killed"))

@@ -89,16 +89,12 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny, tmp_path):
     assert resume(run.path).weights_file.read_bytes() == whole.weights_file.read_bytes()
 
 
-def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, monkeypatch):
-    advance = TrainingSession.advance
+def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, at_step):
+    def poison(session):
+        session.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
 
-    def poisoned(self):
-        if self.step == 5:
-            self.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
-        return advance(self)
-
-    monkeypatch.setattr(TrainingSession, "advance", poisoned)
-    with pytest.raises(ValueError, match=r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"):
+    message = r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"
+    with at_step(5, poison), pytest.raises(ValueError, match=message):
         train(tiny, tmp_path / "run")
     checkpoint = RunFolder(tmp_path / "run").load_checkpoint()
     assert checkpoint is not None
