@@ -7,7 +7,7 @@ from wellnormed._files import read_json, write_json
 from wellnormed.cli import main
 from wellnormed.models import load
 from wellnormed.models.files import export
-from wellnormed.train.session import TrainingSession
+from wellnormed.train.characters import CharacterTask
 
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
@@ -131,7 +131,7 @@ def test_without_assertions_the_command_does_the_same(place):
 
 
 def test_an_interrupted_run_says_how_to_continue(place, monkeypatch, capsys):
-    advance = TrainingSession.advance
+    advance = CharacterTask.advance
 
     def interrupted(self):
         if self.step == 3:
@@ -139,7 +139,7 @@ def test_an_interrupted_run_says_how_to_continue(place, monkeypatch, capsys):
         return advance(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingSession, "advance", interrupted)
+        patch.setattr(CharacterTask, "advance", interrupted)
         assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 130
     assert capsys.readouterr().err == "\nstopped; continue with `wellnormed train --resume runs/a`\n"
     assert main(["train", "--resume", "runs/a"]) == 0

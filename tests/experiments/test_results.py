@@ -12,7 +12,7 @@ from wellnormed.experiments.frontier import CONSTANTS, CURVES, GRID, figure_of, 
 from wellnormed.experiments.frontier import run as run_points
 from wellnormed.models import PotentialConfig
 from wellnormed.train import TrainConfig
-from wellnormed.train.session import TrainingSession
+from wellnormed.train.characters import CharacterTask
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").rglob("*.json*"))
@@ -90,7 +90,7 @@ def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monke
     )
     monkeypatch.setattr(frontier, "GRID", {"whole": point, "killed": point})
     monkeypatch.setattr(frontier, "RUNS", tmp_path / "runs")
-    advance = TrainingSession.advance
+    advance = CharacterTask.advance
 
     def killed(session):
         if session.step == 6:
@@ -98,7 +98,7 @@ def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monke
         return advance(session)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingSession, "advance", killed)
+        patch.setattr(CharacterTask, "advance", killed)
         with pytest.raises(KeyboardInterrupt):
             run_points(only=("killed",), folder=tmp_path)
     assert not (tmp_path / "killed.json").exists()
