@@ -13,7 +13,9 @@ from wellnormed.experiments._table import Row
 
 Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "grokking": "wellnormed.experiments.grokking",
+}
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""
 
 

@@ -109,12 +109,12 @@ class Task(ABC):
         self.step = checkpoint.step
 
 
-def fit(task: Task, watch: Callable[[Task, float], None] | None = None) -> None:
-    """Train to the end. `watch` is called after every step, with the loss before it."""
+def fit(task: Task, watch: Callable[[Task, float], bool | None] | None = None) -> None:
+    """Train to the end. `watch` is called after every step, with the loss before it, and ends the run by True."""
     while task.step < task.steps:
         loss = task.advance()
-        if watch is not None:
-            watch(task, loss)
+        if watch is not None and watch(task, loss):
+            return
 
 
 def _first_not_finite(model: nn.Module) -> str:
