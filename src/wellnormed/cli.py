@@ -145,6 +145,8 @@ class Reproduce:
     """Where the cells compute, such as cuda."""
     jobs: int = 1
     """Processes that run cells at the same time."""
+    cluster: str | None = None
+    """Submit cells as jobs to a cluster that `submitit` knows, such as slurm."""
     folder: Path = Path("results/reproduce")
     """Holds a folder for every experiment and preset."""
     list: bool = False
@@ -160,7 +162,8 @@ class Reproduce:
         elif self.name is None:
             raise ValueError("name the experiment, or pass --list to see all")
         else:
-            return int(reproduce.reproduce(self.name, self.preset, self.device, self.jobs, self.folder) > 0)
+            arguments = {key: value for key, value in vars(self).items() if key != "list"}
+            return int(reproduce.reproduce(**arguments) > 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

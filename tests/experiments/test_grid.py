@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,3 +178,26 @@ def test_the_command_lists_and_refuses(folder, capsys):
     assert main(["reproduce"]) == 2
     assert "--list" in capsys.readouterr().err
     assert main(["reproduce", "toy", "--jobs", "0", "--folder", str(folder)]) == 2
+
+
+def test_the_page_needs_no_other_file(folder):
+    run(folder)
+    page = (folder / "index.html").read_text()
+    assert "toy, preset cpu" in page
+    assert "largest | square" in page
+    assert "data:image/svg+xml;base64," in page
+    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", page)
+
+
+def test_cells_may_be_jobs_of_a_cluster(folder, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("TOY_TROUBLE", "1")
+    failed, _ = run(folder, cluster="local")
+    assert failed == 2
+    assert squares(folder) == {value: square for value, square in SQUARES.items() if value not in (13, 99)}
+
+
+def test_a_cluster_without_the_package_is_refused(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ValueError, match=r"pip install 'wellnormed\[cluster\]'"):
+        run(folder, cluster="slurm")

@@ -7,9 +7,10 @@ A cell that fails, or whose process dies, is reported, and the others go on.
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,16 +38,19 @@ def missing(experiment: Experiment, preset: Preset, rows: Iterable[str]) -> list
 
 
 def run_missing(
-    experiment: Experiment, preset: Preset, table: Table, device: str, jobs: int, console: Console
+    experiment: Experiment, preset: Preset, table: Table, device: str, jobs: int, cluster: str | None, console: Console
 ) -> list[str]:
-    """Run what has no row, and return what failed, in words."""
+    """Run what has no row, here or on a cluster that `submitit` knows, and return what failed, in words."""
     chunks = missing(experiment, preset, table.read()[0])
     total, failures = len(experiment.cells(preset)), []
     done = total - sum(map(len, chunks))
     command = f"wellnormed reproduce {experiment.name} --preset {preset}"
     settings = (experiment.run, command, device, max(1, (os.cpu_count() or 1) // jobs))
     with progress_display(console, done, total, 1) as show:
-        for chunk, outcome in _outcomes(chunks, settings, jobs):
+        outcomes = (
+            _outcomes(chunks, settings, jobs) if cluster is None else _from_cluster(chunks, settings, cluster, table)
+        )
+        for chunk, outcome in outcomes:
             done += len(chunk)
             if isinstance(outcome, str):
                 failures.append(outcome)
@@ -96,7 +100,7 @@ class _Worker:
             return f"the process of {_shown(self.chunk)} {why}"
 
 
-def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int):
+def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterator[tuple[Chunk, list[Row] | str]]:
     """Each chunk with its rows, or with what went wrong, as they come."""
     waiting = list(reversed(chunks))
     workers: list[_Worker] = []
@@ -117,6 +121,29 @@ def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int):
     finally:
         for worker in workers:
             worker.process.kill()
+
+
+def _jobs(
+    chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path
+) -> Iterator[tuple[Chunk, list[Row] | str]]:
+    """The same, every chunk as a job of a cluster."""
+    try:
+        import submitit
+    except ImportError:
+        raise ValueError("a cluster needs the package submitit: pip install 'wellnormed[cluster]'") from None
+    *what, threads = settings
+    executor = submitit.AutoExecutor(folder=table.path.parent / "jobs", cluster=cluster)
+    executor.update_parameters(
+        cpus_per_task=threads, gpus_per_node=int(settings[2].startswith("cuda")), timeout_min=720
+    )
+    with executor.batch():
+        jobs = [executor.submit(_outcome, chunk, *what) for chunk in chunks]
+    waiting = dict(zip(jobs, chunks, strict=True))
+    while waiting:
+        time.sleep(0.2)
+        for job in [job for job in waiting if job.done()]:
+            chunk, error = waiting.pop(job), job.exception()
+            yield chunk, f"the job of {_shown(chunk)} failed: {error}" if error else job.result()
 
 
 def _serve(connection: Connection, run: Run, command: str, device: str, threads: int) -> None:
