@@ -94,17 +94,22 @@ def test_a_kill_loses_no_finished_cell(folder):
     path = folder.parent / "script.py"
     path.write_text(script)
     environment = {**os.environ, "TOY_PAUSE": "0.02", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    process = subprocess.Popen([sys.executable, str(path)], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, str(path)], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     rows = folder / "toy-paper" / "rows.jsonl"
     while not rows.exists() or rows.read_bytes().count(b"\n") < 5:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    with pytest.raises(ProcessLookupError):  # the workers notice that their parent is gone
+        for _ in range(600):
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
     before = squares(folder, "paper")
     assert 5 <= len(before) < 100
     (folder.parent / "log").unlink()
-    time.sleep(0.1)  # workers notice that their parent is gone
     assert run(folder, preset="paper")[0] == 0
     assert squares(folder, "paper") == {value: value**2 for value in range(100)}
     again = executed(folder)

@@ -47,9 +47,8 @@ def run_missing(
     command = f"wellnormed reproduce {experiment.name} --preset {preset}"
     settings = (experiment.run, command, device, max(1, (os.cpu_count() or 1) // jobs))
     with progress_display(console, done, total, 1) as show:
-        outcomes = (
-            _outcomes(chunks, settings, jobs) if cluster is None else _from_cluster(chunks, settings, cluster, table)
-        )
+        logs = table.path.parent / "jobs"
+        outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
         for chunk, outcome in outcomes:
             done += len(chunk)
             if isinstance(outcome, str):
@@ -113,8 +112,9 @@ def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterato
                 idle.begin(waiting.pop())
             ready = wait([w.connection for w in workers if w.chunk])
             for worker in [w for w in workers if w.connection in ready]:
-                chunk, outcome = worker.chunk, worker.end()
-                worker.chunk = None
+                outcome = worker.end()
+                chunk, worker.chunk = worker.chunk, None
+                assert chunk is not None  # only those at work are waited for
                 if not worker.process.is_alive():
                     workers.remove(worker)
                 yield chunk, outcome
@@ -128,14 +128,13 @@ def _jobs(
 ) -> Iterator[tuple[Chunk, list[Row] | str]]:
     """The same, every chunk as a job of a cluster."""
     try:
-        import submitit
+        import submitit  # pyrefly: ignore[missing-import]
     except ImportError:
         raise ValueError("a cluster needs the package submitit: pip install 'wellnormed[cluster]'") from None
     *what, threads = settings
-    executor = submitit.AutoExecutor(folder=table.path.parent / "jobs", cluster=cluster)
-    executor.update_parameters(
-        cpus_per_task=threads, gpus_per_node=int(settings[2].startswith("cuda")), timeout_min=720
-    )
+    executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+    gpus = int(settings[2].startswith("cuda"))
+    executor.update_parameters(cpus_per_task=threads, gpus_per_node=gpus, timeout_min=720)
     with executor.batch():
         jobs = [executor.submit(_outcome, chunk, *what) for chunk in chunks]
     waiting = dict(zip(jobs, chunks, strict=True))

@@ -68,7 +68,7 @@ class Stack(nn.Module):
         return F.gelu(x @ self.up.mT) @ self.down.mT
 
 
-class ModularArithmetic(Task):
+class ModularArithmetic(Task[Stack]):
     """Full batches of the pairs that each seed trains on."""
 
     def __init__(self, cells: Sequence[Cell], device: torch.device) -> None:
@@ -113,7 +113,9 @@ class ModularArithmetic(Task):
 
     def lipschitz(self) -> list[float]:
         """Product of the proved norms of every seed's matrices and the slope of GELU: from embeddings to logits."""
-        norms = [[float(wn.Spectral().upper_bound(w)) for w in stack] for stack in (self.model.up, self.model.down)]
+        norms = [
+            [float(wn.Spectral().upper_bound(w)) for w in stack.detach()] for stack in (self.model.up, self.model.down)
+        ]
         return [SLOPE * up * down for up, down in zip(*norms, strict=True)]
 
 

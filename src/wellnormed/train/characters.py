@@ -34,7 +34,7 @@ def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constrain
     return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
 
 
-class CharacterTask(Task):
+class CharacterTask(Task[Model]):
     """Next characters of windows at random places of a text.
 
     A text that is shorter than the model's length, or another setting that cannot be had, is a `ValueError`.

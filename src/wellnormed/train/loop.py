@@ -21,7 +21,7 @@ from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display
 from wellnormed.train.report import write_report
 from wellnormed.train.run_folder import RunFolder
-from wellnormed.train.task import Task, fit
+from wellnormed.train.task import fit
 
 VALIDATION_WINDOWS = 128
 """Windows of the validation split that are evaluated at every checkpoint; at the end it is all of them."""
@@ -108,7 +108,7 @@ def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
     validation = task.text.validation[: windows * length + 1]
     logged, since = task.step, time.perf_counter()
 
-    def watch(task: Task, loss: float) -> None:
+    def watch(task: CharacterTask, loss: float) -> None:
         nonlocal logged, since
         step = task.step
         saving = step % config.checkpoint_every == 0 or step == config.steps

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,11 @@ from wellnormed.models.files import load_weights
 from wellnormed.optim import NonFiniteGradientError
 from wellnormed.train.run_folder import Checkpoint
 
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T", bound="Task[Any]")
 
-class Task(ABC):
+
+class Task(ABC, Generic[M]):
     """Everything that one step changes. A subclass builds it from a config, and says what the loss of a batch is.
 
     Args:
@@ -26,7 +30,7 @@ class Task(ABC):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: M,
         optimizer: torch.optim.Optimizer,
         constraints: Constraints | None,
         steps: int,
@@ -67,9 +71,9 @@ class Task(ABC):
     def require_caps(self) -> float:
         """Prove every norm, and return the largest over its cap; one above its cap is a `ValueError`."""
         ratios = {} if self.constraints is None else self.constraints.proved_ratios()
-        worst = max(ratios, key=lambda name: ratios[name], default=None)
-        if worst is None:
+        if not ratios:
             return 0.0
+        worst = max(ratios, key=lambda name: ratios[name])
         if not ratios[worst] <= 1:
             raise ValueError(
                 f"step {self.step}: the norm of {worst!r} may be {ratios[worst]:.9f} times its cap, so "
@@ -109,7 +113,7 @@ class Task(ABC):
         self.step = checkpoint.step
 
 
-def fit(task: Task, watch: Callable[[Task, float], bool | None] | None = None) -> None:
+def fit(task: T, watch: Callable[[T, float], bool | None] | None = None) -> None:
     """Train to the end. `watch` is called after every step, with the loss before it, and ends the run by True."""
     while task.step < task.steps:
         loss = task.advance()
