@@ -1,0 +1,129 @@
+"""The network of Training Transformers with Enforced Lipschitz Bounds (LT) on CIFAR-10, as a task.
+
+3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0 (appendix F). As in
+the released code, the first matrix starts at zero, the others orthogonal; each of the three layers of equal mass gets a
+third of the learning rate, and of the weight decay; momentum is an average that keeps 0.9, without Nesterov's step.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.constraints import Constraint, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
+from wellnormed.data import load_cifar10
+from wellnormed.norms import assign_norms
+from wellnormed.train.task import Task
+
+OptimizerName = Literal["adamw", "muon"]
+Method = Literal[
+    "weight decay", "spectral weight decay", "spectral normalization", "stiefel", "hammer", "soft cap", "hard cap"
+]
+_LAYERS = 3
+BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class CifarRun:
+    """One training run."""
+
+    optimizer: OptimizerName
+    method: Method
+    strength: float
+    """The cap in RMS -> RMS units, or the decay."""
+    lr: float
+    steps: int
+    batch: int = 512
+    width: int = 256
+    seed: int = 0
+
+
+class CifarTask(Task[nn.Sequential]):
+    """Batches without replacement, epoch after epoch; the last images of an epoch that fill no batch are left out."""
+
+    def __init__(self, run: CifarRun, device: torch.device) -> None:
+        self.run, self.device = run, device
+        self.train, self.test = (pixels_and_labels(split, device) for split in ("train", "test"))
+        weights = torch.Generator().manual_seed(run.seed)
+        model = network(run.width, weights).to(device)
+        norms = assign_norms(model, recipe="modular")
+        rate = run.lr / _LAYERS
+        decay = run.strength if run.method == "weight decay" else 0.0
+        if run.optimizer == "muon":
+            optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
+        else:
+            optimizer = torch.optim.AdamW(
+                model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay / _LAYERS
+            )
+        constraint = constraint_of(run)
+        held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
+        order = torch.Generator().manual_seed(run.seed + 2**32)
+        super().__init__(model, optimizer, held, run.steps, order)
+        self.order = torch.empty(0, dtype=torch.long)
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy."""
+        if len(self.order) < self.run.batch:
+            self.order = torch.randperm(len(self.train[1]), generator=self.generator)
+        drawn, self.order = self.order[: self.run.batch].to(self.device), self.order[self.run.batch :]
+        return F.cross_entropy(self.model(self.train[0][drawn]), self.train[1][drawn])
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """Loss and accuracy over all test images, and the product of the proved RMS -> RMS norms."""
+        pixels, labels = self.test
+        logits = torch.cat([self.model(part) for part in pixels.split(2000)])
+        norms = self.norms()
+        return {
+            "loss": float(F.cross_entropy(logits, labels)),
+            "accuracy": float((logits.argmax(-1) == labels).float().mean()),
+            "lipschitz": math.prod(norms),
+            "norms": norms,
+        }
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        """Of the three matrices, proved."""
+        return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
+
+
+def network(width: int, generator: torch.Generator) -> nn.Sequential:
+    """The three matrices at their start."""
+    sizes = (3072, width, width, 10)
+    first, second, last = (nn.Linear(d_in, d_out, bias=False) for d_in, d_out in pairwise(sizes))
+    nn.init.zeros_(first.weight)
+    for layer in (second, last):
+        wn.Spectral().initialize_(layer.weight.data, generator)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
+
+
+def constraint_of(run: CifarRun) -> Constraint | None:
+    """What holds every matrix of a run; weight decay is the optimizer's own."""
+    match run.method:
+        case "weight decay":
+            return None
+        case "spectral weight decay":
+            return SpectralWeightDecay(run.strength)
+        case "spectral normalization":
+            return SpectralNormalize(run.strength)
+        case "stiefel":
+            return Stiefel(run.strength)
+        case "hammer":
+            return Hammer(run.strength, as_published=True)
+        case "soft cap":
+            return wn.SoftCap(run.strength)
+        case "hard cap":
+            return wn.HardCap(run.strength)
+
+
+@cache
+def pixels_and_labels(split: Literal["train", "test"], device: torch.device) -> tuple[Tensor, Tensor]:
+    """All images of a split in [0, 1], and their classes."""
+    images = load_cifar10(split)
+    return (images.pixels.to(device) / 255).float(), images.labels.to(device)
