@@ -42,7 +42,7 @@ def cells(preset: Preset) -> list[CifarRun]:
     if preset == "paper":
         return [CifarRun("muon", method, row[0], row[1], 50 * EPOCH) for method, row in MUON.items()]
     small: dict[str, Any] = {"steps": 300, "batch": 256, "width": 64}
-    caps: dict[Method, tuple[float, ...]] = {
+    decays: dict[Method, tuple[float, ...]] = {
         "weight decay": (0.03, 0.3, 1.0),
         "spectral weight decay": (0.02, 0.1, 0.5),
     }
