@@ -1,8 +1,10 @@
 """The network of Training Transformers with Enforced Lipschitz Bounds (LT) on CIFAR-10, as a task.
 
-3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0 (appendix F). As in
-the released code, the first matrix starts at zero, the others orthogonal; each of the three layers of equal mass gets a
-third of the learning rate, and of the weight decay; momentum is an average that keeps 0.9, without Nesterov's step.
+3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0, the last matrix zero
+at the start (appendix F) and the others orthogonal. As in the released code, each of the three layers of equal mass gets
+a third of the learning rate, and of the weight decay, and momentum is an average that keeps 0.9, without Nesterov's
+step. There it is the first matrix that starts at zero, and the slope of ReLU at zero is 1/2; torch's is 0, with which
+such a network never moves.
 """
 
 import math
@@ -97,8 +99,8 @@ def network(width: int, generator: torch.Generator) -> nn.Sequential:
     """The three matrices at their start."""
     sizes = (3072, width, width, 10)
     first, second, last = (nn.Linear(d_in, d_out, bias=False) for d_in, d_out in pairwise(sizes))
-    nn.init.zeros_(first.weight)
-    for layer in (second, last):
+    nn.init.zeros_(last.weight)
+    for layer in (first, second):
         wn.Spectral().initialize_(layer.weight.data, generator)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 
