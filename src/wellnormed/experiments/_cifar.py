@@ -1,7 +1,7 @@
 """The network of Training Transformers with Enforced Lipschitz Bounds (LT) on CIFAR-10, as a task.
 
 3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0, the last matrix zero
-at the start (appendix F) and the others orthogonal. As in the released code, each of the three layers of equal mass gets
+at the start (appendix F) and the others orthogonal. As in the released code, each of the three layers of equal mass has
 a third of the learning rate, and of the weight decay, and momentum is an average that keeps 0.9, without Nesterov's
 step. There it is the first matrix that starts at zero, and the slope of ReLU at zero is 1/2; torch's is 0, with which
 such a network never moves.
