@@ -46,7 +46,7 @@ def run_missing(
     done = total - sum(map(len, chunks))
     command = f"wellnormed reproduce {experiment.name} --preset {preset}"
     settings = (experiment.run, command, device, max(1, (os.cpu_count() or 1) // jobs))
-    with progress_display(console, done, total, 1) as show:
+    with progress_display(console, done, total, 1, "cell") as show:
         logs = table.path.parent / "jobs"
         outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
         for chunk, outcome in outcomes:
