@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.constraints import Constraint, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
+from wellnormed.constraints import Constraint, Constraints, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
 from wellnormed.data import load_cifar10
 from wellnormed.norms import assign_norms
 from wellnormed.train.task import Task
@@ -49,45 +49,41 @@ class CifarRun:
 class CifarTask(Task[nn.Sequential]):
     """Batches without replacement, epoch after epoch; the last images of an epoch that fill no batch are left out."""
 
-    def __init__(self, run: CifarRun, device: torch.device) -> None:
-        self.run, self.device = run, device
+    def __init__(
+        self,
+        model: nn.Sequential,
+        optimizer: torch.optim.Optimizer,
+        constraints: Constraints | None = None,
+        *,
+        steps: int,
+        batch: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, optimizer, constraints, steps, torch.Generator().manual_seed(seed + 2**32))
         self.train, self.test = (pixels_and_labels(split, device) for split in ("train", "test"))
-        weights = torch.Generator().manual_seed(run.seed)
-        model = network(run.width, weights).to(device)
-        norms = assign_norms(model, recipe="modular")
-        rate = run.lr / _LAYERS
-        decay = run.strength if run.method == "weight decay" else 0.0
-        if run.optimizer == "muon":
-            optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
-        else:
-            optimizer = torch.optim.AdamW(
-                model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay / _LAYERS
-            )
-        constraint = constraint_of(run)
-        held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
-        order = torch.Generator().manual_seed(run.seed + 2**32)
-        super().__init__(model, optimizer, held, run.steps, order)
-        self.order = torch.empty(0, dtype=torch.long)
+        self.batch, self.order = batch, torch.empty(0, dtype=torch.long)
 
     def batch_loss(self) -> Tensor:
         """Cross entropy."""
-        if len(self.order) < self.run.batch:
+        if len(self.order) < self.batch:
             self.order = torch.randperm(len(self.train[1]), generator=self.generator)
-        drawn, self.order = self.order[: self.run.batch].to(self.device), self.order[self.run.batch :]
-        return F.cross_entropy(self.model(self.train[0][drawn]), self.train[1][drawn])
+        drawn, self.order = self.order[: self.batch], self.order[self.batch :]
+        pixels, labels = (part[drawn.to(part.device)] for part in self.train)
+        return F.cross_entropy(self.model(pixels), labels)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
         """Loss and accuracy over all test images, and the product of the proved RMS -> RMS norms."""
-        pixels, labels = self.test
-        logits = torch.cat([self.model(part) for part in pixels.split(2000)])
         norms = self.norms()
-        return {
-            "loss": float(F.cross_entropy(logits, labels)),
-            "accuracy": float((logits.argmax(-1) == labels).float().mean()),
-            "lipschitz": math.prod(norms),
-            "norms": norms,
-        }
+        return {**self.score(*self.test), "lipschitz": math.prod(norms), "norms": norms}
+
+    @torch.no_grad()
+    def score(self, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        """Loss and accuracy on these images."""
+        logits = torch.cat([self.model(part) for part in pixels.split(2000)])
+        accuracy = (logits.argmax(-1) == labels).float().mean()
+        return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy)}
 
     @torch.no_grad()
     def norms(self) -> list[float]:
@@ -95,14 +91,31 @@ class CifarTask(Task[nn.Sequential]):
         return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
 
 
-def network(width: int, generator: torch.Generator) -> nn.Sequential:
-    """The three matrices at their start."""
-    sizes = (3072, width, width, 10)
-    first, second, last = (nn.Linear(d_in, d_out, bias=False) for d_in, d_out in pairwise(sizes))
-    nn.init.zeros_(last.weight)
-    for layer in (first, second):
-        wn.Spectral().initialize_(layer.weight.data, generator)
+def mlp(width: int) -> nn.Sequential:
+    """3072-width-width-10, ReLU, no biases, at torch's own start."""
+    first, second, last = (nn.Linear(a, b, bias=False) for a, b in pairwise((3072, width, width, 10)))
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
+
+
+def lt_task(run: CifarRun, device: torch.device) -> CifarTask:
+    """A run of LT."""
+    model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
+    *others, last = model.parameters()
+    nn.init.zeros_(last)
+    for weight in others:
+        wn.Spectral().initialize_(weight.data, generator)
+    model = model.to(device)
+    norms = assign_norms(model, recipe="modular")
+    decay = run.strength if run.method == "weight decay" else 0.0
+    if run.optimizer == "muon":
+        rate = run.lr / _LAYERS
+        optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
+    else:
+        decay /= _LAYERS
+        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
+    constraint = constraint_of(run)
+    held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
+    return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
 
 
 def constraint_of(run: CifarRun) -> Constraint | None:

@@ -16,6 +16,7 @@ Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
+    "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "rates": "wellnormed.experiments.rates",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._cifar import CifarRun, CifarTask, Method, OptimizerName
+from wellnormed.experiments._cifar import CifarRun, CifarTask, Method, OptimizerName, lt_task
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
@@ -60,7 +60,7 @@ def run(cells: Sequence[CifarRun], device: torch.device) -> list[dict[str, Any]]
     """Loss, accuracy and bound at the end, and the norms on the way."""
     results = []
     for cell in cells:
-        task, norms = CifarTask(cell, device), []
+        task, norms = lt_task(cell, device), []
 
         def watch(task: CifarTask, _: float, norms: list[list[float]] = norms) -> None:
             if task.step % EVERY == 0:
