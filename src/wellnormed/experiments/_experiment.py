@@ -18,6 +18,7 @@ MODULES: dict[str, str] = {
     "grokking": "wellnormed.experiments.grokking",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "rates": "wellnormed.experiments.rates",
+    "watermark": "wellnormed.experiments.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""
 
