@@ -48,7 +48,7 @@ class Normalized(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override]
         """One step."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -136,18 +136,14 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             axis = axes[get_args(Method).index(config["method"]), rates.index(config["lr"])]
             axis.imshow(results["picture"], cmap="gray", vmin=0)
             axis.set_title(f"{config['lr']:g}: {results['accuracy']:.0%}", fontsize=8)
-    pictures.suptitle(
-        "Sizes of the hidden matrix's entries after training, by learning rate; above: dualized", fontsize=10
-    )
+    pictures.suptitle("Sizes of the hidden matrix's entries after training, by rate; above: dualized", fontsize=10)
     curves, axes = panels(1, 2, (9, 4))
-    for axis, name in zip(axes[0], ("accuracy", "contrast"), strict=True):
+    names = {"accuracy": "training accuracy", "contrast": "size under the letter / beside it"}
+    for axis, (name, title) in zip(axes[0], names.items(), strict=True):
         for method in get_args(Method):
             values = _by_rate(rows, method, name)
             axis.semilogx(list(values), [fmean(v) for v in values.values()], "o-", base=2, label=method)
-        axis.set(
-            xlabel="learning rate",
-            ylabel={"accuracy": "training accuracy", "contrast": "size under the letter / beside it"}[name],
-        )
+        axis.set(xlabel="learning rate", ylabel=title)
     legend_below(curves, "Erasing a watermark (CIFAR-10)")
     return {"pictures": pictures, "watermark": curves}
 
@@ -170,13 +166,15 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         stable = [lr for lr, values in accuracies.items() if fmean(values) > 0.8 * top[method]]
         kept[method] = fmean(contrasts[max(stable)]) if stable else 0.0
     runs = len({row["config"]["seed"] for row in rows})
+    accuracies = f"{top['dualized']:.1%} dualized, {top['normalized']:.1%} not"
+    contrasts = f"{kept['dualized']:.2f} dualized, {kept['normalized']:.2f} not"
+    higher = same if top["dualized"] > top["normalized"] else other
+    erased = same if kept["dualized"] > 0.8 > kept["normalized"] else other
+    what = "size under the letter over that beside it, at the highest stable rate"
     return [
-        Verdict("highest training accuracy", "dualized higher", f"{top['dualized']:.1%} dualized, {top['normalized']:.1%} not",
-                "-", runs, same if top["dualized"] > top["normalized"] else other),
-        Verdict("size under the letter over that beside it, at the highest stable rate", "dualized erases it",
-                f"{kept['dualized']:.2f} dualized, {kept['normalized']:.2f} not", "-", runs,
-                same if kept["dualized"] > 0.8 > kept["normalized"] else other),
-    ]  # fmt: skip
+        Verdict("highest training accuracy", "dualized higher", accuracies, "-", runs, higher),
+        Verdict(what, "dualized erases it", contrasts, "-", runs, erased),
+    ]
 
 
 EXPERIMENT = Experiment(
