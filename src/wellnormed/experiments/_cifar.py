@@ -91,6 +91,14 @@ class CifarTask(Task[nn.Sequential]):
         return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
 
 
+class ConstantRate(CifarTask):
+    """The same with a learning rate that stays."""
+
+    def rate_factor(self, step: int) -> float:
+        """The rate of the first step."""
+        return 1.0
+
+
 def mlp(width: int) -> nn.Sequential:
     """3072-width-width-10, ReLU, no biases, at torch's own start."""
     first, second, last = (nn.Linear(a, b, bias=False) for a, b in pairwise((3072, width, width, 10)))

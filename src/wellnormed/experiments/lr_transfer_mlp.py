@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.experiments._cifar import CifarTask, mlp
+from wellnormed.experiments._cifar import CifarTask, ConstantRate, mlp
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
@@ -35,14 +35,6 @@ class Cell:
     steps: int
     batch: int
     seed: int
-
-
-class Constant(CifarTask):
-    """The rate stays."""
-
-    def rate_factor(self, step: int) -> float:
-        """The rate of the first step."""
-        return 1.0
 
 
 def task_of(cell: Cell, device: torch.device) -> CifarTask:
@@ -65,7 +57,7 @@ def task_of(cell: Cell, device: torch.device) -> CifarTask:
             d_out, d_in = weight.shape
             nn.init.normal_(weight, std=math.sqrt(min(d_in, d_out)) / d_in, generator=generator)
         optimizer = torch.optim.Adam([{"params": [weight], "lr": cell.lr / weight.shape[1]} for weight in weights])
-    return Constant(model, optimizer, steps=cell.steps, batch=cell.batch, seed=cell.seed, device=device)
+    return ConstantRate(model, optimizer, steps=cell.steps, batch=cell.batch, seed=cell.seed, device=device)
 
 
 def cells(preset: Preset) -> list[Cell]:

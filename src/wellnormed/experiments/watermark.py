@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import wellnormed as wn
-from wellnormed.experiments._cifar import CifarTask, mlp
+from wellnormed.experiments._cifar import CifarTask, ConstantRate, mlp
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
@@ -56,14 +56,6 @@ class Normalized(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * parameter.grad / size)
 
 
-class Constant(CifarTask):
-    """The rate stays."""
-
-    def rate_factor(self, step: int) -> float:
-        """The rate of the first step."""
-        return 1.0
-
-
 def letter(side: int) -> Tensor:
     """Where an "a" covers a square of that side, as matplotlib draws it."""
     figure = Figure(figsize=(1, 1), dpi=side)
@@ -89,7 +81,7 @@ def task_of(cell: Cell, device: torch.device) -> tuple[CifarTask, Tensor]:
         )
     else:
         optimizer = Normalized(weights, cell.lr / len(weights))
-    task = Constant(model, optimizer, steps=cell.steps, batch=cell.batch, seed=cell.seed, device=device)
+    task = ConstantRate(model, optimizer, steps=cell.steps, batch=cell.batch, seed=cell.seed, device=device)
     return task, mask
 
 
