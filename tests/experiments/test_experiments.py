@@ -22,6 +22,7 @@ SMALL = {
     ],
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
+    "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }

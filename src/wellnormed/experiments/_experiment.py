@@ -17,6 +17,7 @@ MODULES: dict[str, str] = {
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
+    "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
     "watermark": "wellnormed.experiments.watermark",
 }
