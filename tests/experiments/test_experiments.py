@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 import torch
 
-from wellnormed.experiments import _cifar, lr_transfer_mlp, watermark
+from wellnormed.experiments import _cifar, caps, lr_transfer_mlp, watermark
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
@@ -15,6 +15,7 @@ from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
 SMALL = {
+    "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
     "cifar-tradeoff": [
         CifarRun(optimizer, method, 2.0, lr, 4, 8, 8, seed)
         for seed in (0, 1)

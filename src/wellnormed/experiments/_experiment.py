@@ -14,6 +14,7 @@ from wellnormed.experiments._table import Row
 Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
+    "caps": "wellnormed.experiments.caps",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
