@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from wellnormed.experiments._header import header, write_result
 from wellnormed.models import build
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.session import build_optimizer
+from wellnormed.train.characters import build_optimizer
 from wellnormed.train.weights import CONSTRAINTS
 
 

@@ -19,21 +19,21 @@ def _one_thread_per_worker() -> None:
 
 @pytest.fixture
 def at_step(monkeypatch):
-    """`with at_step(3, act):` a training session calls `act(session)` when 3 steps are done."""
+    """`with at_step(3, act):` a character task calls `act(task)` when 3 steps are done."""
 
     @contextmanager
     def patched(step, act):
-        from wellnormed.train.session import TrainingSession
+        from wellnormed.train.characters import CharacterTask
 
-        advance = TrainingSession.advance
+        advance = CharacterTask.advance
 
-        def advance_after(session):
-            if session.step == step:
-                act(session)
-            return advance(session)
+        def advance_after(task):
+            if task.step == step:
+                act(task)
+            return advance(task)
 
         with monkeypatch.context() as patch:
-            patch.setattr(TrainingSession, "advance", advance_after)
+            patch.setattr(CharacterTask, "advance", advance_after)
             yield
 
     return patched

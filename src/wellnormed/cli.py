@@ -52,9 +52,9 @@ class Certify:
 
     def __call__(self) -> int | None:
         from wellnormed.models.files import load, read_config
+        from wellnormed.train.characters import named_generators
         from wellnormed.train.finish import certify_model
         from wellnormed.train.lock import locked
-        from wellnormed.train.session import named_generators
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
@@ -111,8 +111,8 @@ class Sample:
     def __call__(self) -> int | None:
         from wellnormed.data.characters import decode, encode
         from wellnormed.models.files import load, model_symbols
+        from wellnormed.train.characters import named_generators
         from wellnormed.train.evaluate import sample
-        from wellnormed.train.session import named_generators
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
@@ -134,6 +134,38 @@ class Report:
         print(write_report(self.folder))
 
 
+@dataclass(frozen=True)
+class Reproduce:
+    """Run an experiment of the four papers, and put what is found beside what was published."""
+
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(help="Experiment; see --list.")] = None
+    preset: Literal["cpu", "paper"] = "cpu"
+    """cpu takes minutes on two cores; paper is the paper's own setting."""
+    device: str = "cpu"
+    """Where the cells compute, such as cuda."""
+    jobs: int = 1
+    """Processes that run cells at the same time."""
+    cluster: str | None = None
+    """Submit cells as jobs to a cluster that `submitit` knows, such as slurm."""
+    folder: Path = Path("results/reproduce")
+    """Holds a folder for every experiment and preset."""
+    list: bool = False
+    """Show every experiment, with its state, cost and verdicts."""
+
+    def __call__(self) -> int | None:
+        from wellnormed.experiments import reproduce
+
+        if self.list:
+            from rich.console import Console
+
+            Console().print(reproduce.overview(self.folder))
+        elif self.name is None:
+            raise ValueError("name the experiment, or pass --list to see all")
+        else:
+            arguments = {key: value for key, value in vars(self).items() if key != "list"}
+            return int(reproduce.reproduce(**arguments) > 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
@@ -148,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
     try:
         command = tyro.cli(
-            train | Certify | Verify | Sample | Report,  # pyrefly: ignore
+            train | Certify | Verify | Sample | Report | Reproduce,  # pyrefly: ignore
             prog="wellnormed",
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,

@@ -15,8 +15,8 @@ import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.models import GPT, load
 from wellnormed.train import RunFolder, resume, sample, train, validation_loss
+from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import loss_as_published
-from wellnormed.train.session import TrainingSession
 from wellnormed.train.weights import weight_constraints, weight_roles
 
 KILLED = """
@@ -34,8 +34,8 @@ def without_timing(run):
     return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in run.read_metrics()]
 
 
-def session(config):
-    return TrainingSession(config, load_shakespeare(config.source), torch.device("cpu"))
+def task_of(config):
+    return CharacterTask(config, load_shakespeare(config.source), torch.device("cpu"))
 
 
 def test_a_run_leaves_everything(tiny, tmp_path):
@@ -90,8 +90,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny, tmp_path):
 
 
 def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, at_step):
-    def poison(session):
-        session.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    def poison(task):
+        task.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
 
     message = r"step 6: .*head.weight(.|\n)*last good checkpoint is .*step-00000004"
     with at_step(5, poison), pytest.raises(ValueError, match=message):
@@ -102,26 +102,26 @@ def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(ti
 
 
 def test_nan_in_the_loss_names_the_step(tiny):
-    s = session(tiny)
-    s.model.head.bias.data[0] = float("nan")
+    task = task_of(tiny)
+    task.model.head.bias.data[0] = float("nan")
     with pytest.raises(ValueError, match=r"step 1: the loss is nan; the parameter 'head.bias'"):
-        s.advance()
+        task.advance()
 
 
 def test_a_norm_above_its_cap_is_an_error(tiny):
-    s = session(tiny)
-    s.model.head.weight.data.fill_(9.0)
+    task = task_of(tiny)
+    task.model.head.weight.data.fill_(9.0)
     with pytest.raises(ValueError, match=r"'head.weight' may be"):
-        s.require_caps()
+        task.require_caps()
 
 
 @pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
 @pytest.mark.parametrize("constraint", ["soft-cap", "hard-cap", "spectral-normalize"])
 def test_every_constraint_holds_after_every_step(tiny, constraint):
-    s = session(replace(tiny, constraint=constraint, learning_rate=0.2))
+    task = task_of(replace(tiny, constraint=constraint, learning_rate=0.2))
     for _ in range(6):
-        s.advance()
-        assert s.require_caps() <= 1
+        task.advance()
+        assert task.require_caps() <= 1
 
 
 def test_a_learning_rate_beyond_the_constraint_is_refused_before_a_folder_exists(tiny, tmp_path):
@@ -131,13 +131,13 @@ def test_a_learning_rate_beyond_the_constraint_is_refused_before_a_folder_exists
 
 
 def test_every_matrix_has_a_constraint(tiny):
-    s = session(tiny)
-    matrices = {n for n, p in s.model.named_parameters() if p.ndim == 2 and not n.endswith(("bias_HT", "logits_HT"))}
-    held = weight_constraints(s.model, tiny)
+    task = task_of(tiny)
+    matrices = {n for n, p in task.model.named_parameters() if p.ndim == 2 and not n.endswith(("bias_HT", "logits_HT"))}
+    held = weight_constraints(task.model, tiny)
     assert matrices <= set(held)
-    if isinstance(s.model, GPT):
-        assert matrices == set(held) == set(weight_roles(s.model))
-        assert set(weight_roles(s.model).values()) == {"embedding", *vars(tiny.caps)}
+    if isinstance(task.model, GPT):
+        assert matrices == set(held) == set(weight_roles(task.model))
+        assert set(weight_roles(task.model).values()) == {"embedding", *vars(tiny.caps)}
 
 
 @pytest.mark.parametrize("tiny", ["potential"], indirect=True)
@@ -156,7 +156,7 @@ def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
 
 @torch.no_grad()
 def test_validation_covers_every_token(tiny):
-    model = session(tiny).model
+    model = task_of(tiny).model
     tokens = torch.arange(30) % model.config.vocabulary_size
     by_hand = 0.0
     for start in range(0, 29, 8):
@@ -167,7 +167,7 @@ def test_validation_covers_every_token(tiny):
 
 @torch.no_grad()
 def test_the_published_loss_sees_only_the_first_characters(tiny):
-    model = session(tiny).model
+    model = task_of(tiny).model
     tokens = torch.arange(40) * 7 % model.config.vocabulary_size
     windows = [tokens[start : start + 9] for start in range(5)]
     by_hand = [torch.nn.functional.cross_entropy(model(w[None, :-1])[0], w[1:]).item() for w in windows]
@@ -179,7 +179,7 @@ def test_the_published_loss_sees_only_the_first_characters(tiny):
 
 
 def test_sampling_is_seeded_and_refuses_an_empty_prompt(tiny):
-    model = session(tiny).model
+    model = task_of(tiny).model
     draws = [sample(model, torch.tensor([1]), 20, torch.Generator().manual_seed(3)) for _ in range(2)]
     assert torch.equal(*draws)
     assert torch.equal(sample(model, torch.tensor([1]), 3, temperature=0)[:1], torch.tensor([1]))

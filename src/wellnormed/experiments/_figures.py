@@ -26,6 +26,7 @@ def legend_below(figure: Figure, title: str) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG with the resolution that all figures share."""
+    """Write a PNG with the resolution that all figures share, and an SVG beside it."""
     figure.savefig(path, dpi=140)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)

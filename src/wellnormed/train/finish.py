@@ -11,29 +11,29 @@ from wellnormed._files import read_json
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import Model
 from wellnormed.nn.projection import count_hits, hit_rates
+from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import sample, validation_loss
 from wellnormed.train.report import facts, write_report
 from wellnormed.train.run_folder import RunFolder
-from wellnormed.train.session import TrainingSession
 
 
-def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
+def finish(task: CharacterTask, run: RunFolder, console: Console) -> None:
     """Prove the norms, evaluate, certify and report; the run folder is complete afterwards."""
-    config, text = session.config, session.text
-    proved = session.require_caps()
-    model = copy.deepcopy(session.model).to("cpu").eval()
+    config, text = task.config, task.text
+    proved = task.require_caps()
+    model = copy.deepcopy(task.model).to("cpu").eval()
     prompt = text.encode("\n" if "\n" in text.symbols else text.symbols[0])
-    written = text.decode(sample(model, prompt, config.sample_characters, session.generators["sample"]))
-    certificate = certify_model(model, config.attack_steps, session.generators["lower bound"])
+    written = text.decode(sample(model, prompt, config.sample_characters, task.generators["sample"]))
+    certificate = certify_model(model, config.attack_steps, task.generators["lower bound"])
     certificate.save(run.certificate_file)
-    count_hits(session.model)
-    loss = validation_loss(session.model, text.validation, config.model.length)
+    count_hits(task.model)
+    loss = validation_loss(task.model, text.validation, config.model.length)
     to_euclidean = 0.5 * math.log10(model.config.vocabulary_size / model.embedding.width)
     run.save_results(
-        session.model.state_dict(),
+        task.model.state_dict(),
         {
-            "steps": session.step,
-            "training_tokens": session.step * config.batch * config.model.length,
+            "steps": task.step,
+            "training_tokens": task.step * config.batch * config.model.length,
             "parameters": sum(p.numel() for p in model.parameters()),
             "source": text.source,
             "validation_loss": loss,
@@ -43,7 +43,7 @@ def finish(session: TrainingSession, run: RunFolder, console: Console) -> None:
             "log10_lipschitz_l2": certificate.log10_lipschitz + to_euclidean,
             "activation_rms": certificate.activation_rms,
             "lower_bound": certificate.lower_bound,
-            "projection_hit_rates": hit_rates(session.model),
+            "projection_hit_rates": hit_rates(task.model),
             "sample": written,
         },
     )

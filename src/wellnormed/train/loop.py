@@ -12,6 +12,7 @@ from rich.console import Console
 
 from wellnormed._files import read_json, write_atomically, write_json
 from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.train.characters import CharacterTask
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import describe
 from wellnormed.train.evaluate import validation_loss
@@ -20,7 +21,7 @@ from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display
 from wellnormed.train.report import write_report
 from wellnormed.train.run_folder import RunFolder
-from wellnormed.train.session import TrainingSession
+from wellnormed.train.task import fit
 
 VALIDATION_WINDOWS = 128
 """Windows of the validation split that are evaluated at every checkpoint; at the end it is all of them."""
@@ -39,10 +40,10 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
     model = replace(config.model, vocabulary_size=len(text.symbols))
     config = replace(config, model=model, threads=config.threads or torch.get_num_threads())
     with _threads(config.threads):
-        session = TrainingSession(config, text, _device(config.device))  # refuses settings before a folder exists
+        task = CharacterTask(config, text, _device(config.device))  # refuses settings before a folder exists
         with locked(run.path):
             run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
-            _run(session, run, console or Console())
+            _run(task, run, console or Console())
     return run
 
 
@@ -66,31 +67,31 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
         if run.manifest_file.exists():
             console.print(problem, highlight=False, soft_wrap=True)
         checkpoint = run.load_checkpoint()
-        session = TrainingSession(config, _same_text(config, described), _device(config.device))
+        task = CharacterTask(config, _same_text(config, described), _device(config.device))
         if checkpoint is not None:
-            session.restore(checkpoint)
+            task.restore(checkpoint)
         write_atomically(run.metrics_file, checkpoint.metrics if checkpoint else "")
-        _run(session, run, console)
+        _run(task, run, console)
     return run
 
 
-def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    config, start = session.config, f", from step {session.step}" if session.step else ""
+def _run(task: CharacterTask, run: RunFolder, console: Console) -> None:
+    config, start = task.config, f", from step {task.step}" if task.step else ""
     kept = config.constraint
     if config.lipschitz is not None:
         body = config.lipschitz / config.head_cap
         kept = f"Lipschitz constant {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
-    parameters = sum(p.numel() for p in session.model.parameters())
+    parameters = sum(p.numel() for p in task.model.parameters())
     console.print(
-        f"text {session.text.source}, {len(session.text.train):,} characters; {parameters:,} parameters; "
+        f"text {task.text.source}, {len(task.text.train):,} characters; {parameters:,} parameters; "
         f"{kept} after every step; run folder {run.path}{start}",
         highlight=False,
         soft_wrap=True,
     )
     try:
-        _record_environment(run, session)
-        _steps(session, run, console)
-        finish(session, run, console)
+        _record_environment(run, task)
+        _steps(task, run, console)
+        finish(task, run, console)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
     except OSError as error:
@@ -101,34 +102,37 @@ def _run(session: TrainingSession, run: RunFolder, console: Console) -> None:
         raise ValueError(f"{error}; {left}") from error
 
 
-def _steps(session: TrainingSession, run: RunFolder, console: Console) -> None:
-    config, length = session.config, session.config.model.length
-    windows = min(VALIDATION_WINDOWS, (len(session.text.validation) - 1) // length)
-    validation = session.text.validation[: windows * length + 1]
-    logged, since = session.step, time.perf_counter()
-    with progress_display(console, session.step, config.steps, config.checkpoint_every) as show:
-        while session.step < config.steps:
-            rate = session.rate
-            loss = session.advance()
-            step = session.step
-            saving = step % config.checkpoint_every == 0 or step == config.steps
-            if not (saving or step % config.log_every == 0 or step == 1):
-                show(step, None)
-                continue
-            ratios = session.constraints.norm_ratios()
-            now = time.perf_counter()
-            speed = (step - logged) * config.batch * length / (now - since)
-            row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
-            row |= {"tokens_per_second": round(speed), "norms_over_caps": ratios}
-            largest = max(ratios.values())
-            show(step, f"loss {loss:.3f}  lr {rate:.4f}  {speed:,.0f} tokens/s  norm/cap {largest:.4f}")
-            if saving:
-                row["proved_norm_over_cap"] = session.require_caps()
-                row["validation_loss"] = validation_loss(session.model, validation, length)
-            run.append_metrics(row)
-            if saving:
-                run.save_checkpoint(replace(session.checkpoint(), metrics=run.metrics_file.read_bytes()))
-            logged, since = step, time.perf_counter()
+def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
+    config, length = task.config, task.config.model.length
+    windows = min(VALIDATION_WINDOWS, (len(task.text.validation) - 1) // length)
+    validation = task.text.validation[: windows * length + 1]
+    logged, since = task.step, time.perf_counter()
+
+    def watch(task: CharacterTask, loss: float) -> None:
+        nonlocal logged, since
+        step = task.step
+        saving = step % config.checkpoint_every == 0 or step == config.steps
+        if not (saving or step % config.log_every == 0 or step == 1):
+            show(step, None)
+            return
+        assert task.constraints is not None  # every character transformer has some
+        ratios = task.constraints.norm_ratios()
+        now, rate = time.perf_counter(), config.learning_rate * task.rate_factor(step - 1)
+        speed = (step - logged) * config.batch * length / (now - since)
+        row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
+        row |= {"tokens_per_second": round(speed), "norms_over_caps": ratios}
+        largest = max(ratios.values())
+        show(step, f"loss {loss:.3f}  lr {rate:.4f}  {speed:,.0f} tokens/s  norm/cap {largest:.4f}")
+        if saving:
+            row["proved_norm_over_cap"] = task.require_caps()
+            row["validation_loss"] = validation_loss(task.model, validation, length)
+        run.append_metrics(row)
+        if saving:
+            run.save_checkpoint(replace(task.checkpoint(), metrics=run.metrics_file.read_bytes()))
+        logged, since = step, time.perf_counter()
+
+    with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
+        fit(task, watch)
 
 
 def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
@@ -149,11 +153,11 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
     return text
 
 
-def _record_environment(run: RunFolder, session: TrainingSession) -> None:
+def _record_environment(run: RunFolder, task: CharacterTask) -> None:
     sessions = []
     if run.environment_file.exists():
         sessions = read_json(run.environment_file, "remove it, for the run does not need it", sealed=True)["sessions"]
-    sessions.append(describe(session.device, session.step))
+    sessions.append(describe(task.device, task.step))
     write_json(run.environment_file, {"sessions": sessions}, sealed=True)
 
 

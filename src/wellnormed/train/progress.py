@@ -10,15 +10,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_display(
-    console: Console, first: int, steps: int, line_every: int
+    console: Console, first: int, steps: int, line_every: int, what: str = "step"
 ) -> Iterator[Callable[[int, str | None], None]]:
-    """Show a session that starts at step `first` of `steps`.
+    """Show work that starts at step `first` of `steps`; `what` is the word for one step.
 
     Yields a function of the steps done and, where a step is logged, its values in words. Without a terminal, one line
     is printed every `line_every` steps.
     """
     columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
-    bar = Progress("training", *columns, TimeRemainingColumn(), console=console, refresh_per_second=4)
+    bar = Progress(f"{what}s", *columns, TimeRemainingColumn(), console=console, refresh_per_second=4)
     task = bar.add_task("", total=steps, completed=first, values="")
     start = time.perf_counter()
 
@@ -29,7 +29,7 @@ def progress_display(
         bar.update(task, values=values)
         if not console.is_terminal and (step % line_every == 0 or step == steps):
             left = (time.perf_counter() - start) / (step - first) * (steps - step)
-            print(f"step {step:>{len(str(steps))}}/{steps}  {values}  {left:.0f} s left", flush=True)
+            print(f"{what} {step:>{len(str(steps))}}/{steps}  {values}  {left:.0f} s left", flush=True)
 
     with bar if console.is_terminal else nullcontext():
         yield show

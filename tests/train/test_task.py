@@ -5,7 +5,7 @@ import torch
 
 from wellnormed.constraints import ClippedWeightDecay, Hammer
 from wellnormed.data import load_shakespeare
-from wellnormed.train import RunFolder, session, weights
+from wellnormed.train import RunFolder, characters, weights
 
 
 @pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
@@ -16,7 +16,7 @@ def test_what_a_constraint_remembers_survives_a_checkpoint(constraint, tiny, tmp
     config = replace(tiny, learning_rate=0.5)
 
     def begin():
-        return session.TrainingSession(config, load_shakespeare(config.source), torch.device("cpu"))
+        return characters.CharacterTask(config, load_shakespeare(config.source), torch.device("cpu"))
 
     whole, run = begin(), RunFolder(tmp_path / "run")
     for _ in range(4):

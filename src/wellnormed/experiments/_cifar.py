@@ -1,0 +1,152 @@
+"""The network of Training Transformers with Enforced Lipschitz Bounds (LT) on CIFAR-10, as a task.
+
+3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0, the last matrix zero
+at the start (appendix F) and the others orthogonal. As in the released code, each of the three layers of equal mass has
+a third of the learning rate, and of the weight decay, and momentum is an average that keeps 0.9, without Nesterov's
+step. There it is the first matrix that starts at zero, and the slope of ReLU at zero is 1/2; torch's is 0, with which
+such a network never moves.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.constraints import Constraint, Constraints, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
+from wellnormed.data import load_cifar10
+from wellnormed.norms import assign_norms
+from wellnormed.train.task import Task
+
+OptimizerName = Literal["adamw", "muon"]
+Method = Literal[
+    "weight decay", "spectral weight decay", "spectral normalization", "stiefel", "hammer", "soft cap", "hard cap"
+]
+_LAYERS = 3
+BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class CifarRun:
+    """One training run."""
+
+    optimizer: OptimizerName
+    method: Method
+    strength: float
+    """The cap in RMS -> RMS units, or the decay."""
+    lr: float
+    steps: int
+    batch: int = 512
+    width: int = 256
+    seed: int = 0
+
+
+class CifarTask(Task[nn.Sequential]):
+    """Batches without replacement, epoch after epoch; the last images of an epoch that fill no batch are left out."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        optimizer: torch.optim.Optimizer,
+        constraints: Constraints | None = None,
+        *,
+        steps: int,
+        batch: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, optimizer, constraints, steps, torch.Generator().manual_seed(seed + 2**32))
+        self.train, self.test = (pixels_and_labels(split, device) for split in ("train", "test"))
+        self.batch, self.order = batch, torch.empty(0, dtype=torch.long)
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy."""
+        if len(self.order) < self.batch:
+            self.order = torch.randperm(len(self.train[1]), generator=self.generator)
+        drawn, self.order = self.order[: self.batch], self.order[self.batch :]
+        pixels, labels = (part[drawn.to(part.device)] for part in self.train)
+        return F.cross_entropy(self.model(pixels), labels)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """Loss and accuracy over all test images, and the product of the proved RMS -> RMS norms."""
+        norms = self.norms()
+        return {**self.score(*self.test), "lipschitz": math.prod(norms), "norms": norms}
+
+    @torch.no_grad()
+    def score(self, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        """Loss and accuracy on these images."""
+        logits = torch.cat([self.model(part) for part in pixels.split(2000)])
+        accuracy = (logits.argmax(-1) == labels).float().mean()
+        return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy)}
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        """Of the three matrices, proved."""
+        return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
+
+
+class ConstantRate(CifarTask):
+    """The same with a learning rate that stays."""
+
+    def rate_factor(self, step: int) -> float:
+        """The rate of the first step."""
+        return 1.0
+
+
+def mlp(width: int) -> nn.Sequential:
+    """3072-width-width-10, ReLU, no biases, at torch's own start."""
+    first, second, last = (nn.Linear(a, b, bias=False) for a, b in pairwise((3072, width, width, 10)))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
+
+
+def lt_task(run: CifarRun, device: torch.device) -> CifarTask:
+    """A run of LT."""
+    model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
+    *others, last = model.parameters()
+    nn.init.zeros_(last)
+    for weight in others:
+        wn.Spectral().initialize_(weight.data, generator)
+    model = model.to(device)
+    norms = assign_norms(model, recipe="modular")
+    decay = run.strength if run.method == "weight decay" else 0.0
+    if run.optimizer == "muon":
+        rate = run.lr / _LAYERS
+        optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
+    else:
+        decay /= _LAYERS
+        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
+    constraint = constraint_of(run)
+    held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
+    return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
+
+
+def constraint_of(run: CifarRun) -> Constraint | None:
+    """What holds every matrix of a run; weight decay is the optimizer's own."""
+    match run.method:
+        case "weight decay":
+            return None
+        case "spectral weight decay":
+            return SpectralWeightDecay(run.strength)
+        case "spectral normalization":
+            return SpectralNormalize(run.strength)
+        case "stiefel":
+            return Stiefel(run.strength)
+        case "hammer":
+            return Hammer(run.strength, as_published=True)
+        case "soft cap":
+            return wn.SoftCap(run.strength)
+        case "hard cap":
+            return wn.HardCap(run.strength)
+
+
+@cache
+def pixels_and_labels(split: Literal["train", "test"], device: torch.device) -> tuple[Tensor, Tensor]:
+    """All images of a split in [0, 1], and their classes."""
+    images = load_cifar10(split)
+    return (images.pixels.to(device) / 255).float(), images.labels.to(device)

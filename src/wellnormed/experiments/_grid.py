@@ -1,0 +1,166 @@
+"""Runs the cells of an experiment that have no row yet, in any number of processes.
+
+A row is written the moment its cell is finished, so a kill at any time loses what is being computed and nothing else.
+A cell that fails, or whose process dies, is reported, and the others go on.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from wellnormed.experiments._experiment import Experiment, Preset, Run
+from wellnormed.experiments._header import header
+from wellnormed.experiments._table import Row, Table, cell_key
+from wellnormed.train.progress import progress_display
+
+Chunk = tuple[Any, ...]
+"""Cells that are run at once."""
+Settings = tuple[Run, str, str, int]
+"""What a process needs to run chunks: the function, the command that a row states, the device, and its threads."""
+
+
+def missing(experiment: Experiment, preset: Preset, rows: Iterable[str]) -> list[Chunk]:
+    """The cells of a preset that have no row, in the order of the experiment, those that are run together as one."""
+    done, chunks = set(rows), {}
+    for number, cell in enumerate(experiment.cells(preset)):
+        if cell_key(cell) not in done:
+            group = number if experiment.together is None else experiment.together(cell)
+            chunks.setdefault(group, []).append(cell)
+    return [tuple(cells) for cells in chunks.values()]
+
+
+def run_missing(
+    experiment: Experiment, preset: Preset, table: Table, device: str, jobs: int, cluster: str | None, console: Console
+) -> list[str]:
+    """Run what has no row, here or on a cluster that `submitit` knows, and return what failed, in words."""
+    chunks = missing(experiment, preset, table.read()[0])
+    total, failures = len(experiment.cells(preset)), []
+    done = total - sum(map(len, chunks))
+    command = f"wellnormed reproduce {experiment.name} --preset {preset}"
+    settings = (experiment.run, command, device, max(1, (os.cpu_count() or 1) // jobs))
+    with progress_display(console, done, total, 1, "cell") as show:
+        logs = table.path.parent / "jobs"
+        outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
+        for chunk, outcome in outcomes:
+            done += len(chunk)
+            if isinstance(outcome, str):
+                failures.append(outcome)
+                show(done, f"FAILED: {outcome}")
+                continue
+            for row in outcome:
+                table.append(row)
+            show(done, f"{sum(row['seconds'] for row in outcome):.0f} s")
+    return failures
+
+
+def run_chunk(chunk: Chunk, run: Run, command: str, device: str) -> list[Row]:
+    """The rows of cells that are run at once, in this process."""
+    start = time.perf_counter()
+    results = run(chunk, torch.device(device))
+    seconds = (time.perf_counter() - start) / len(chunk)
+    return [
+        {**header(command, cell.seed, device), "cell": cell_key(cell), "config": asdict(cell), "results": result,
+         "seconds": round(seconds, 3)}
+        for cell, result in zip(chunk, results, strict=True)
+    ]  # fmt: skip
+
+
+class _Worker:
+    """A process that runs one chunk after another."""
+
+    def __init__(self, settings: Settings) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, *settings), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.chunk: Chunk | None = None
+
+    def begin(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.connection.send(chunk)
+
+    def end(self) -> list[Row] | str:
+        """What came of the chunk; a dead process cannot say."""
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            why = f"was killed by signal {-code}" if code and code < 0 else f"ended with exit status {code}"
+            return f"the process of {_shown(self.chunk)} {why}"
+
+
+def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterator[tuple[Chunk, list[Row] | str]]:
+    """Each chunk with its rows, or with what went wrong, as they come."""
+    waiting = list(reversed(chunks))
+    workers: list[_Worker] = []
+    try:
+        while waiting or any(worker.chunk for worker in workers):
+            while waiting and len([w for w in workers if w.chunk]) < jobs:
+                idle = next((w for w in workers if w.chunk is None), None)
+                if idle is None:
+                    workers.append(idle := _Worker(settings))
+                idle.begin(waiting.pop())
+            ready = wait([w.connection for w in workers if w.chunk])
+            for worker in [w for w in workers if w.connection in ready]:
+                outcome = worker.end()
+                chunk, worker.chunk = worker.chunk, None
+                assert chunk is not None  # only those at work are waited for
+                if not worker.process.is_alive():
+                    workers.remove(worker)
+                yield chunk, outcome
+    finally:
+        for worker in workers:
+            worker.process.kill()
+
+
+def _jobs(
+    chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path
+) -> Iterator[tuple[Chunk, list[Row] | str]]:
+    """The same, every chunk as a job of a cluster."""
+    try:
+        import submitit  # pyrefly: ignore[missing-import]
+    except ImportError:
+        raise ValueError("a cluster needs the package submitit: pip install 'wellnormed[cluster]'") from None
+    *what, threads = settings
+    executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+    gpus = int(settings[2].startswith("cuda"))
+    executor.update_parameters(cpus_per_task=threads, gpus_per_node=gpus, timeout_min=720)
+    with executor.batch():
+        jobs = [executor.submit(_outcome, chunk, *what) for chunk in chunks]
+    waiting = dict(zip(jobs, chunks, strict=True))
+    while waiting:
+        time.sleep(0.2)
+        for job in [job for job in waiting if job.done()]:
+            chunk, error = waiting.pop(job), job.exception()
+            yield chunk, f"the job of {_shown(chunk)} failed: {error}" if error else job.result()
+
+
+def _serve(connection: Connection, run: Run, command: str, device: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        while True:
+            connection.send(_outcome(connection.recv(), run, command, device))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):  # the parent has ended, or is ending us
+        return
+
+
+def _outcome(chunk: Chunk, run: Run, command: str, device: str) -> list[Row] | str:
+    try:
+        return run_chunk(chunk, run, command, device)
+    except (ValueError, RuntimeError, ArithmeticError, OSError) as error:
+        return f"{_shown(chunk)}: {error}"
+
+
+def _shown(chunk: Chunk | None) -> str:
+    assert chunk
+    return str(chunk[0]) if len(chunk) == 1 else f"{len(chunk)} cells from {chunk[0]} on"

@@ -1,0 +1,81 @@
+"""The finished cells of an experiment on disk: one sealed line of JSON each, never lost and never counted twice."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from wellnormed._files import json_text, parse_json, write_atomically, writing
+
+Row = dict[str, Any]
+"""`cell` (its key), `config`, `results`, `seconds`, and where it ran: `command`, `commit`, `seed`, `machine`, ..."""
+
+
+def cell_key(config: Any) -> str:
+    """What a cell is known by: a hash of its config, which is a dataclass of numbers, words and tuples.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Point:
+        ...     lr: float
+        >>> cell_key(Point(0.1)) == cell_key(Point(0.1)) != cell_key(Point(0.2))
+        True
+    """
+    content = {"kind": type(config).__qualname__, **dataclasses.asdict(config)}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Table:
+    """The rows in `path`. A line that a kill or a bad disk left damaged does not count: its cell is run again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[dict[str, Row], list[str]]:
+        """Rows by the key of their cell, and what is wrong with the lines that do not count, in words."""
+        rows, problems = {}, []
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                row = parse_json(line, f"{self.path}, line {number},", "its cell is run again", sealed=True)
+                rows[row["cell"]] = row
+            except (ValueError, KeyError) as error:
+                problems.append(str(error))
+        return rows, problems
+
+    def rows_of(self, cells: Iterable[Any]) -> list[Row]:
+        """The rows of these cells, in their order, as far as there are any."""
+        rows, _ = self.read()
+        return [rows[key] for key in map(cell_key, cells) if key in rows]
+
+    def repair(self) -> list[str]:
+        """Remove the lines that do not count, and say what was wrong with them."""
+        rows, problems = self.read()
+        if problems:
+            write_atomically(self.path, "".join(json_text(row, sealed=True) for row in rows.values()))
+        return problems
+
+    def append(self, row: Row) -> None:
+        """Add a row, durably and whole: after an `OSError` the file is as it was."""
+        line = json_text(row, sealed=True).encode()
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                size = file.tell()
+                try:
+                    file.write(line if not size or self._ends_a_line() else b"\n" + line)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(size)
+                    raise
+
+    def _lines(self) -> list[bytes]:
+        return [line for line in self.path.read_bytes().split(b"\n") if line] if self.path.exists() else []
+
+    def _ends_a_line(self) -> bool:
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"

@@ -1,0 +1,144 @@
+"""LT figures 2 (left), 4 and 6: twelve pairs of optimizer and constraint, Lipschitz bound against loss, on CIFAR-10."""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any, get_args
+
+import torch
+from matplotlib.figure import Figure
+
+from wellnormed.experiments._cifar import CifarRun, CifarTask, Method, OptimizerName, lt_task
+from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._figures import legend_below, panels
+from wellnormed.experiments._table import Row
+from wellnormed.train.task import fit
+
+PAIRS: list[tuple[OptimizerName, Method]] = [
+    (optimizer, method)
+    for optimizer, method in product(get_args(OptimizerName), get_args(Method))
+    if optimizer == "muon" or not method.endswith("cap")
+]
+MUON: dict[
+    Method, tuple[float, ...]
+] = {  # method -> strength, learning rate; loss, accuracy and Lipschitz bound as released
+    "weight decay": (0.1, 1.585, 1.150, 0.596, 326.6),
+    "spectral normalization": (6.0, 1.0, 1.147, 0.601, 216.6),
+    "stiefel": (5.0, 1.0, 1.217, 0.577, 124.4),
+    "soft cap": (6.0, 0.398, 1.185, 0.588, 115.3),
+    "hard cap": (5.0, 0.631, 1.199, 0.588, 92.2),
+    "hammer": (4.0, 0.398, 1.262, 0.569, 76.1),
+    "spectral weight decay": (0.05, 0.157, 1.558, 0.549, 56.9),
+}
+"""Strength and learning rate of each method with Muon, and the loss, accuracy and Lipschitz bound as released."""
+EPOCH = 97  # steps of 512
+WITHIN = 0.01
+"""How far an accuracy may be from the published one."""
+EVERY = 49
+
+
+def cells(preset: Preset) -> list[CifarRun]:
+    """`paper`: the seven rows of Muon that LT gives in full, once each, and its sweep; `cpu`: a smaller sweep."""
+    if preset == "paper":
+        return [CifarRun("muon", method, row[0], row[1], 50 * EPOCH) for method, row in MUON.items()]
+    small: dict[str, Any] = {"steps": 300, "batch": 256, "width": 64}
+    decays: dict[Method, tuple[float, ...]] = {
+        "weight decay": (0.03, 0.3, 1.0),
+        "spectral weight decay": (0.02, 0.1, 0.5),
+    }
+    rates: dict[OptimizerName, tuple[float, ...]] = {"adamw": (1e-3, 1e-2), "muon": (0.1, 0.5)}
+    return [
+        CifarRun(optimizer, method, strength, lr, seed=seed, **small)
+        for seed in range(3)
+        for optimizer, method in PAIRS
+        for strength in decays.get(method, (1.0, 2.0, 4.0))
+        for lr in rates[optimizer]
+    ]
+
+
+def run(cells: Sequence[CifarRun], device: torch.device) -> list[dict[str, Any]]:
+    """Loss, accuracy and bound at the end, and the norms on the way."""
+    results = []
+    for cell in cells:
+        task, norms = lt_task(cell, device), []
+
+        def watch(task: CifarTask, _: float, norms: list[list[float]] = norms) -> None:
+            if task.step % EVERY == 0:
+                norms.append(task.norms())
+
+        fit(task, watch)
+        results.append(task.evaluate() | {"norms_on_the_way": norms})
+    return results
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other one beats in both the bound and the loss, by rising bound."""
+    best: list[tuple[float, float]] = []
+    for bound, loss in sorted(points):
+        if not best or loss < best[-1][1]:
+            best.append((bound, loss))
+    return best
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Loss and accuracy against the bound, by pair; norms over the cap during training."""
+    figure, axes = panels(1, 2, (11, 4.5))
+    colours = {method: f"C{number}" for number, method in enumerate(get_args(Method))}
+    for axis, optimizer in zip(axes[0], get_args(OptimizerName), strict=True):
+        for method in get_args(Method):
+            points = [
+                (row["results"]["lipschitz"], row["results"]["loss"])
+                for row in rows
+                if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), ".", color=colours[method], alpha=0.4)
+                axis.plot(*zip(*frontier(points), strict=True), "-", color=colours[method], label=method)
+        axis.set(xscale="log", title=optimizer, xlabel="Lipschitz bound (RMS to RMS)", ylabel="test loss")
+    legend_below(figure, "CIFAR-10: what a bound costs")
+    return {"tradeoff": figure}
+
+
+def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
+    """`paper`: the rows that LT gives in full; `cpu`: whether Muon's frontier lies below AdamW's."""
+    if preset == "paper":
+        found = []
+        for row in rows:
+            config, results = row["config"], row["results"]
+            _, _, loss, accuracy, bound = MUON[config["method"]]
+            reached = abs(results["accuracy"] - accuracy) <= WITHIN
+            ours = f"{results['loss']:.3f}, {results['accuracy']:.3f}, {results['lipschitz']:.1f}"
+            published, what = f"{loss}, {accuracy}, {bound}", f"Muon, {config['method']}: loss, accuracy, bound"
+            found.append(Verdict(what, published, ours, "-", 1, "reached" if reached else "not reached"))
+        return found
+    found = []
+    for method in get_args(Method)[:5]:
+        losses = {
+            optimizer: [
+                row["results"]["loss"]
+                for row in rows
+                if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)
+            ]
+            for optimizer in get_args(OptimizerName)
+        }
+        if not all(losses.values()):
+            continue
+        best = {optimizer: min(values) for optimizer, values in losses.items()}
+        ours = f"best loss {best['muon']:.3f} with Muon, {best['adamw']:.3f} with AdamW"
+        runs = sum(map(len, losses.values()))
+        verdict = "same shape" if best["muon"] < best["adamw"] else "another shape"
+        interval = f"mean {fmean(losses['muon']):.3f} and {fmean(losses['adamw']):.3f}"
+        found.append(Verdict(method, "Muon reaches the lower loss", ours, interval, runs, verdict))
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="cifar-tradeoff",
+    source="LT figures 2 (left), 4 and 6",
+    shows="which pairs of optimizer and constraint reach a low loss at a low Lipschitz bound",
+    cells=cells,
+    run=run,
+    figures=figures,
+    verdicts=verdicts,
+    differs={"cpu": "width 64, batch 256 and 300 steps instead of 256, 512 and 4,850; few rates and strengths"},
+)

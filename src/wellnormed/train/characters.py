@@ -1,0 +1,62 @@
+"""The training run of a character transformer: its text, its model and what holds every weight, from a config."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import wellnormed.constraints as constraints
+from wellnormed.data.characters import CharacterText
+from wellnormed.models.files import Model, build
+from wellnormed.norms import assign_norms
+from wellnormed.optim import Scion
+from wellnormed.train.config import SEED, TrainConfig
+from wellnormed.train.task import Task
+from wellnormed.train.weights import rate_factors, weight_constraints
+
+
+def named_generators(seed: int) -> dict[str, torch.Generator]:
+    """One generator for each use, so that more draws for one never move another."""
+    allowed, must = SEED
+    if not allowed(seed):
+        raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
+    names = ("initial weights", "order of the data", "sample", "lower bound")
+    return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
+
+
+def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
+    """The optimizer of a run, with the constraints that hold after each of its steps."""
+    optimizer = Scion(
+        assign_norms(model, recipe="modular"),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=True,
+        lr_factors=rate_factors(model, config),
+    )
+    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
+
+
+class CharacterTask(Task[Model]):
+    """Next characters of windows at random places of a text.
+
+    A text that is shorter than the model's length, or another setting that cannot be had, is a `ValueError`.
+    """
+
+    def __init__(self, config: TrainConfig, text: CharacterText, device: torch.device) -> None:
+        self.config, self.text, self.device = config, text, device
+        if min(len(text.train), len(text.validation)) <= config.model.length:
+            raise ValueError(
+                f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
+                f"validation, but model.length={config.model.length} needs more of each; use a longer text "
+                "or a smaller length (on the command line: --model.length)"
+            )
+        self.generators = named_generators(config.seed)
+        model = build(config.model, self.generators["initial weights"]).to(device)
+        optimizer, held = build_optimizer(model, config)
+        super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy, in nats a character."""
+        length = self.config.model.length
+        starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.generator)
+        windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
+        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())

@@ -1,0 +1,100 @@
+"""What every experiment keeps: cells with keys of their own, results that JSON holds, figures and verdicts."""
+
+import json
+from dataclasses import replace
+
+import matplotlib
+import pytest
+import torch
+
+from wellnormed.experiments import _cifar, caps, lr_transfer_mlp, watermark
+from wellnormed.experiments._cifar import CifarRun
+from wellnormed.experiments._experiment import MODULES, load
+from wellnormed.experiments._grid import run_chunk
+from wellnormed.experiments._table import cell_key
+from wellnormed.experiments.reproduce import COLUMNS, markdown
+
+SMALL = {
+    "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
+    "cifar-tradeoff": [
+        CifarRun(optimizer, method, 2.0, lr, 4, 8, 8, seed)
+        for seed in (0, 1)
+        for optimizer, method, lr in (("muon", "soft cap", 0.3), ("muon", "hammer", 0.3), ("adamw", "hammer", 0.01))
+    ],
+    "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
+    "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
+    "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
+    "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
+    "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
+}
+"""Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
+
+
+@pytest.fixture(autouse=True)
+def tiny_cifar(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
+    monkeypatch.setattr(_cifar, "pixels_and_labels", lambda split, device: images)
+    matplotlib.use("agg")
+
+
+def small(name):
+    chosen = SMALL[name]
+    cells = chosen if isinstance(chosen, list) else [c for c in map(chosen, load(name).cells("cpu")) if c is not None]
+    return list(dict.fromkeys(cells))
+
+
+def test_every_experiment_is_tested():
+    assert SMALL.keys() == MODULES.keys()
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_cells_have_keys_of_their_own(name, preset):
+    cells = load(name).cells(preset)
+    assert len({cell_key(cell) for cell in cells}) == len(cells)
+    assert all(isinstance(cell.seed, int) for cell in cells)
+    if preset == "cpu":
+        assert len({cell.seed for cell in cells}) >= 3
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_rows_become_figures_and_verdicts(name, tmp_path):
+    experiment, rows = load(name), []
+    chunks = {}
+    for number, cell in enumerate(small(name)):
+        chunks.setdefault(experiment.together(cell) if experiment.together else number, []).append(cell)
+    for chunk in chunks.values():
+        rows += run_chunk(tuple(chunk), experiment.run, "a command", "cpu")
+    rows = json.loads(json.dumps(rows, allow_nan=False))
+    assert rows
+    for figure_name, figure in experiment.figures(rows).items():
+        figure.savefig(tmp_path / f"{figure_name}.png")
+        assert (tmp_path / f"{figure_name}.png").stat().st_size > 3000
+    verdicts = experiment.verdicts(rows, "cpu")
+    assert verdicts
+    table = markdown(verdicts)
+    assert table.count("\n") == len(verdicts) + 2
+    assert all(line.count("|") >= len(COLUMNS) + 1 for line in table.splitlines())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_same_cell_gives_the_same_results(name):
+    experiment, cell = load(name), small(name)[-1]
+    first, second = (experiment.run([cell], torch.device("cpu")) for _ in range(2))
+    assert first == second
+
+
+def test_the_letter_is_drawn_and_erased_only_in_part():
+    mask = watermark.letter(64)
+    assert 0.05 < mask.float().mean() < 0.4
+    task, drawn = watermark.task_of(small("watermark")[0], torch.device("cpu"))
+    hidden = list(task.model.parameters())[1]
+    assert not hidden[drawn].any()
+    assert hidden[~drawn].all()
+
+
+def test_stable_rank():
+    assert lr_transfer_mlp.stable_rank(torch.eye(5)) == pytest.approx(5.0)
+    assert lr_transfer_mlp.stable_rank(torch.ones(4, 3)) == pytest.approx(1.0)
+    assert lr_transfer_mlp.stable_rank(torch.zeros(2, 2)) == 0.0

@@ -1,0 +1,215 @@
+"""Cells are run once, whatever happens; rows survive kills, damage and full disks."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from wellnormed.cli import main
+from wellnormed.experiments import _experiment, reproduce
+from wellnormed.experiments._grid import missing
+from wellnormed.experiments._table import Table, cell_key
+
+from . import toy
+
+ROOT = Path(__file__).parents[2]
+SQUARES = {value: value**2 for value in (1, 2, toy.FAILS, 4, toy.DIES, 6)}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(_experiment.MODULES, "toy", "tests.experiments.toy")
+    monkeypatch.setenv("TOY_LOG", str(tmp_path / "log"))
+    return tmp_path / "results"
+
+
+def run(folder, jobs=2, **settings):
+    console = Console(file=io.StringIO(), width=200)
+    failed = reproduce.reproduce("toy", folder=folder, jobs=jobs, console=console, **settings)
+    return failed, console.file.getvalue()
+
+
+def squares(folder, preset="cpu"):
+    rows, problems = Table(folder / f"toy-{preset}" / "rows.jsonl").read()
+    assert not problems
+    return {row["config"]["value"]: row["results"]["square"] for row in rows.values()}
+
+
+def executed(folder):
+    return sorted(map(int, (folder.parent / "log").read_text().split()))
+
+
+def test_every_cell_is_run_once_and_drawn(folder):
+    failed, text = run(folder)
+    assert failed == 0
+    assert squares(folder) == SQUARES
+    assert "6 of 6 cells" in text
+    for name in ("rows.jsonl", "squares.png", "squares.svg", "table.md"):
+        assert (folder / "toy-cpu" / name).stat().st_size > 50
+    assert r"| largest \| square | 9801 | 9801 |" in (folder / "toy-cpu" / "table.md").read_text()
+    row = json.loads((folder / "toy-cpu" / "rows.jsonl").read_text().splitlines()[0])
+    assert {"command", "commit", "seed", "machine", "config", "results", "seconds"} <= row.keys()
+    assert row["command"] == "wellnormed reproduce toy --preset cpu"
+    run(folder)
+    assert executed(folder) == sorted(SQUARES)
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(folder, monkeypatch, capfd):
+    monkeypatch.setenv("TOY_TROUBLE", "1")
+    failed, text = run(folder)
+    assert failed == 2
+    assert squares(folder) == {value: square for value, square in SQUARES.items() if value not in (13, 99)}
+    printed = text + capfd.readouterr().out
+    assert "Number(value=13, seed=0): thirteen is refused" in printed
+    assert "the process of Number(value=99, seed=0) was killed by signal 9" in printed
+    assert "2 failed: the same command runs them again" in printed
+    monkeypatch.delenv("TOY_TROUBLE")
+    assert run(folder)[0] == 0
+    assert squares(folder) == SQUARES
+
+
+def test_cells_may_be_run_together(folder, monkeypatch):
+    monkeypatch.setattr(toy, "EXPERIMENT", toy.TOGETHER)
+    assert {len(chunk) for chunk in missing(toy.TOGETHER, "cpu", ())} == {2, 4}
+    assert run(folder, jobs=1)[0] == 0
+    assert squares(folder) == SQUARES
+
+
+def wait_until_gone(group):
+    """Workers end when they notice that their parent has; each finishes the cell it is at."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+
+
+def test_a_kill_loses_no_finished_cell(folder):
+    script = (
+        "from pathlib import Path; from wellnormed.experiments import _experiment, reproduce\n"
+        "if __name__ == '__main__':\n"
+        "    _experiment.MODULES['toy'] = 'tests.experiments.toy'\n"
+        f"    reproduce.reproduce('toy', 'paper', folder=Path({str(folder)!r}), jobs=2)\n"
+    )
+    path = folder.parent / "script.py"
+    path.write_text(script)
+    environment = {**os.environ, "TOY_PAUSE": "0.02", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    process = subprocess.Popen(
+        [sys.executable, str(path)], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    rows = folder / "toy-paper" / "rows.jsonl"
+    while not rows.exists() or rows.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until_gone(process.pid)
+    before = squares(folder, "paper")
+    assert 5 <= len(before) < 100
+    (folder.parent / "log").unlink()
+    assert run(folder, preset="paper")[0] == 0
+    assert squares(folder, "paper") == {value: value**2 for value in range(100)}
+    again = executed(folder)
+    assert len(again) == len(set(again))
+    assert not set(again) & set(before)
+
+
+@pytest.mark.parametrize("where", ["truncated", "changed", "no JSON"])
+def test_a_damaged_row_is_named_and_run_again(folder, where):
+    run(folder)
+    path = folder / "toy-cpu" / "rows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    spoilt = {"truncated": lines[2][:40], "changed": lines[2].replace("square", "sqware"), "no JSON": "?\n"}[where]
+    path.write_text("".join([*lines[:2], spoilt] if where == "truncated" else [*lines[:2], spoilt, *lines[3:]]))
+    failed, text = run(folder)
+    assert failed == 0
+    assert "line 3" in text
+    assert "its cell is run again" in text
+    assert squares(folder) == SQUARES
+
+
+def test_every_truncation_leaves_whole_rows(tmp_path):
+    table = Table(tmp_path / "rows.jsonl")
+    for number in range(3):
+        table.append({"cell": str(number), "x": number})
+    content = table.path.read_bytes()
+    for length in range(len(content)):
+        table.path.write_bytes(content[:length])
+        kept, _ = table.read()
+        table.append({"cell": "new", "x": 9})
+        rows, _ = table.read()
+        assert rows == {**kept, "new": {"cell": "new", "x": 9}}
+        assert set(kept) <= {"0", "1", "2"}
+        assert len(kept) >= content[:length].count(b"\n")
+
+
+def test_a_full_disk_leaves_the_table_as_it_was(tmp_path, monkeypatch):
+    table = Table(tmp_path / "rows.jsonl")
+    table.append({"cell": "a"})
+    before = table.path.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"rows.jsonl could not be written \(No space left on device\)"):
+        table.append({"cell": "b"})
+    assert table.path.read_bytes() == before
+
+
+def test_keys_tell_configs_apart():
+    @dataclass(frozen=True)
+    class Other:
+        value: int
+        seed: int = 0
+
+    keys = [cell_key(toy.Number(1)), cell_key(toy.Number(2)), cell_key(toy.Number(1, 1)), cell_key(Other(1))]
+    assert len(set(keys)) == 4
+    assert cell_key(toy.Number(1)) == keys[0]
+
+
+def test_the_command_lists_and_refuses(folder, capsys):
+    run(folder)
+    assert main(["reproduce", "--list", "--folder", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "toy" in printed
+    assert "6/6" in printed
+    assert "0/100" in printed
+    assert main(["reproduce", "tyo", "--folder", str(folder)]) == 2
+    assert "did you mean toy" in capsys.readouterr().err
+    assert main(["reproduce"]) == 2
+    assert "--list" in capsys.readouterr().err
+    assert main(["reproduce", "toy", "--jobs", "0", "--folder", str(folder)]) == 2
+
+
+def test_the_page_needs_no_other_file(folder):
+    run(folder)
+    page = (folder / "index.html").read_text()
+    assert "toy, preset cpu" in page
+    assert "largest | square" in page
+    assert "data:image/svg+xml;base64," in page
+    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", page)
+
+
+def test_cells_may_be_jobs_of_a_cluster(folder, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("TOY_TROUBLE", "1")
+    failed, _ = run(folder, cluster="local")
+    assert failed == 2
+    assert squares(folder) == {value: square for value, square in SQUARES.items() if value not in (13, 99)}
+
+
+def test_a_cluster_without_the_package_is_refused(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ValueError, match=r"pip install 'wellnormed\[cluster\]'"):
+        run(folder, cluster="slurm")
