@@ -1,7 +1,8 @@
 """What each choice is worth to a transformer with the Lipschitz constant 10: one change at a time, one seed.
 
-The `levers` change the default run (2,000 steps of 12 x 64 characters); the forms of `content` read 256 characters and
-are trained on 8.2 million. Every run leaves one file under `results/levers/`; a run that has one is not repeated.
+The `LEVERS` change the default run (2,000 steps of 12 x 64 characters); the forms of `CONTENT` read 256 characters and
+are trained on 8.2 million; `CAPS` are of the published architecture, whose constant follows from its caps. Every run
+leaves one file under `results/levers/`; a run that has one is not repeated.
 
     python -m benchmarks.levers              # all that are missing
     python -m benchmarks.levers noise-0.1    # one of them
@@ -18,18 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 import wellnormed as wn
-from wellnormed.data import load_shakespeare
+from wellnormed.constraints import Constraint
+from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.experiments._header import header, write_result
-from wellnormed.models import PotentialGPT
-from wellnormed.models.config import PotentialConfig
-from wellnormed.models.potential_gpt import ContentAttention
+from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
+from wellnormed.models.files import Model
+from wellnormed.models.gpt import GPT, FeedForward
+from wellnormed.models.potential_gpt import ContentAttention, PotentialGPT
 from wellnormed.nn import BallProjection, constraints_of
 from wellnormed.train.config import PRESETS
 from wellnormed.train.evaluate import validation_loss
-from wellnormed.train.weights import rate_factors
+from wellnormed.train.task import Task, fit
+from wellnormed.train.weights import rate_factors, weight_constraints
 
 SEED, LIPSCHITZ = 0, 10.0
 FOLDER = Path("results/levers")
@@ -39,7 +44,7 @@ FOLDER = Path("results/levers")
 class Variant:
     """The default run, but for what is named."""
 
-    model: PotentialConfig = field(default_factory=PotentialConfig)
+    model: ModelConfig = field(default_factory=PotentialConfig)
     factors: dict[str, float] = field(default_factory=dict)
     """End of a parameter's name -> what the default factor on its learning rate is multiplied by."""
     steps: int = 2000
@@ -58,6 +63,10 @@ class Variant:
     """Radius of ball projections on every head's queries and keys; the largest logit stays."""
     late: bool = False
     """Attention stands before the last convex potential instead of the first."""
+    output_bias: bool = False
+    """The second map of every feed-forward layer of the published architecture has a bias."""
+    relative_rates: bool = False
+    """The learning rate of every matrix of the published architecture is relative to its cap."""
 
 
 SMALL = PotentialConfig()
@@ -97,7 +106,14 @@ CONTENT = {
     "long-balls": replace(_long(attention_heads=8), ball=0.5),
     "long-late": replace(LONG, late=True),
 }
-VARIANTS = LEVERS | CONTENT
+PUBLISHED = Variant(model=PRESETS["caps"].model, learning_rate=PRESETS["caps"].learning_rate)
+CAPS = {
+    "caps-default": PUBLISHED,
+    "caps-output-bias": replace(PUBLISHED, output_bias=True),
+    "caps-relative-rates": replace(PUBLISHED, relative_rates=True, learning_rate=0.01),
+    "caps-relative-rates-output-bias": replace(PUBLISHED, output_bias=True, relative_rates=True, learning_rate=0.01),
+}
+VARIANTS = LEVERS | CONTENT | CAPS
 
 
 class BalledAttention(ContentAttention):
@@ -113,8 +129,14 @@ class BalledAttention(ContentAttention):
         return self.join(x_BTD, self.merge(self.attend(query, key, self.value(x_BTD))))
 
 
-def build(variant: Variant, generator: torch.Generator) -> PotentialGPT:
+def build(variant: Variant, generator: torch.Generator) -> Model:
     """The model of a variant."""
+    if isinstance(variant.model, GPTConfig):
+        published = GPT(variant.model, generator)
+        for module in published.modules():
+            if variant.output_bias and isinstance(module, FeedForward):
+                module.output.bias = nn.Parameter(torch.zeros(variant.model.width))
+        return published
     model = PotentialGPT(variant.model, generator)
     layers = list(model.layers)
     if variant.late:
@@ -126,7 +148,24 @@ def build(variant: Variant, generator: torch.Generator) -> PotentialGPT:
     return model
 
 
-def disturb(model: PotentialGPT, variant: Variant) -> list[RemovableHandle]:
+def settings(model: Model, variant: Variant) -> tuple[dict[str, float], dict[str, Constraint]]:
+    """Factors on the learning rates by parameter, and constraints by weight."""
+    if isinstance(variant.model, GPTConfig):
+        config = replace(PRESETS["caps"], model=variant.model)
+        factors, kept = rate_factors(model, config), weight_constraints(model, config)
+        if variant.relative_rates:
+            factors |= {name: held.cap for name, held in kept.items() if isinstance(held, wn.HardCap)}
+        return factors, kept
+    head_cap = LIPSCHITZ / float(max(wn.certify(model).layers[-2].lipschitz))
+    factors = rate_factors(model, replace(PRESETS["cpu"], model=variant.model)) | {"head.weight": head_cap}
+    for name, _ in model.named_parameters():
+        for end, factor in variant.factors.items():
+            if name.endswith(end):
+                factors[name] = factors.get(name, 1.0) * factor
+    return factors, {**constraints_of(model), "head.weight": wn.HardCap(head_cap)}
+
+
+def disturb(model: Model, variant: Variant) -> list[RemovableHandle]:
     """Add the variant's noise to the forward pass, until the handles are removed."""
 
     def add_noise(_: nn.Module, __: Any, x: Tensor) -> Tensor:
@@ -141,56 +180,68 @@ def disturb(model: PotentialGPT, variant: Variant) -> list[RemovableHandle]:
     return handles + ([model.mixing.register_forward_hook(drop_heads)] if variant.dropped_heads else [])
 
 
+class LeverTask(Task[Model]):
+    """The run of a variant."""
+
+    def __init__(self, variant: Variant, text: CharacterText) -> None:
+        self.variant, self.text = variant, text
+        generator = torch.Generator().manual_seed(SEED)
+        torch.manual_seed(SEED)
+        model = build(variant, generator)
+        factors, kept = settings(model, variant)
+        optimizer = wn.Scion(
+            model,
+            lr=variant.learning_rate,
+            recipe="modular",
+            momentum=variant.momentum,
+            nesterov=True,
+            lr_factors=factors,
+        )
+        super().__init__(model, optimizer, wn.constrain(optimizer, kept), variant.steps, generator)
+
+    def rate_factor(self, step: int) -> float:
+        floor = 0.0 if self.variant.average_from == 1 else 1 - self.variant.average_from
+        return max(super().rate_factor(step), floor)
+
+    def batch_loss(self) -> Tensor:
+        variant, length = self.variant, self.variant.model.length
+        starts = torch.randint(len(self.text.train) - length, (variant.batch,), generator=self.generator)
+        windows = self.text.train[starts[:, None] + torch.arange(length + 1)]
+        read, following = windows[:, :-1], windows[:, 1:]
+        if variant.replaced:
+            other = torch.randint(len(self.text.symbols), read.shape)
+            read = torch.where(torch.rand(read.shape) < variant.replaced, other, read)
+        return F.cross_entropy(self.model(read).flatten(0, 1), following.flatten())
+
+
 def run(variant: Variant) -> dict[str, float]:
     """Train, evaluate on the whole of both splits, certify and attack."""
     text, start = load_shakespeare("tiny-shakespeare"), time.perf_counter()
-    length, preset = variant.model.length, PRESETS["cpu"]
-    generator = torch.Generator().manual_seed(SEED)
-    torch.manual_seed(SEED)
-    model = build(variant, generator)
-    certified = wn.certify(model)
-    head_cap = LIPSCHITZ / float(max(certified.layers[-2].lipschitz))
-    factors = {**rate_factors(model, replace(preset, model=variant.model)), "head.weight": head_cap}
-    for name, _ in model.named_parameters():
-        for end, factor in variant.factors.items():
-            if name.endswith(end):
-                factors[name] = factors.get(name, 1.0) * factor
-    optimizer = wn.Scion(
-        model, lr=variant.learning_rate, recipe="modular", momentum=variant.momentum, nesterov=True, lr_factors=factors
-    )
-    held = wn.constrain(optimizer, {**constraints_of(model), "head.weight": wn.HardCap(head_cap)})
-    floor = 0.0 if variant.average_from == 1 else 1 - variant.average_from
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / variant.steps, floor))
-    handles = disturb(model, variant)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    for step in range(variant.steps):
-        starts = torch.randint(len(text.train) - length, (variant.batch,), generator=generator)
-        windows = text.train[starts[:, None] + torch.arange(length + 1)]
-        read, following = windows[:, :-1], windows[:, 1:]
-        if variant.replaced:
-            other = torch.randint(len(text.symbols), read.shape)
-            read = torch.where(torch.rand(read.shape) < variant.replaced, other, read)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(read).flatten(0, 1), following.flatten())
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step >= variant.average_from * variant.steps:
+    task, length = LeverTask(variant, text), variant.model.length
+    model, handles = task.model, disturb(task.model, variant)
+    averaged = AveragedModel(model)
+
+    def watch(task: LeverTask, loss: float) -> None:
+        if task.step > variant.average_from * variant.steps:
             averaged.update_parameters(model)
-        if step % 100 == 0:
-            print(f"step {step}, loss {loss.item():.4f}, {time.perf_counter() - start:.0f} s", flush=True)
+        if task.step % 100 == 0:
+            print(f"step {task.step}, loss {loss:.4f}, {time.perf_counter() - start:.0f} s", flush=True)
+
+    fit(task, watch)
     trained = time.perf_counter() - start
     if variant.average_from < 1:
         model.load_state_dict(averaged.module.state_dict())
     for handle in handles:
         handle.remove()
+    assert task.constraints is not None
+    certificate = wn.certify(model, torch.zeros(1, length, dtype=torch.long))
     return {
         "validation_loss": validation_loss(model, text.validation, length),
         "training_loss": validation_loss(model, text.train[: len(text.validation)], length),
-        "body_lipschitz": LIPSCHITZ / head_cap,
-        "log10_lipschitz": wn.certify(model).log10_lipschitz,
-        "lower_bound": float(wn.lower_bound(model, steps=50, generator=generator).value),
-        "proved_norm_over_cap": max(held.proved_ratios().values()),
+        "body_lipschitz": float(max(certificate.layers[-3 if isinstance(model, GPT) else -2].lipschitz)),
+        "log10_lipschitz": certificate.log10_lipschitz,
+        "lower_bound": float(wn.lower_bound(model, steps=50, generator=task.generator).value),
+        "proved_norm_over_cap": max(task.constraints.proved_ratios().values()),
         "training_tokens": variant.steps * variant.batch * length,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": trained,

@@ -158,16 +158,18 @@ def frontier() -> Iterator[str]:
 def levers() -> Iterator[str]:
     """What each choice is worth at a constant of 10, and what reading content is worth at a length of 256."""
     files = {path.stem: load(f"levers/{path.name}") for path in sorted((ROOT / "results" / "levers").glob("*.json"))}
-    for title, names in (
-        ("One change of the default run at a time", [name for name in files if not name.startswith("long-")]),
-        ("Reading the content of 256 characters", [name for name in files if name.startswith("long-")]),
+    for title, constant, prefix in (
+        ("One change of the default run at a time", "constant 10", ""),
+        ("Reading the content of 256 characters", "constant 10", "long-"),
+        ("One change of the published architecture at a time", "the preset `caps`, whose constant is 21.3", "caps-"),
     ):
+        names = [name for name in files if (name[:5] if name[:5] in ("long-", "caps-") else "") == prefix]
         if not names:
             continue
         yield from (f"## {title}", "")
         yield from (
             f"Each file: `python -m benchmarks.levers NAME`, {files[names[0]]['machine']}; seed 0, one run each; "
-            "constant 10. The training loss is over the first characters of that split, as many as validation has.",
+            f"{constant}. The training loss is over the first characters of that split, as many as validation has.",
             "",
         )
         yield from table(
@@ -182,7 +184,7 @@ def levers() -> Iterator[str]:
             ),
             [
                 (
-                    f"[{name.removeprefix('long-')}](../results/levers/{name}.json)",
+                    f"[{name.removeprefix(prefix)}](../results/levers/{name}.json)",
                     f"{found['training_tokens']:,}",
                     f"{found['validation_loss']:.4f}",
                     f"{found['training_loss']:.4f}",
