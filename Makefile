@@ -76,6 +76,7 @@ bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, 
 
 pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
 	$(BIN)/python docs/make_results.py
+	$(BIN)/python docs/make_reproduction.py
 	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment

@@ -91,6 +91,7 @@ def test_every_file_that_a_page_names_exists(page):
         "config.json",
         "runs/",
         "input.txt",
+        "rows.jsonl",
     }
     for name in spans:
         places = (ROOT, ROOT / "src" / "wellnormed", ROOT / "src", page.parent)
@@ -142,12 +143,25 @@ def test_no_file_names_what_a_reader_cannot_have():
         assert not private.search(page.read_text(encoding="utf-8")), page
 
 
-def test_the_page_of_results_is_what_its_files_give():
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+def script(name):
+    """A file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_reproductions_is_what_its_rows_give():
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert page == script("make_reproduction").page(), "run `python docs/make_reproduction.py`"
+    rows = {str(path.relative_to(ROOT)) for path in (ROOT / "results" / "reproduce").rglob("rows.jsonl")}
+    assert rows == set(re.findall(r"\]\(\.\./(results/reproduce/[^)]+\.jsonl)\)", page))  # none without its section
+
+
+def test_the_page_of_results_is_what_its_files_give():
+    module = script("make_results")
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == module.page(), "run `python docs/make_results.py`"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
