@@ -17,6 +17,8 @@ MODULES: dict[str, str] = {
     "caps": "wellnormed.experiments.caps",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
+    "hardcap-cost": "wellnormed.experiments.hardcap_cost",
+    "hardcap-stability": "wellnormed.experiments.hardcap_stability",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
