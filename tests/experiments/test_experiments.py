@@ -27,7 +27,7 @@ SMALL = {
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
-    "ttt": lambda cell: replace(cell, width=4, keys=16, values=4, steps=2, batch=2) if cell.seed < 2 else None,
+    "ttt": lambda cell: replace(cell, width=4, tokens=16, steps=2, batch=2) if cell.seed < 2 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def cell(inner: str = "inner product", step: str = "gradient", clipped: bool = False) -> Cell:
-    return Cell(inner, step, clipped, width=6, keys=CHUNK, values=5, steps=3, batch=3, seed=0)
+    return Cell(inner, step, clipped, width=6, tokens=CHUNK, steps=3, batch=3, seed=0)
 
 
 def read(cell: Cell, length: int = 64) -> tuple[Layer, torch.Tensor, torch.Tensor, torch.Tensor]:
