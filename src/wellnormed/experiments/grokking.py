@@ -11,6 +11,7 @@ others. The seeds of a setting are one model of stacked weights.
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -83,6 +84,10 @@ def _of(rows: Sequence[Row], operation: str, projection: str) -> list[dict[str, 
     return [row["results"] for row in rows if wanted.items() <= row["config"].items()]
 
 
+def _shown(steps: float, results: Sequence[dict[str, Any]]) -> str:
+    return f"{steps:g}" if steps < math.inf else f"over {max(result['steps'] for result in results)}"
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Median test accuracy against steps, and steps to grok against the Lipschitz bound."""
     figure, axes = panels(2, 2, (9, 6.5))
@@ -91,7 +96,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             results = _of(rows, operation, projection)
             if not results:
                 continue
-            curves = list(zip(*(result["accuracy"] for result in results), strict=True))
+            # a stack ends early when all of it has grokked
+            curves = list(zip_longest(*(result["accuracy"] for result in results), fillvalue=GROKKED))
             steps = [EVERY * (index + 1) for index in range(len(curves))]
             colour = f"C{number}"
             axes[0, column].plot(steps, list(map(median, curves)), color=colour, label=projection)
@@ -130,7 +136,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             steps = sorted(result["grokked_at"] or math.inf for result in results)
             share = sum(step < math.inf for step in steps) / len(steps)
             bounds[projection] = median(result["lipschitz"] for result in results)
-            ours = f"median {median(steps):g} steps, {share:.0%} of seeds, bound {bounds[projection]:.3g}"
+            least, middle, most = (_shown(value, results) for value in (steps[0], median(steps), steps[-1]))
+            ours = f"median {middle} steps, {share:.0%} of seeds, bound {bounds[projection]:.3g}"
             published, why = PUBLISHED.get((operation, projection), "always in 1,000 steps"), ""
             reached = share == (0 if published.startswith("never") else 1)
             if not reached and share < 1:
@@ -138,7 +145,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
                 why = f"test accuracy after {results[0]['steps']} steps: {min(accuracies):.2f} to {max(accuracies):.2f}"
             elif not reached:
                 why = "Muon's steps of this size generalize without what the paper has found necessary"
-            interval, verdict = f"{steps[0]:g} to {steps[-1]:g}", good if reached else bad
+            interval, verdict = f"{least} to {most}", good if reached else bad
             found.append(Verdict(f"{operation}, {projection}", published, ours, interval, len(steps), verdict, why))
         if bounds.keys() >= {"embedding", "hard-cap"}:
             ratio = bounds["embedding"] / bounds["hard-cap"]
