@@ -28,7 +28,7 @@ def test_networks_of_a_stack_do_not_know_of_each_other():
     alone, both = trained(1), trained(0, 1)
     for name in ("up", "down"):
         ours, theirs = getattr(alone.model, name)[0], getattr(both.model, name)[1]
-        assert torch.allclose(ours.float(), theirs.float(), atol=0.05)  # bfloat16 products in another order
+        assert torch.allclose(ours.float(), theirs.float(), atol=0.05)  # bfloat16 in another order; of two seeds: 0.7
 
 
 @pytest.mark.parametrize(("operation", "result"), [("sum", 4), ("product", 2)])
@@ -41,7 +41,7 @@ def test_pairs_have_their_results_and_are_seen_or_tested(operation, result):
     assert found[5, 6] == result  # 11 and 30 modulo 7
 
 
-def test_a_claim_of_never_and_one_of_always_can_both_fail():
+def test_never_and_always_are_judged_and_can_fail():
     def row(projection: str, at: int | None, bound: float) -> dict:
         results = {"grokked_at": at, "lipschitz": bound, "steps": 5, "accuracy": [0.5]}
         return {"config": {"operation": "sum", "projection": projection}, "results": results}

@@ -5,7 +5,7 @@ import torch
 
 from wellnormed.experiments import ttt
 from wellnormed.experiments.ttt import CAP, CHUNK, Cell, Layer, Recall
-from wellnormed.matrix import spectral_norm
+from wellnormed.matrix import overshoot, spectral_norm
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,8 @@ def test_the_gradient_of_squared_errors_is_the_delta_rule():
 @pytest.mark.parametrize("step", ["clip", "msign"])
 def test_a_step_through_a_clip_has_at_most_the_norm_of_the_step_size(step):
     layer, _, _, state = read(cell(step=step), length=CHUNK)
-    assert spectral_norm(state).max() <= layer.log_step.exp() * 1.03  # the overshoot of the coefficients of msign
+    largest = overshoot("polar-express-8") * (1 + 1e-4)  # msign's own; rounding is at most 1e-5
+    assert spectral_norm(state).max() <= layer.log_step.exp() * largest
 
 
 @pytest.mark.parametrize("inner", ["inner product", "squared error"])
