@@ -337,6 +337,12 @@ def matrix() -> Iterator[str]:
     )
 
 
+def measured_before(name: str, content: dict, experiment: str) -> list[str]:
+    """The line of a file whose command has become an experiment of `wellnormed reproduce`."""
+    (line, blank) = origin(name, content | {"command": f"wellnormed reproduce {experiment}"})
+    return [line.replace(": `", ": an earlier form of `", 1), blank]
+
+
 def clipping() -> Iterator[str]:
     """Spectral clipping: error against norm and distance, cost against size."""
     yield from ("## Hard caps: error against the norm of the input", "")
@@ -344,7 +350,7 @@ def clipping() -> Iterator[str]:
         name = f"spectral-clipping/norm-{preset}.json"
         content = load(name)
         yield from (f"![Error against norm](../results/spectral-clipping/norm-{preset}.png)", "")
-        yield from origin(name, content)
+        yield from measured_before(name, content, "hardcap-stability")
         m, n = content["config"]["shape"]
         norms = content["config"]["norms"]
         yield from (f"Norm of the result, in caps, of {m} x {n} Gaussian matrices of norm:", "")
@@ -358,7 +364,7 @@ def clipping() -> Iterator[str]:
     content = load(name)
     yield from ("## Hard caps: error beside the cap", "")
     yield from ("![Error against distance](../results/spectral-clipping/distance-cpu.png)", "")
-    yield from origin(name, content)
+    yield from measured_before(name, content, "hardcap-stability")
     worst: dict[tuple[str, float, int], float] = {}
     for row in content["rows"]:
         key = (row["method"], row["outlier"], row["side"])
@@ -375,7 +381,7 @@ def clipping() -> Iterator[str]:
     sizes = content["config"]["sizes"]
     yield from ("## Hard caps: milliseconds of one call", "")
     yield from ("![Cost against size](../results/spectral-clipping/cost-cpu.png)", "")
-    yield from origin(name, content)
+    yield from measured_before(name, content, "hardcap-cost")
     seconds = {(row["aspect"], row["method"], row["short"]): row.get("seconds") for row in content["rows"]}
     keys = list(dict.fromkeys(key[:2] for key in seconds))
     yield from table(

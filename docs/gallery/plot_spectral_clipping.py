@@ -4,8 +4,8 @@ Caps and clips of singular values
 
 What every cap and clip of :mod:`wellnormed.matrix` does to one singular value, where the published ways depart from it,
 and what they cost. Scalar curves are computed here, by applying the functions to diagonal matrices; measurements are
-read from ``results/spectral-clipping``. SC is *Spectral clipping* (Cesista, 2025), LT is *Training Transformers with
-Enforced Lipschitz Bounds* (2025).
+shown as committed in ``results/spectral-clipping``. SC is *Spectral clipping* (Cesista, 2025), LT is *Training
+Transformers with Enforced Lipschitz Bounds* (2025).
 """
 
 from collections.abc import Callable
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from wellnormed import matrix
-from wellnormed.experiments import spectral_clipping
 
-RESULTS = Path(spectral_clipping.__file__).parents[3] / "results" / "spectral-clipping"
+RESULTS = Path(matrix.__file__).parents[3] / "results" / "spectral-clipping"
 ORANGE, BLUE, GREEN = "#D55E00", "#0072B2", "#009E73"  # Okabe and Ito: all kinds of colour vision tell them apart
 SKY, PINK, YELLOW, GREY = "#56B4E9", "#CC79A7", "#E69F00", "#777777"
 plt.rcParams.update({"figure.figsize": (7, 4), "figure.constrained_layout.use": True, "axes.grid": True})
@@ -28,6 +27,15 @@ plt.rcParams.update({"grid.alpha": 0.3, "lines.linewidth": 1.5, "font.size": 10,
 def on_values(function: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
     """What a matrix function does to the singular values of a diagonal matrix."""
     return function(torch.diag(s)).diagonal()
+
+
+def show_committed(name: str) -> None:
+    """A figure of ``results/spectral-clipping``, as it was drawn from the measurements beside it."""
+    image = plt.imread(RESULTS / f"{name}.png")
+    _, axes = plt.subplots(figsize=(image.shape[1] / 140, image.shape[0] / 140))
+    axes.imshow(image)
+    axes.axis("off")
+    plt.show()
 
 
 # %%
@@ -222,14 +230,12 @@ plt.show()
 # stay within two hundredths of the cap. The Gram form (``method="auto"``) is exact to float32. In bfloat16 the exact
 # forms are no nearer than the block form, since they lower the cap by 1.6% to make room for rounding.
 
-spectral_clipping.figure_of(spectral_clipping.read("norm", folder=RESULTS))
-plt.show()
+show_committed("norm-cpu")
 
 # %%
 # The same at the paper's size. A block form has side 5120 there; what exceeded the time limit is named in the file.
 
-spectral_clipping.figure_of(spectral_clipping.read("norm", "paper", RESULTS))
-plt.show()
+show_committed("norm-paper")
 
 # %%
 # Error against the distance from the cap
@@ -240,8 +246,7 @@ plt.show()
 # the sign to converge and too large not to matter. One large singular value moves that place to larger ``d``: 0.04 caps
 # at a distance of 0.1. The exact methods return a matrix inside the ball bit for bit (lower left).
 
-spectral_clipping.figure_of(spectral_clipping.read("distance", folder=RESULTS))
-plt.show()
+show_committed("distance-cpu")
 
 # %%
 # Cost against size
@@ -250,5 +255,4 @@ plt.show()
 # Median of five calls. *gram, far* has a norm of 100 caps, where the Gram form computes in float64; *one product* is
 # ``W W^T``, the unit in which a reader can compare machines. A missing point took longer than the limit in the file.
 
-spectral_clipping.figure_of(spectral_clipping.read("cost", folder=RESULTS))
-plt.show()
+show_committed("cost-cpu")

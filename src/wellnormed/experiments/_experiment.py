@@ -17,9 +17,12 @@ MODULES: dict[str, str] = {
     "caps": "wellnormed.experiments.caps",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
+    "hardcap-cost": "wellnormed.experiments.hardcap_cost",
+    "hardcap-stability": "wellnormed.experiments.hardcap_stability",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
+    "ttt": "wellnormed.experiments.ttt",
     "watermark": "wellnormed.experiments.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""

@@ -1,0 +1,35 @@
+"""The ways to cap singular values at 1 that `hardcap-stability` and `hardcap-cost` compare, and how they are drawn."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from wellnormed.matrix import spectral_hardcap
+
+METHODS: dict[str, Callable[[Tensor], Tensor]] = {
+    name: partial(spectral_hardcap, upper=1.0, method=name) for name in ("nested", "block", "blockwise", "gram", "svd")
+}
+"""Those of Spectral clipping (SC), "block" being its dense and "blockwise" its sparse form; and the exact ones."""
+STYLES = {
+    "nested": ("#D55E00", "o-"), "block": ("#0072B2", "s-"), "blockwise": ("#56B4E9", "x--"),
+    "gram": ("#009E73", "^-"), "svd": ("#000000", "+:"), "gram, far": ("#009E73", "v:"),
+    "soft cap": ("#CC79A7", "D-"), "one product": ("#999999", ".-"),
+}  # fmt: skip
+"""Colours of Okabe and Ito, which all kinds of colour vision tell apart, and a marker each."""
+
+
+def draw(axis: Any, points: Mapping[str, Iterable[tuple[float, float | None]]]) -> None:
+    """Medians and extremes over the seeds by method, on logarithmic axes; what is None or zero is not drawn."""
+    for method, (colour, style) in STYLES.items():
+        values: dict[float, list[float]] = {}
+        for x, y in points.get(method, ()):
+            if y:
+                values.setdefault(x, []).append(y)
+        if values:
+            x = sorted(values)
+            axis.loglog(x, [median(values[at]) for at in x], style, color=colour, label=method, fillstyle="none")
+            low, high = [min(values[at]) for at in x], [max(values[at]) for at in x]
+            axis.fill_between(x, low, high, color=colour, alpha=0.15)
