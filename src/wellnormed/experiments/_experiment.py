@@ -14,12 +14,16 @@ from wellnormed.experiments._table import Row
 Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
+    "batch-size": "wellnormed.experiments.batch_size",
     "caps": "wellnormed.experiments.caps",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
+    "lr-transfer-cnn": "wellnormed.experiments.lr_transfer_cnn",
+    "lr-transfer-gpt": "wellnormed.experiments.lr_transfer_gpt",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
+    "sign-only": "wellnormed.experiments.sign_only",
     "watermark": "wellnormed.experiments.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""
