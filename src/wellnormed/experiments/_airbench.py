@@ -81,7 +81,7 @@ def whitening_kernels(images: Tensor, floor: float = 5e-4) -> Tensor:
 
 
 class AirbenchTask(CifarTask):
-    """Rates that fall linearly to 0; norms, radii and momentum, of which 0.4 is kept, are those of LMO's released code."""
+    """Rates that fall linearly to 0; norms, radii and momentum (0.4 is kept) are those of LMO's released code."""
 
     def __init__(self, run: AirbenchRun, device: torch.device) -> None:
         torch.manual_seed(run.seed)
@@ -114,7 +114,8 @@ class AirbenchTask(CifarTask):
             return self.model(pixels)
         shifted = F.pad(pixels, (1, 1, 1, 1), "reflect")
         views = [(pixels, 0.5), (shifted[..., :-2, :-2], 0.25), (shifted[..., 2:, 2:], 0.25)]
-        return sum(share / 2 * (self.model(view) + self.model(view.flip(-1))) for view, share in views)
+        logits = [share / 2 * (self.model(view) + self.model(view.flip(-1))) for view, share in views]
+        return torch.stack(logits).sum(0)
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:

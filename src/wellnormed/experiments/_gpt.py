@@ -73,11 +73,12 @@ class Rotary(nn.Module):
 
     def __init__(self, entries: int) -> None:
         super().__init__()
-        self.half = entries // 2
+        self.entries = entries
 
     def forward(self, x: Tensor) -> Tensor:
-        position, number = (torch.arange(count, device=x.device) for count in (x.shape[-2], self.half))
-        angle = position[:, None] * 10000.0 ** (-number / self.half)
+        half = self.entries // 2
+        position, number = (torch.arange(count, device=x.device) for count in (x.shape[-2], half))
+        angle = position[:, None] * 10000.0 ** (-number / half)
         cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((cosine * first - sine * second, sine * first + cosine * second), dim=-1)
@@ -90,6 +91,8 @@ class Block(nn.Module):
         super().__init__()
         self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        for layer in (self.output, self.down):
+            nn.init.zeros_(layer.weight)
         self.rotary, self.head_width, self.squared = Rotary(head_width), head_width, squared
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,9 +120,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(run.width, symbols, bias=False)
         if shared:
             self.embedding.weight = self.head.weight
-        for block in self.blocks:
-            nn.init.zeros_(block.output.weight)
-            nn.init.zeros_(block.down.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -154,7 +154,7 @@ def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
             norms = assign_norms(model, "scion-gpt" if run.text == "fineweb" else "scion-shakespeare")
     if run.text == "shakespeare":
         initialize_(norms, radii=radii, generator=torch.Generator().manual_seed(run.seed))
-    return wn.Scion(norms, run.lr, unconstrained=run.method != "SCG", **({"radii": radii} if radii else {}))
+    return wn.Scion(norms, run.lr, unconstrained=run.method != "SCG", radii=radii)
 
 
 class GPTTask(Task[GPT]):

@@ -122,14 +122,17 @@ def transfer_verdict(
 
 def transfer_figure(
     rows: Sequence[Row], by: str, titles: Mapping[str, Mapping[str, Any]], title: str, *,
-    ylabel: str = "validation loss", top: float | None = None,
+    ylabel: str = "validation loss", above: float | None = None,
 ) -> Figure:  # fmt: skip
-    """Loss against rate by size, a panel for every entry of `titles`; bands hold the seeds, marks are the minima."""
+    """Loss against rate by size, a panel for every entry of `titles`; bands hold the seeds, marks are the minima.
+
+    What lies further than `above` over the lowest loss is cut off.
+    """
     shown = {name: found for name, where in titles.items() if (found := mean_curves(rows, by, **where))}
     figure, axes = panels(1, max(1, len(shown)), (1 + 2.7 * max(1, len(shown)), 4))
     sizes = sorted({size for found in shown.values() for size in found})
-    finite = [loss for found in shown.values() for c in found.values() for v in c.values() for loss in v]
-    finite = [loss for loss in finite if math.isfinite(loss)]
+    losses = [loss for found in shown.values() for rates in found.values() for each in rates.values() for loss in each]
+    low = min(filter(math.isfinite, losses), default=0.0)
     for axis, (name, found) in zip(axes[0], shown.items(), strict=False):
         for size, rates in found.items():
             colour = f"C{sizes.index(size)}"
@@ -145,8 +148,7 @@ def transfer_figure(
         axis.set_xscale("log", base=2)
         axis.set(title=name, xlabel="learning rate")
     axes[0, 0].set_ylabel(ylabel)
-    if finite and top is not None:
-        low = min(finite)
-        axes[0, 0].set_ylim(low - 0.05 * (top - low), max(top, low + 0.1))
+    if above is not None:
+        axes[0, 0].set_ylim(low - 0.05 * above, low + above)
     legend_below(figure, title)
     return figure

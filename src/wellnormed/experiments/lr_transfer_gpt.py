@@ -63,12 +63,12 @@ def base(rows: Sequence[Row]) -> tuple[int, int]:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss against rate by width, and by depth."""
     blocks, width = base(rows)
-    top = min(row["results"]["loss"] for row in rows if row["results"]["loss"] is not None) + 0.7
-    panels = {"width": {m: {"method": m, "blocks": blocks} for m in METHODS},
-              "blocks": {m: {"method": m, "width": width} for m in METHODS}}  # fmt: skip
-    titles = {"width": f"The best learning rate against width, {blocks} blocks, without warm-up",
-              "blocks": f"The best learning rate against depth, width {width}, without warm-up"}  # fmt: skip
-    return {by: transfer_figure(rows, by, panels[by], titles[by], top=top) for by in panels}
+    found = {}
+    for by, other, value in (("width", "blocks", blocks), ("blocks", "width", width)):
+        title = f"The best learning rate against {by}, {other} {value}, without warm-up"
+        panels: dict[str, dict[str, Any]] = {method: {"method": method, other: value} for method in METHODS}
+        found[by] = transfer_figure(rows, by, panels, title, above=0.7)
+    return found
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
@@ -125,9 +125,10 @@ EXPERIMENT = Experiment(
     figures=figures,
     verdicts=verdicts,
     differs={
-        "cpu": "characters of Shakespeare instead of tokens of FineWeb, widths 32 to 256 with 1 to 4 blocks, heads of 16, "
-        "for 64 steps of 16 windows of 64; head and embedding are two weights, with the norms and radii of the "
+        "cpu": "characters of Shakespeare instead of tokens of FineWeb, widths 32 to 256 with 1 to 4 blocks, heads of "
+        "16, for 64 steps of 16 windows of 64; head and embedding are two weights, with the norms and radii of the "
         "released Shakespeare code, and rates fall from the first step on",
-        "paper": "Adam has no warm-up either; widths, rates and one seed are chosen, for the paper does not name them",
+        "paper": "Adam has no warm-up either, and its hidden layers and Muon's are scaled like Scion's; widths, rates "
+        "and one seed are chosen, for the paper does not name them",
     },
 )

@@ -8,6 +8,7 @@ made for 600,000 steps; here they fall to 0, as the paper says.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -23,15 +24,17 @@ POWERS: dict[Preset, dict[Method, range]] = {
 }
 """Base-2 logarithms of the rates; those of the paper are in the released code."""
 
+SETTINGS: dict[Preset, dict[str, Any]] = {
+    "cpu": {"batch": 16},
+    "paper": {"batch": 32, "length": 1024, "head_width": 64},
+}
+
 
 def cells(preset: Preset) -> list[GPTRun]:
     """Four widths, two blocks, and three seeds."""
-    if preset == "paper":
-        widths, settings = (256, 512, 1024, 2048), {"steps": 122, "batch": 32, "length": 1024, "head_width": 64}
-    else:
-        widths, settings = (32, 64, 128, 256), {"steps": 122, "batch": 16}
+    widths = (256, 512, 1024, 2048) if preset == "paper" else (32, 64, 128, 256)
     return [
-        GPTRun(method, width, 2, 2.0**power, seed=seed, **settings)
+        GPTRun(method, width, 2, 2.0**power, steps=122, seed=seed, **SETTINGS[preset])
         for seed in range(3)
         for width in widths
         for method, powers in POWERS[preset].items()
@@ -41,16 +44,18 @@ def cells(preset: Preset) -> list[GPTRun]:
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss against rate by width."""
-    top = min(row["results"]["loss"] for row in rows if row["results"]["loss"] is not None) + 0.9
     titles = {title: {"method": method} for method, title in TITLES.items()}
     title = "The best learning rate against width where steps are signs (Shakespeare)"
-    return {"transfer": transfer_figure(rows, "width", titles, title, top=top)}
+    return {"transfer": transfer_figure(rows, "width", titles, title, above=0.9)}
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Whether the best rate stays, and what it does without `1 / d_in`."""
     names = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
-    asked = {"Sign": ("transfers across width", True), "Signum": ("not stated in the text", None)}
+    asked: dict[Method, tuple[str, bool | None]] = {
+        "Sign": ("transfers across width", True),
+        "Signum": ("not stated in the text", None),
+    }
     found: list[Verdict] = []
     for method, (published, stays) in asked.items():
         what = f"best rate, {TITLES[method]}"
