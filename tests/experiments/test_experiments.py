@@ -16,7 +16,9 @@ from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
 SMALL = {
-    "batch-size": lambda cell: replace(cell, width=16, steps=2, length=8) if cell.seed < 2 else None,
+    "batch-size": lambda cell: (
+        replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8) if cell.seed == 0 else None
+    ),
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
     "cifar-tradeoff": [
         CifarRun(optimizer, method, 2.0, lr, 4, 8, 8, seed)
@@ -24,15 +26,15 @@ SMALL = {
         for optimizer, method, lr in (("muon", "soft cap", 0.3), ("muon", "hammer", 0.3), ("adamw", "hammer", 0.01))
     ],
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
-    "lr-transfer-cnn": lambda cell: replace(cell, steps=2, batch=8, tested=20) if cell.seed < 2 else None,
+    "lr-transfer-cnn": lambda cell: replace(cell, steps=2, batch=8, tested=20) if cell.seed == 0 else None,
     "lr-transfer-gpt": lambda cell: (
-        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed < 2 else None
+        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed == 0 else None
     ),
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
     "sign-only": lambda cell: (
-        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed < 2 else None
+        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed == 0 else None
     ),
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }

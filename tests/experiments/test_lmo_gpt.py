@@ -100,14 +100,18 @@ def test_the_weights_of_scg_start_on_their_spheres_and_never_leave_them():
 
 def test_the_loss_in_parts_is_the_loss(monkeypatch):
     task = GPTTask(replace(RUN, batch=6), CPU)
+    validation = task.validation_loss()
     whole, starts = task.corpus.train, torch.arange(6)
     loss = task._loss(whole, starts)
     (gradient,) = torch.autograd.grad(loss, [task.model.head.weight])
     monkeypatch.setattr(_gpt, "_PART", 16)  # two windows at a time
     parts = task._loss(whole, starts)
     (of_parts,) = torch.autograd.grad(parts, [task.model.head.weight])
-    assert float(parts) == pytest.approx(float(loss), rel=1e-5)  # sums of 48 float32 numbers in another order
+    assert float(parts.detach()) == pytest.approx(
+        float(loss.detach()), rel=1e-5
+    )  # sums of 48 float32 numbers in another order
     assert torch.allclose(of_parts, gradient, rtol=1e-3, atol=1e-6)
+    assert task.validation_loss() == pytest.approx(validation, rel=1e-5)
 
 
 def test_rates_stay_on_fineweb_before_they_fall_and_weights_are_shared():

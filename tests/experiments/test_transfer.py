@@ -6,6 +6,8 @@ import matplotlib
 import pytest
 
 from wellnormed.experiments._transfer import (
+    ANSWERS,
+    agreed,
     best,
     best_losses,
     drifts,
@@ -15,7 +17,7 @@ from wellnormed.experiments._transfer import (
     transferred,
 )
 
-NAMES = ("same shape", "another shape")
+NAMES = ANSWERS["cpu"]
 
 
 def rows(slope, powers=range(-8, 1), seeds=(0, 1), widths=(32, 64, 256), diverged=()):
@@ -70,6 +72,12 @@ def test_the_verdict_follows_the_drift(slope, stays, verdict):
     assert found.verdict == verdict
     assert found.why == ""
     assert found.runs == 2
+
+
+def test_one_seed_that_disagrees_is_enough_and_is_named():
+    assert agreed([0.1, 0.2], *NAMES) == ("same shape", "")
+    assert agreed([0.1, -0.2, 0.3], *NAMES) == ("another shape", "1 of 3 seeds disagree")
+    assert agreed([-0.1, -0.2], *NAMES) == ("another shape", "")
 
 
 def test_a_minimum_at_the_edge_is_named():

@@ -7,14 +7,20 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Verdict
+from wellnormed.experiments._experiment import Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 
+Answer = Literal["reached", "not reached", "same shape", "another shape"]
+ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
+    "cpu": ("same shape", "another shape"),
+    "paper": ("reached", "not reached"),
+}
+"""Preset -> the verdicts for yes and no."""
 Curve = dict[float, float]
 """Learning rate -> loss, in order; infinity for a run that ended in no number."""
 STAYS = 1.0
@@ -100,8 +106,20 @@ def _ends(rows: Sequence[Row], by: str, **where: Any) -> list[tuple[Curve, Curve
     return [(sizes[0], sizes[-1]) for sizes in found if len(sizes) > 1]
 
 
+def agreed(gains: Sequence[float], yes: Answer, no: Answer) -> tuple[Answer, str]:
+    """`yes` if there is a gain for every seed, else `no`, and whether the seeds disagree."""
+    lost = sum(gain <= 0 for gain in gains)
+    return (no if lost else yes), f"{lost} of {len(gains)} seeds disagree" if 0 < lost < len(gains) else ""
+
+
 def transfer_verdict(
-    rows: Sequence[Row], by: str, what: str, published: str, stays: bool | None, names: tuple[str, str], **where: Any
+    rows: Sequence[Row],
+    by: str,
+    what: str,
+    published: str,
+    stays: bool | None,
+    names: tuple[Answer, Answer],
+    **where: Any,
 ) -> list[Verdict]:
     """Whether the best rate stays, as `stays` says it should; `names` are the verdicts for yes and no."""
     moved, lost = drifts(rows, by, **where), transferred(rows, by, **where)
@@ -117,7 +135,7 @@ def transfer_verdict(
     if stays is None:
         return [Verdict(what, published, ours, interval, len(moved), "measured", why)]
     verdict = names[(abs(fmean(moved)) <= STAYS) != stays]
-    return [Verdict(what, published, ours, interval, len(moved), verdict, why)]  # pyrefly: ignore[bad-argument-type]
+    return [Verdict(what, published, ours, interval, len(moved), verdict, why)]
 
 
 def transfer_figure(
@@ -129,7 +147,7 @@ def transfer_figure(
     What lies further than `above` over the lowest loss is cut off.
     """
     shown = {name: found for name, where in titles.items() if (found := mean_curves(rows, by, **where))}
-    figure, axes = panels(1, max(1, len(shown)), (1 + 2.7 * max(1, len(shown)), 4))
+    figure, axes = panels(1, max(1, len(shown)), (max(7.0, 1 + 2.7 * len(shown)), 4))
     sizes = sorted({size for found in shown.values() for size in found})
     losses = [loss for found in shown.values() for rates in found.values() for each in rates.values() for loss in each]
     low = min(filter(math.isfinite, losses), default=0.0)

@@ -15,7 +15,7 @@ from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import Best, best, curves
+from wellnormed.experiments._transfer import ANSWERS, Best, agreed, best, curves
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 TOKENS = 2**18
@@ -77,7 +77,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Whether the loss of Scion rises less than that of Adam and of Muon, and where rates are missing."""
-    found, yes, no = [], *(("reached", "not reached") if preset == "paper" else ("same shape", "another shape"))
+    found: list[Verdict] = []
+    yes, no = ANSWERS[preset]
     batches = sorted({row["config"]["batch"] for row in rows})
     for scion in ("uSCG", "SCG"):
         for other in ("Adam", "Muon"):
@@ -88,9 +89,10 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             what = f"rise of the lowest loss from batch {batches[0]} to {batches[-1]}, {scion} against {other}"
             numbers = f"{fmean(ours):.3f} against {fmean(theirs):.3f}"
             interval = f"smaller by {min(gains):.3f} to {max(gains):.3f}"
-            verdict = yes if fmean(gains) > 0 else no
-            why = ", ".join(f"{method}: {count} of the minima at the edge of the rates"
-                            for method in (scion, other) if (count := edges(rows, method)))  # fmt: skip
+            verdict, why = agreed(gains, yes, no)
+            at_edge = [f"{method}: {count} of the minima at the edge of the rates"
+                       for method in (scion, other) if (count := edges(rows, method))]  # fmt: skip
+            why = "; ".join([*at_edge, *filter(None, [why])])
             found.append(Verdict(what, "Scion's is smaller", numbers, interval, len(gains), verdict, why))
     return found
 

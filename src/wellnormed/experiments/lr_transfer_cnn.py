@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from wellnormed.experiments._airbench import AirbenchRun, AirbenchTask
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import transfer_figure, transfer_verdict
+from wellnormed.experiments._transfer import ANSWERS, transfer_figure, transfer_verdict
 from wellnormed.train.task import fit
 
 PUBLISHED = 0.9395
@@ -32,7 +32,7 @@ def cells(preset: Preset) -> list[AirbenchRun]:
         widths, powers = (0.5, 1.0, 2.0, 4.0), range(-9, 1)
     else:
         settings = {"steps": 128, "batch": 128, "tested": 2000}
-        widths, powers = (0.0625, 0.125, 0.25, 0.5), range(-7, 0)
+        widths, powers = (0.0625, 0.125, 0.25, 0.5), range(-7, -1)
     sizes = [(width, 2.0**power) for width in widths for power in powers]
     if preset == "paper":
         sizes.append((1.0, RATE))
@@ -68,7 +68,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """How far the best rate moves, whether norms stay within their radii, and the accuracy at the published rate."""
-    names = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    names = ANSWERS[preset]
     found = transfer_verdict(rows, "width", "best rate, Scion", "transfers across width", True, names)
     at = [(row["config"], row["results"]) for row in rows if row["results"]["loss"] is not None]
     norms = [result["norm"] for config, result in at if config["lr"] >= RATE]

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import best_losses, transfer_figure, transfer_verdict
+from wellnormed.experiments._transfer import ANSWERS, agreed, best_losses, transfer_figure, transfer_verdict
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
@@ -65,7 +65,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     blocks, width = base(rows)
     found = {}
     for by, other, value in (("width", "blocks", blocks), ("blocks", "width", width)):
-        title = f"The best learning rate against {by}, {other} {value}, without warm-up"
+        title = f"The best learning rate against {by} ({other}: {value}), without warm-up"
         panels: dict[str, dict[str, Any]] = {method: {"method": method, other: value} for method in METHODS}
         found[by] = transfer_figure(rows, by, panels, title, above=0.7)
     return found
@@ -74,7 +74,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """How far the best rate moves with width and depth, and the order of the optimizers at the largest width."""
     (blocks, width), found = base(rows), []
-    names = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    names = ANSWERS[preset]
     for method in METHODS:
         stays = method in ("uSCG", "SCG")
         published = "does not move with the width" if stays else "moves with the width"
@@ -111,8 +111,8 @@ def _order(rows: Sequence[Row], blocks: int) -> list[Verdict]:
             interval = f"lower by {min(gains):.3f} to {max(gains):.3f}"
             what = f"lowest loss at the largest width, {scion} against {other}"
             published = f"{TABLE_5[scion]} against {TABLE_5[other]} (table 5)"
-            verdict = "same shape" if fmean(gains) > 0 else "another shape"
-            found.append(Verdict(what, published, ours, interval, len(gains), verdict))
+            verdict, why = agreed(gains, "same shape", "another shape")
+            found.append(Verdict(what, published, ours, interval, len(gains), verdict, why))
     return found
 
 

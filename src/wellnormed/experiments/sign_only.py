@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._gpt import GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import transfer_figure, transfer_verdict
+from wellnormed.experiments._transfer import ANSWERS, transfer_figure, transfer_verdict
 
 TITLES: dict[Method, str] = {"Sign": "Sign in every layer (uSCG)", "Signum": "Signum, without 1 / d_in"}
 POWERS: dict[Preset, dict[Method, range]] = {
@@ -51,7 +51,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Whether the best rate stays, and what it does without `1 / d_in`."""
-    names = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    names = ANSWERS[preset]
     asked: dict[Method, tuple[str, bool | None]] = {
         "Sign": ("transfers across width", True),
         "Signum": ("not stated in the text", None),
