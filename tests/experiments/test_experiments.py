@@ -15,6 +15,13 @@ from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
+
+def small_gpt(cell):
+    """Of one seed and the smaller widths."""
+    small = replace(cell, width=cell.width // 2, steps=2, batch=2, length=8)
+    return small if cell.seed == 0 and cell.width < 128 else None
+
+
 SMALL = {
     "batch-size": lambda cell: (
         replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8) if cell.seed == 0 else None
@@ -27,15 +34,11 @@ SMALL = {
     ],
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "lr-transfer-cnn": lambda cell: replace(cell, steps=2, batch=8, tested=20) if cell.seed == 0 else None,
-    "lr-transfer-gpt": lambda cell: (
-        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed == 0 else None
-    ),
+    "lr-transfer-gpt": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
-    "sign-only": lambda cell: (
-        replace(cell, width=cell.width // 2, steps=2, batch=2, length=8) if cell.seed == 0 else None
-    ),
+    "sign-only": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""

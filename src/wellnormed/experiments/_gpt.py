@@ -134,11 +134,11 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
-    """What moves the weights; on Shakespeare the norms of Scion say where they start, as in the released code.
+    """What moves the weights.
 
-    Muon is that of modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head.
+    As in the released code all start where torch puts them, except where every layer has the norm Sign. Muon is that of
+    modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head.
     """
-    radii: dict[str, float] = {}
     match run.method:
         case "Adam":
             return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, weight_decay=0.0)
@@ -146,15 +146,15 @@ def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
             adamw = AdamWSettings(lr=run.lr, betas=BETAS)
             rate = 0.1 / 0.2 * run.lr  # the unit match_rms_adamw has RMS 0.2
             return wn.Muon(model, rate, recipe="muon", adjust_lr_fn="match_rms_adamw", adamw=adamw)
-        case "Signum":
-            return wn.Scion(assign_norms(model, overrides={"*": Sign()}), run.lr, radii=RADII)
-        case "Sign":
-            norms, radii = assign_norms(model, "sign-only"), RADII
         case "uSCG" | "SCG":
-            norms = assign_norms(model, "scion-gpt" if run.text == "fineweb" else "scion-shakespeare")
-    if run.text == "shakespeare":
-        initialize_(norms, radii=radii, generator=torch.Generator().manual_seed(run.seed))
-    return wn.Scion(norms, run.lr, unconstrained=run.method != "SCG", radii=radii)
+            recipe = "scion-gpt" if run.text == "fineweb" else "scion-shakespeare"
+            return wn.Scion(model, run.lr, recipe=recipe, unconstrained=run.method == "uSCG")
+        case "Sign":
+            norms = assign_norms(model, "sign-only")
+            initialize_(norms, radii=RADII, generator=torch.Generator().manual_seed(run.seed))
+        case "Signum":
+            norms = assign_norms(model, overrides={"*": Sign()})
+    return wn.Scion(norms, run.lr, radii=RADII)
 
 
 class GPTTask(Task[GPT]):

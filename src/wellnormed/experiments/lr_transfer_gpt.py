@@ -80,12 +80,12 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         published = "does not move with the width" if stays else "moves with the width"
         what = f"best rate against width, {method}"
         found += transfer_verdict(rows, "width", what, published, stays, names, method=method, blocks=blocks)
-    for method in METHODS:
-        stays = True if method in ("uSCG", "SCG") else None
-        published = "the rate of 12 blocks serves 36" if stays else "not stated"
-        what = f"best rate against depth, {method}"
-        found += transfer_verdict(rows, "blocks", what, published, stays, names, method=method, width=width)
     if preset == "cpu":
+        for method in METHODS:
+            stays = True if method in ("uSCG", "SCG") else None
+            published = "the rate of 12 blocks serves 36" if stays else "not stated"
+            what = f"best rate against depth, {method}"
+            found += transfer_verdict(rows, "blocks", what, published, stays, names, method=method, width=width)
         return found + _order(rows, blocks)
     for number, losses, depth in (("figure 1, a billion", BILLION, 12), ("table 5, 3 billion", TABLE_5, 36)):
         for method, published in losses.items():
