@@ -20,7 +20,7 @@ from wellnormed.experiments._transfer import ANSWERS, agreed, best_losses, trans
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
-    "cpu": {"Adam": (-10, -9, -8, -7, -6, -5), "Muon": (-7, -6, -5, -4, -3, -2), "uSCG": (-6, -5, -4, -3, -2),
+    "cpu": {"Adam": (-10, -9, -8, -7, -6, -5, -4), "Muon": (-7, -6, -5, -4, -3, -2), "uSCG": (-6, -5, -4, -3, -2),
             "SCG": (-6, -5, -4, -3, -2)},
     "paper": {"Adam": (-12, -11, -10, -9, -8, -7), "Muon": (-11, -10, -9, -8, -7, -6),
               "uSCG": (-14, -13, -12, -11, -10), "SCG": (-14, -13, -12, -11, -10)},
