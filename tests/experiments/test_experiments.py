@@ -24,7 +24,9 @@ def small_gpt(cell):
 
 SMALL = {
     "batch-size": lambda cell: (
-        replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8) if cell.seed == 0 else None
+        replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8)
+        if (cell.seed, cell.batch) in ((0, 8), (0, 128))
+        else None
     ),
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
     "cifar-tradeoff": [
