@@ -19,7 +19,7 @@ from wellnormed.experiments._transfer import ANSWERS, Best, agreed, best, curves
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 TOKENS = 2**18
-BATCHES = (8, 16, 32, 64, 128)
+BATCHES = (8, 32, 64, 128)
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
     "cpu": {"Adam": (-8, -7, -6, -5, -4), "Muon": (-7, -6, -5, -4, -3), "uSCG": (-7, -6, -5, -4, -3),
             "SCG": (-7, -6, -5, -4, -3)},
