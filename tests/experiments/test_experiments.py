@@ -7,14 +7,27 @@ import matplotlib
 import pytest
 import torch
 
-from wellnormed.experiments import _cifar, caps, lr_transfer_mlp, watermark
+from wellnormed.data.shards import Tokens
+from wellnormed.experiments import _airbench, _cifar, _gpt, caps, lr_transfer_mlp, watermark
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
+
+def small_gpt(cell):
+    """Of one seed and the smaller widths."""
+    small = replace(cell, width=cell.width // 2, steps=2, batch=2, length=8)
+    return small if cell.seed == 0 and cell.width < 128 else None
+
+
 SMALL = {
+    "batch-size": lambda cell: (
+        replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8)
+        if (cell.seed, cell.batch) in ((0, 8), (0, 128))
+        else None
+    ),
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
     "cifar-tradeoff": [
         CifarRun(optimizer, method, 2.0, lr, 4, 8, 8, seed)
@@ -24,9 +37,12 @@ SMALL = {
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "hardcap-cost": lambda cell: replace(cell, short=cell.short // 16, rounds=1) if cell.short < 256 else None,
     "hardcap-stability": lambda cell: replace(cell, rows=8, columns=12) if cell.seed < 2 else None,
+    "lr-transfer-cnn": lambda cell: replace(cell, steps=2, batch=8, tested=20) if cell.seed == 0 else None,
+    "lr-transfer-gpt": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
+    "sign-only": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "ttt": lambda cell: replace(cell, width=4, tokens=16, steps=2, batch=2) if cell.seed < 2 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
@@ -36,10 +52,13 @@ TIMED = {"hardcap-cost"}
 
 
 @pytest.fixture(autouse=True)
-def tiny_cifar(monkeypatch):
+def tiny_data(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
-    monkeypatch.setattr(_cifar, "pixels_and_labels", lambda split, device: images)
+    for module in (_airbench, _cifar):
+        monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
+    text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
+    monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
     matplotlib.use("agg")
 
 

@@ -66,11 +66,16 @@ class CifarTask(Task[nn.Sequential]):
 
     def batch_loss(self) -> Tensor:
         """Cross entropy."""
+        pixels, labels = self.next_batch()
+        return F.cross_entropy(self.model(pixels), labels)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Images and classes."""
         if len(self.order) < self.batch:
             self.order = torch.randperm(len(self.train[1]), generator=self.generator)
         drawn, self.order = self.order[: self.batch], self.order[self.batch :]
         pixels, labels = (part[drawn.to(part.device)] for part in self.train)
-        return F.cross_entropy(self.model(pixels), labels)
+        return pixels, labels
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:

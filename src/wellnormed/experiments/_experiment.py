@@ -14,14 +14,18 @@ from wellnormed.experiments._table import Row
 Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
+    "batch-size": "wellnormed.experiments.batch_size",
     "caps": "wellnormed.experiments.caps",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
     "hardcap-cost": "wellnormed.experiments.hardcap_cost",
     "hardcap-stability": "wellnormed.experiments.hardcap_stability",
+    "lr-transfer-cnn": "wellnormed.experiments.lr_transfer_cnn",
+    "lr-transfer-gpt": "wellnormed.experiments.lr_transfer_gpt",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
+    "sign-only": "wellnormed.experiments.sign_only",
     "ttt": "wellnormed.experiments.ttt",
     "watermark": "wellnormed.experiments.watermark",
 }

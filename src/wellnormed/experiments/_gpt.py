@@ -1,0 +1,215 @@
+"""The transformer that Norm-Constrained LMOs (LMO) trains in section 6, as a task.
+
+It is modded-nanogpt's: rotary positions, RMS norm without gains on the stream and on queries and keys, no biases,
+output projections that start at zero. On FineWeb the head shares the embedding's weight and the hidden layer is squared
+ReLU; in the released Shakespeare code it has its own, and the hidden layer is GELU. Activations are scaled by
+sqrt(2) as there. There is no warm-up and no weight decay, and gradients are not clipped.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import wellnormed as wn
+from wellnormed.data import load_shakespeare
+from wellnormed.data.shards import Tokens, load_shards
+from wellnormed.norms import Sign, assign_norms, initialize_
+from wellnormed.optim import AdamWSettings
+from wellnormed.train.task import Task, fit
+
+Method = Literal["Adam", "Muon", "uSCG", "SCG", "Sign", "Signum"]
+Text = Literal["shakespeare", "fineweb"]
+BETAS = (0.9, 0.95)
+FINEWEB: dict[str, Any] = {"steps": 5100, "batch": 512, "length": 1024, "head_width": 128, "text": "fineweb"}
+"""The settings of figure 1, from the released code."""
+RADII = {"embedding": 1.0, "blocks": 3.0, "head": 10.0}
+"""Of the released Shakespeare code, where every layer has the norm Sign."""
+_PART = 2**16  # tokens whose activations are held at a time
+_VALIDATION = {"shakespeare": 2**14, "fineweb": 10 * 2**20}  # tokens; the second as in the released code
+
+
+@dataclass(frozen=True)
+class GPTRun:
+    """One training run."""
+
+    method: Method
+    width: int
+    blocks: int
+    lr: float
+    steps: int
+    batch: int
+    seed: int
+    length: int = 64
+    head_width: int = 16
+    text: Text = "shakespeare"
+
+
+class Corpus(NamedTuple):
+    """What a run reads."""
+
+    symbols: int
+    train: Tokens
+    validation: Tokens
+
+
+@cache
+def corpus(text: Text) -> Corpus:
+    """Characters of Shakespeare, or GPT-2's tokens of FineWeb, with their number rounded up as in the released code."""
+    if text == "fineweb":
+        return Corpus(50304, load_shards("train"), load_shards("val"))
+    found = load_shakespeare()
+    return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
+
+
+class Rotary(nn.Module):
+    """Turns the pairs of entries `(i, i + K / 2)` of `(B, H, T, K)` by angles in proportion to the position."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.entries = entries
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = self.entries // 2
+        position, number = (torch.arange(count, device=x.device) for count in (x.shape[-2], half))
+        angle = position[:, None] * 10000.0 ** (-number / half)
+        cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((cosine * first - sine * second, sine * first + cosine * second), dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each added to the stream."""
+
+    def __init__(self, width: int, head_width: int, squared: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        for layer in (self.output, self.down):
+            nn.init.zeros_(layer.weight)
+        self.rotary, self.head_width, self.squared = Rotary(head_width), head_width, squared
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.output(self.attend(rms_norm(x)))
+        hidden = self.up(rms_norm(x))
+        hidden = F.relu(hidden).square() * 2 if self.squared else F.gelu(hidden) * math.sqrt(2)
+        return x + self.down(hidden)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal attention of all heads, before the output projection."""
+        layers = (self.query, self.key, self.value)
+        query, key, value = (layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for layer in layers)
+        query, key = (self.rotary(rms_norm(part)) for part in (query, key))
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class GPT(nn.Module):
+    """Integers `(B, T)` -> logits `(B, T, symbols)`."""
+
+    def __init__(self, symbols: int, run: GPTRun) -> None:
+        super().__init__()
+        shared = run.text == "fineweb"
+        self.embedding = nn.Embedding(symbols, run.width)
+        self.blocks = nn.ModuleList(Block(run.width, run.head_width, shared) for _ in range(run.blocks))
+        self.head = nn.Linear(run.width, symbols, bias=False)
+        if shared:
+            self.embedding.weight = self.head.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(rms_norm(x))
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Scale every vector to RMS 1."""
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
+    """What moves the weights.
+
+    As in the released code all start where torch puts them, except where every layer has the norm Sign. Muon is that of
+    modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head.
+    """
+    match run.method:
+        case "Adam":
+            return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, weight_decay=0.0)
+        case "Muon":
+            adamw = AdamWSettings(lr=run.lr, betas=BETAS)
+            rate = 0.1 / 0.2 * run.lr  # the unit match_rms_adamw has RMS 0.2
+            return wn.Muon(model, rate, recipe="muon", adjust_lr_fn="match_rms_adamw", adamw=adamw)
+        case "uSCG" | "SCG":
+            recipe = "scion-gpt" if run.text == "fineweb" else "scion-shakespeare"
+            return wn.Scion(model, run.lr, recipe=recipe, unconstrained=run.method == "uSCG")
+        case "Sign":
+            norms = assign_norms(model, "sign-only")
+            initialize_(norms, radii=RADII, generator=torch.Generator().manual_seed(run.seed))
+        case "Signum":
+            norms = assign_norms(model, overrides={"*": Sign()})
+    return wn.Scion(norms, run.lr, radii=RADII)
+
+
+class GPTTask(Task[GPT]):
+    """Next tokens of windows at random places. On FineWeb the rates stay before they fall, in the last 28%."""
+
+    def __init__(self, run: GPTRun, device: torch.device) -> None:
+        self.run, self.device, self.corpus = run, device, corpus(run.text)
+        self.half = device.type == "cuda" and run.text == "fineweb"
+        torch.manual_seed(run.seed)
+        model = GPT(self.corpus.symbols, run).to(device)
+        generator = torch.Generator().manual_seed(run.seed + 2**32)
+        super().__init__(model, optimizer_of(model, run), None, run.steps, generator)
+
+    def rate_factor(self, step: int) -> float:
+        """No warm-up; the last part is a linear fall to 0."""
+        falling = 1450 / 5100 if self.run.text == "fineweb" else 1.0
+        return min(1.0, (1 - step / self.steps) / falling)
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy, in nats a token."""
+        train, length = self.corpus.train, self.run.length
+        return self._loss(train, torch.randint(len(train) - length, (self.run.batch,), generator=self.generator))
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """The same over windows that are spread evenly over the validation split."""
+        tokens, length = self.corpus.validation, self.run.length
+        count = max(1, min(len(tokens), _VALIDATION[self.run.text]) // length)
+        starts = torch.linspace(0, len(tokens) - length - 1, count, dtype=torch.float64).long()
+        return float(self._loss(tokens, starts))
+
+    def _loss(self, tokens: Tokens, starts: Tensor) -> Tensor:
+        """In parts; where there are several, the activations of one at a time are held, and computed again."""
+        parts = tokens.windows(starts, self.run.length + 1).to(self.device).split(max(1, _PART // self.run.length))
+        if len(parts) == 1:
+            return self._mean(parts[0])
+        sums = [checkpoint(self._mean, part, use_reentrant=False) * len(part) for part in parts]
+        return torch.stack(sums).sum() / len(starts)
+
+    def _mean(self, windows: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            logits = self.model(windows[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
+def run(cells: Sequence[GPTRun], device: torch.device) -> list[dict[str, Any]]:
+    """Validation loss at the end; None where the loss or a gradient was no number any more."""
+    results = []
+    for cell in cells:
+        task = GPTTask(cell, device)
+        try:
+            fit(task)
+        except ValueError:
+            results.append({"loss": None})
+            continue
+        loss = task.validation_loss()
+        results.append({"loss": loss if math.isfinite(loss) else None})
+    return results
