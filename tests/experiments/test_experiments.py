@@ -7,21 +7,26 @@ import matplotlib
 import pytest
 import torch
 
-from wellnormed.experiments import _cifar, caps, lr_transfer_mlp, watermark
+from wellnormed.data.characters import CharacterText
+from wellnormed.experiments import _cifar, _lt_transformer, caps, lr_transfer_mlp, watermark
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
+TINY = {"width": 8, "blocks": 1, "length": 8, "batch": 2, "steps": 3}
 SMALL = {
+    "block-mass": lambda cell: replace(cell, **TINY) if cell.seed < 2 else None,
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
+    "cifar-robustness": lambda cell: replace(cell, width=8, steps=4, batch=8, pgd_steps=2, apgd_steps=5),
     "cifar-tradeoff": [
         CifarRun(optimizer, method, 2.0, lr, 4, 8, 8, seed)
         for seed in (0, 1)
         for optimizer, method, lr in (("muon", "soft cap", 0.3), ("muon", "hammer", 0.3), ("adamw", "hammer", 0.01))
     ],
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
+    "inflation": lambda cell: replace(cell, **TINY) if cell.seed < 2 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
@@ -30,11 +35,15 @@ SMALL = {
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
 
 
+TEXT = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
+
+
 @pytest.fixture(autouse=True)
-def tiny_cifar(monkeypatch):
+def tiny_data(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
     monkeypatch.setattr(_cifar, "pixels_and_labels", lambda split, device: images)
+    monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     matplotlib.use("agg")
 
 

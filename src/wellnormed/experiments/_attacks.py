@@ -99,7 +99,7 @@ def apgd(
 
 @torch.no_grad()
 def certified_radii(body: nn.Module, head: nn.Linear, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The Euclidean radius about every input, `(N, d)`, in which no change of it changes its class; 0 where it is wrong.
+    """The Euclidean radius about every input `(N, d)` within which its class stays; 0 where the class is wrong.
 
     The logit of class a minus that of b moves by at most `|w_a - w_b|` times the change of what the head reads, and
     that by the body's certificate. In real numbers for the weights as stored, as the certificate is.

@@ -14,9 +14,12 @@ from wellnormed.experiments._table import Row
 Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
+    "block-mass": "wellnormed.experiments.block_mass",
     "caps": "wellnormed.experiments.caps",
+    "cifar-robustness": "wellnormed.experiments.cifar_robustness",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
+    "inflation": "wellnormed.experiments.inflation",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
