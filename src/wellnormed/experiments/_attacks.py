@@ -3,6 +3,7 @@
 An attack sees the gradient, and returns images that lie in the ball about the originals and have pixels in [0, 1].
 """
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -98,19 +99,19 @@ def apgd(
 
 
 @torch.no_grad()
-def certified_radii(body: nn.Module, head: nn.Linear, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The Euclidean radius about every input `(N, d)` within which its class stays; 0 where the class is wrong.
+def certified_radii(model: nn.Sequential, images: Tensor, labels: Tensor) -> Tensor:
+    """The Euclidean radius about every image within which its class stays; 0 where the class is wrong.
 
-    The logit of class a minus that of b moves by at most `|w_a - w_b|` times the change of what the head reads, and
-    that by the body's certificate. In real numbers for the weights as stored, as the certificate is.
+    The model flattens an image, applies layers that `certify` knows, and a last `nn.Linear` without bias. The logit of
+    class a minus that of b moves by at most `|w_a - w_b|` times the change of what the last layer reads, and that by
+    the certificate of the layers before. In real numbers for the weights as stored, as the certificate is.
     """
-    width = head.weight.shape[1]
-    bound = certify(body).lipschitz * math.sqrt(width / inputs.shape[1])  # from RMS to Euclidean
-    weight = head.weight.double()
-    logits = inputs.double()
-    for layer in body:  # pyrefly: ignore[not-iterable]
-        logits = F.linear(logits, layer.weight.double()) if isinstance(layer, nn.Linear) else layer(logits)
-    logits = logits @ weight.T
+    model = copy.deepcopy(model).double()
+    body, head, inputs = model[1:-1], model[-1], images.flatten(1).double()
+    assert isinstance(head, nn.Linear)
+    assert head.bias is None
+    bound = certify(body).lipschitz * math.sqrt(head.in_features / inputs.shape[1])  # from RMS to Euclidean
+    logits, weight = head(body(inputs)), head.weight
     gaps = logits.gather(1, labels[:, None]) - logits
     rows = (weight[labels][:, None] - weight).norm(dim=2) * bound
     radii = (gaps / rows).scatter(1, labels[:, None], math.inf).amin(1)

@@ -10,7 +10,7 @@ rotary positions where this model learns a vector for each, and caps whole matri
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
 from wellnormed.matrix import soft_cap_strength
+from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
 from wellnormed.modular import modular_tree
@@ -83,7 +84,7 @@ class Bfloat16SoftCap(SpectralConstraint):
 
 
 CAPS = {"float32": SoftCap, "bfloat16": Bfloat16SoftCap}
-SMALL = {"width": 64, "length": 64, "batch": 12, "steps": 1000}
+SMALL: dict[str, Any] = {"width": 64, "length": 64, "batch": 12, "steps": 1000}
 """The sizes of a run that takes less than a minute on a CPU."""
 
 
@@ -96,6 +97,7 @@ def shakespeare() -> CharacterText:
 def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
     """The training of a run."""
     text, paper = shakespeare(), PRESETS["paper"]
+    assert isinstance(paper.model, GPTConfig)
     shapes = {"width": run.width, "blocks": run.blocks, "length": run.length}
     model = replace(paper.model, **shapes, residual_strength=0.5 / run.blocks, vocabulary_size=len(text.symbols))
     training = {"learning_rate": run.lr, "batch": run.batch, "steps": run.steps, "seed": run.seed}
@@ -105,6 +107,7 @@ def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
 def largest_norm(task: CharacterTask) -> float:
     """Of the capped matrices, estimated."""
     assert task.constraints is not None
+    assert isinstance(task.model, GPT)
     norms = task.constraints.norms()
     return max(norms[name] for name, role in weight_roles(task.model).items() if role != "embedding")
 

@@ -35,8 +35,11 @@ EVERY = 50
 
 def cells(preset: Preset) -> list[TransformerRun]:
     """Every mass, and the variants at LT's mass, at three learning rates each."""
+    sizes: dict[str, Any]
     masses, sizes = ((1, 2, 4, 8, 16, 32, 64, 128, 512), {}) if preset == "paper" else ((2, 8, 32, 128), SMALL)
-    kinds = [{"blocks_mass": mass} for mass in masses] + [{"blocks_mass": MASS} | own for own in VARIANTS.values()]
+    kinds: list[dict[str, Any]] = [{"blocks_mass": mass} for mass in masses] + [
+        {"blocks_mass": MASS} | own for own in VARIANTS.values()
+    ]
     runs = [
         TransformerRun(lr, **kind, **sizes, seed=seed)
         for seed in range(SEEDS)

@@ -5,10 +5,8 @@ Euclidean balls. LT names neither attack nor budgets. Here PGD on the cross entr
 withstands it; the budgets are those of certified accuracy in the literature, with 2 and 4 for larger changes.
 """
 
-import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, get_args
 
@@ -20,13 +18,15 @@ from wellnormed.experiments._attacks import apgd, certified_radii, pgd
 from wellnormed.experiments._cifar import EPOCH, WITHIN, CifarRun, OptimizerName, lt_task
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
+from wellnormed.experiments._pictures import draw_pictures, picture
 from wellnormed.experiments._table import Row
 from wellnormed.train.task import fit
 
 BUDGETS = (0.0, 36 / 255, 72 / 255, 108 / 255, 1.0, 2.0, 4.0)
+STEPS = 20 * EPOCH
 PAIR: dict[OptimizerName, CifarRun] = {
-    "adamw": CifarRun("adamw", "weight decay", 0.1, 8.1e-3, 20 * EPOCH),
-    "muon": CifarRun("muon", "soft cap", 3.0, 0.231, 20 * EPOCH),
+    "adamw": CifarRun("adamw", "weight decay", 0.1, 8.1e-3, STEPS),
+    "muon": CifarRun("muon", "soft cap", 3.0, 0.231, STEPS),
 }
 PUBLISHED: dict[OptimizerName, tuple[tuple[str, float, float, str], ...]] = {
     "adamw": (("accuracy", 0.493, WITHIN, ""), ("lipschitz", 7618.8, 762, "")),
@@ -38,9 +38,8 @@ SCORES = ("certified", "attacked", "probability")
 ALIVE = 0.01
 """Where neither network keeps this accuracy, nothing is compared."""
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-DRAWN = (13, 18)
+DRAWN, DRAWN_AT = [13, 18], (0.0, 1.0, 2.0, 4.0)
 """Numbers of the test images that are drawn, and the budgets at which they are."""
-DRAWN_AT = (0.0, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Cell:
     pgd_steps: int
     apgd_steps: int
     images: int = 2000
-    steps: int = 20 * EPOCH
+    steps: int = STEPS
     width: int = 256
     batch: int = 512
 
@@ -69,20 +68,19 @@ def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
 
 
 def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
-    paper = PAIR[cell.optimizer]
     sizes = {"steps": cell.steps, "batch": cell.batch, "width": cell.width, "seed": cell.seed}
-    task = lt_task(CifarRun(paper.optimizer, paper.method, paper.strength, paper.lr, **sizes), device)
+    task = lt_task(replace(PAIR[cell.optimizer], **sizes), device)
     fit(task)
     model = task.model.requires_grad_(False)
     images, labels = (part[: cell.images] for part in task.test)
     generator = torch.Generator().manual_seed(cell.seed)
-    radii = certified_radii(model[1:-1], model[-1], images.flatten(1), labels)
+    radii = certified_radii(model, images, labels)
     scores: dict[str, list[float]] = {name: [] for name in ("pgd", *SCORES)}
     contradictions, drawn = 0, {}
     for budget in BUDGETS:
         moved = pgd(model, images, labels, budget, cell.pgd_steps) if budget else images
-        probabilities = model(moved).softmax(1)
-        holds = probabilities.argmax(1) == labels
+        logits = model(moved)
+        holds, probabilities = logits.argmax(1) == labels, logits.softmax(1)
         scores["probability"].append(float(probabilities.gather(1, labels[:, None]).double().mean()))
         scores["pgd"].append(float(holds.double().mean()))
         if budget and bool(holds.any()):
@@ -93,18 +91,9 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
         scores["attacked"].append(float(holds.double().mean()))
         scores["certified"].append(float(certified.double().mean()))
         if cell.seed == 0 and budget in DRAWN_AT:
-            chosen = [number for number in DRAWN if number < len(images)]
-            drawn[f"{budget:g}"] = _drawn(moved[chosen], probabilities[chosen])
+            best = zip(DRAWN, *(part.tolist() for part in probabilities[DRAWN].max(1)), strict=True)
+            drawn[f"{budget:g}"] = [picture(moved[i], f"{CLASSES[number]}, {p:.2f}") for i, p, number in best]
     return {**task.evaluate(), **scores, "contradictions": contradictions, "drawn": drawn}
-
-
-def _drawn(images: torch.Tensor, probabilities: torch.Tensor) -> list[dict[str, Any]]:
-    pixels = (images * 255).round().byte().cpu().permute(0, 2, 3, 1).contiguous().numpy()
-    best = probabilities.max(1)
-    return [
-        {"pixels": base64.b64encode(image.tobytes()).decode(), "class": int(number), "probability": float(value)}
-        for image, number, value in zip(pixels, best.indices, best.values, strict=True)
-    ]
 
 
 def by_optimizer(rows: Sequence[Row]) -> dict[OptimizerName, list[dict[str, Any]]]:
@@ -132,26 +121,17 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axis.set_xticks(BUDGETS, ["0", "36/255", "72/255", "108/255", "1", "2", "4"], rotation=45, fontsize=8)
         axis.set(xlabel="budget (Euclidean, pixels in [0, 1])", title=title)
     legend_below(robustness, "CIFAR-10 test images under attack; shaded from the least to the largest seed")
-    drawings = {row["config"]["optimizer"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}
-    return {"robustness": robustness} | ({"attacked-images": _images(drawings)} if drawings else {})
-
-
-def _images(drawings: dict[OptimizerName, dict[str, list[dict[str, Any]]]]) -> Figure:
-    budgets = list(next(iter(drawings.values())))
-    count = len(next(iter(drawings.values()))[budgets[0]])
-    figure, axes = panels(len(drawings) * count, len(budgets), (9, 2.3 * len(drawings) * count))
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-    for (row, (number, optimizer)), (column, budget) in product(
-        enumerate(product(range(count), drawings)), enumerate(budgets)
-    ):
-        drawing = drawings[optimizer][budget][number]
-        axes[row, column].imshow(np.frombuffer(base64.b64decode(drawing["pixels"]), np.uint8).reshape(32, 32, 3))
-        axes[row, column].set_title(f"{CLASSES[drawing['class']]}, {drawing['probability']:.2f}", fontsize=9)
-        axes[row, column].set_xlabel(f"budget {budget}", fontsize=8)
-        axes[row, 0].set_ylabel(NAMES[optimizer], fontsize=8)
-    figure.suptitle("Attacked images, the class that the network sees, and its probability", fontsize=11)
-    return figure
+    found = {"robustness": robustness}
+    drawn = {row["config"]["optimizer"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}
+    if drawn:
+        pictures = [
+            (NAMES[optimizer], [own[number] for own in by_budget.values()])
+            for number in range(len(DRAWN))
+            for optimizer, by_budget in drawn.items()
+        ]
+        title = "Attacked images, the class that the network sees, and its probability"
+        found["attacked-images"] = draw_pictures(pictures, [f"budget {budget:g}" for budget in DRAWN_AT], title)
+    return found
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:

@@ -102,7 +102,7 @@ def chance(groups: Sequence[Sequence[float]]) -> float:
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss of every run and its mean against the factor; and the movement of the vectors."""
-    figure, axes = panels(1, 2, (10, 4))
+    figure, axes = panels(1, 2, (10, 4), sharey=False)
     for number, floor in enumerate(get_args(Floor)):
         losses = by_factor(rows, floor)
         for factor, values in losses.items():
@@ -110,13 +110,13 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axes[0, 0].plot(list(losses), list(map(fmean, losses.values())), "-", color=f"C{number}", label=floor)
         for what, style in (("moved_rare", "--"), ("moved_frequent", "-")):
             moved = by_factor(rows, floor, what)
-            label = f"{floor}, {what.removeprefix('moved_')} symbols"
-            axes[0, 1].plot(list(moved), list(map(fmean, moved.values())), style, color=f"C{number}", label=label)
+            axes[0, 1].plot(list(moved), list(map(fmean, moved.values())), style, color=f"C{number}")
     for axis in axes[0]:
         axis.set_xscale("log", base=2)
         axis.set_xlabel("largest inflation")
     axes[0, 0].set_ylabel("validation loss (nats a character)")
-    axes[0, 1].set(yscale="log", ylabel="movement of a symbol's vector (RMS)")
+    title = "dashed: the rarer half of the symbols"
+    axes[0, 1].set(yscale="log", ylabel="movement of a symbol's vector (RMS)", title=title)
     legend_below(figure, "Inflation of the embedding's gradients: every run, and means")
     return {"inflation": figure}
 
