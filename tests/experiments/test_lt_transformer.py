@@ -12,7 +12,6 @@ from wellnormed.experiments._lt_transformer import (
     TransformerRun,
     largest_norm,
     lt_transformer,
-    rate_factors,
 )
 from wellnormed.matrix import soft_cap, soft_cap_strength
 from wellnormed.train.task import fit
@@ -41,29 +40,30 @@ def test_the_published_inflation_depends_on_the_scale_of_the_gradient_and_ours_d
     torch.testing.assert_close(published.dualize(1e-4 * gradient), 16e-4 * gradient)
 
 
-def test_a_rate_is_halved_once_for_every_residual_that_follows():
-    names = ("embedding.weight", "layers.0.block.query.weight", "layers.3.block.output.weight", "head.weight")
-    factors = dict.fromkeys(names, 1.0)
-    run = TransformerRun(1.0, **TINY)
-    assert rate_factors(run, factors) == factors
-    halved = rate_factors(TransformerRun(1.0, halved=True, **TINY), factors)
-    assert list(halved.values()) == [1 / 16, 1 / 8, 1, 1]
-
-
-def test_the_blocks_get_their_mass_of_the_step():
-    def share(mass):
-        task = lt_transformer(TransformerRun(1.0, blocks_mass=mass, **TINY), torch.device("cpu"))
-        rates = dict(zip([a.name for a in task.optimizer.assignment], _rates(task), strict=True))
-        return rates["head.weight"]
-
-    # mass 1 each for the embedding, the positions and the head
-    assert share(32) == pytest.approx(1 / 35)
-    assert share(2) == pytest.approx(1 / 5)
-
-
-def _rates(task):
+def rates(**settings):
+    """Name -> learning rate of a run at rate 1."""
+    task = lt_transformer(TransformerRun(1.0, **settings, **TINY), torch.device("cpu"))
     places = {id(p): group["lr"] for group in task.optimizer.param_groups for p in group["params"]}
-    return [places[id(a.parameter)] for a in task.optimizer.assignment]
+    return {a.name: places[id(a.parameter)] for a in task.optimizer.assignment}
+
+
+def test_a_rate_is_halved_once_for_every_residual_that_follows():
+    # mass 32 for two blocks of six matrices; 1 each for the embedding, the positions and the head
+    halved, share = rates(halved=True), 32 / 12 / 35
+    assert halved["head.weight"] == pytest.approx(1 / 35)
+    assert halved["embedding.weight"] == halved["position.weight"] == pytest.approx(1 / 35 / 16)
+    assert halved["layers.0.block.query.weight"] == pytest.approx(share / 8)
+    assert halved["layers.0.block.output.weight"] == pytest.approx(share / 8)
+    assert halved["layers.3.block.output.weight"] == pytest.approx(share)
+
+
+def test_unhalved_rates_are_those_of_the_modular_norm():
+    modular, share = rates(blocks_mass=2), 2 / 12 / 5
+    assert modular["head.weight"] == pytest.approx(1 / 5)
+    assert modular["embedding.weight"] == pytest.approx(2 / 5)  # half of a vector is the position's
+    # the residual's share of 1/4 and, for queries, keys and values, the factor 1/3 follow
+    assert modular["layers.3.block.output.weight"] == pytest.approx(share * 4)
+    assert modular["layers.0.block.query.weight"] == pytest.approx(share * 12)
 
 
 def test_a_cap_in_bfloat16_is_the_soft_cap_but_for_rounding():
@@ -103,9 +103,8 @@ def test_rare_symbols_are_the_rarer_half():
 
 def test_the_best_rate_is_that_of_the_lowest_mean():
     def row(lr, loss, seed):
-        config = {"lr": lr, "seed": seed, "blocks_mass": 32, "halved": False, "projection": "float32"}
-        return {"config": config, "results": {"loss": loss}}
+        return {"config": {"lr": lr, "seed": seed, "blocks_mass": 32} | block_mass.HALVED, "results": {"loss": loss}}
 
     rows = [row(1, 3.0, 0), row(1, 1.0, 1), row(2, 1.5, 1), row(2, 1.6, 0)]
-    assert block_mass.losses(block_mass.best(rows)) == [1.6, 1.5]
-    assert block_mass.best(rows, 8) == []
+    assert block_mass.best(rows, 32, block_mass.HALVED) == [1.6, 1.5]
+    assert block_mass.best(rows, 32, block_mass.MODULAR) == block_mass.best(rows, 8, block_mass.HALVED) == []

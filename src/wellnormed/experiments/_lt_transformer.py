@@ -24,7 +24,7 @@ from wellnormed.matrix import soft_cap_strength
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
-from wellnormed.modular import modular_tree
+from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.nn import constraints_of
 from wellnormed.norms import ColNorm, assign_norms
 from wellnormed.train.characters import CharacterTask
@@ -47,7 +47,7 @@ class TransformerRun:
     """What is multiplied: a gradient over that of the batch's largest symbol, or the gradient itself (LT's code)."""
     blocks_mass: float = 32
     halved: bool = False
-    """Whether a rate is halved once for every residual connection that follows."""
+    """Whether a rate is halved once for every residual connection that follows, and no factor of the model counts."""
     projection: Projection = "float32"
     cap: float = 2.0
     width: int = 256
@@ -116,18 +116,18 @@ def _optimizer(run: TransformerRun, model: Model, config: TrainConfig) -> tuple[
     assert isinstance(model, GPT)
     kind = ColNorm if run.floor == "largest symbol" else InflatedAsPublished
     norms = assign_norms(model, overrides={"embedding": kind(input_axis=0, max_inflation=run.inflation)})
-    factors = rate_factors(run, modular_tree(model, norms).tare(run.blocks_mass, "layers").lr_factors())
+    factors = rate_factors(run, modular_tree(model, norms).tare(run.blocks_mass, "layers"))
     optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, lr_factors=factors)
     own = constraints_of(model)
     held = {name: CAPS[run.projection](run.cap) for name in weight_roles(model) if name not in own}
     return optimizer, wn.constrain(optimizer, own | held)
 
 
-def rate_factors(run: TransformerRun, factors: dict[str, float]) -> dict[str, float]:
-    """The factors of the modular norm, halved once for each residual connection that follows, if the run says so."""
+def rate_factors(run: TransformerRun, tree: NormedModule) -> dict[str, float]:
+    """Those of the modular norm; or the shares of the mass, halved once for each residual connection that follows."""
     if not run.halved:
-        return factors
-    residuals = 2 * run.blocks
-    follow = dict.fromkeys(factors, residuals) | {"head.weight": 0}
-    follow |= {name: residuals - 1 - int(name.split(".")[1]) for name in factors if name.startswith("layers.")}
-    return {name: factor / 2 ** follow[name] for name, factor in factors.items()}
+        return tree.lr_factors()
+    shares, residuals = {place.name: place.mass / tree.mass for place in tree.places()}, 2 * run.blocks
+    follow = dict.fromkeys(shares, residuals) | {"head.weight": 0}
+    follow |= {name: residuals - 1 - int(name.split(".")[1]) for name in shares if name.startswith("layers.")}
+    return {name: share / 2 ** follow[name] for name, share in shares.items()}
