@@ -14,6 +14,8 @@ from wellnormed.experiments._attacks import (
     margins,
     pgd,
 )
+from wellnormed.experiments._cifar import SoftCapAsPublished
+from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
 
 
 def network(width=16, seed=0):
@@ -110,3 +112,14 @@ def test_apgd_finds_what_the_one_of_adv_lib_finds():
             assert 0.03 < found[1] < 0.97
             # on one machine the two agree in every image; three of a hundred are for other roundings and random numbers
             assert found[0] == pytest.approx(found[1], abs=0.03), (name, budget)
+
+
+def test_the_published_cap_takes_a_step_for_another_one():
+    weights = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    unit, step = 0.5, 0.1  # the largest singular value of norm 1 is sqrt(6 / 24)
+    after, _ = SoftCapAsPublished(3.0)._act(weights, unit, step, {})
+    # as in LT's code: in RMS units, with the step divided once more by sqrt(d_out / d_in)
+    exact = soft_cap(weights / 0.5, soft_cap_strength_as_published(3.0, 0.1 / 0.5)) * 0.5
+    torch.testing.assert_close(after, exact)
+    square, _ = SoftCapAsPublished(3.0)._act(weights[:, :6], 1.0, step, {})
+    torch.testing.assert_close(square, soft_cap(weights[:, :6], soft_cap_strength_as_published(3.0, step)))

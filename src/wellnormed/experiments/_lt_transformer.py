@@ -50,6 +50,7 @@ class TransformerRun:
     """Whether a rate is halved once for every residual connection that follows, and no factor of the model counts."""
     projection: Projection = "float32"
     cap: float = 2.0
+    logit_scale: float = 1.0
     width: int = 256
     blocks: int = 3
     length: int = 256
@@ -98,7 +99,7 @@ def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
     """The training of a run."""
     text, paper = shakespeare(), PRESETS["paper"]
     assert isinstance(paper.model, GPTConfig)
-    shapes = {"width": run.width, "blocks": run.blocks, "length": run.length}
+    shapes = {"width": run.width, "blocks": run.blocks, "length": run.length, "logit_scale": run.logit_scale}
     model = replace(paper.model, **shapes, residual_strength=0.5 / run.blocks, vocabulary_size=len(text.symbols))
     training = {"learning_rate": run.lr, "batch": run.batch, "steps": run.steps, "seed": run.seed}
     return CharacterTask(replace(paper, model=model, **training), text, device, partial(_optimizer, run))

@@ -1,8 +1,9 @@
 """LT figure 3: two networks of equal accuracy on CIFAR-10, far apart in their Lipschitz bound, under attack.
 
-AdamW with weight decay and Muon with the soft cap, trained for 20 epochs; the first 2,000 test images are attacked in
-Euclidean balls. LT names neither attack nor budgets. Here PGD on the cross entropy comes first, and Auto-PGD on what
-withstands it; the budgets are those of certified accuracy in the literature, with 2 and 4 for larger changes.
+AdamW with weight decay and Muon with the soft cap, trained for 20 epochs. LT's code takes the norm of a step wrongly
+for matrices that are not square; the soft cap is tried as it was run, and with the right norm. The first 2,000 test
+images are attacked in Euclidean balls. LT names neither attack nor budgets. Here PGD on the cross entropy comes first,
+and Auto-PGD on what withstands it; the budgets are those of certified accuracy in the literature, and 2 and 4.
 """
 
 from collections.abc import Sequence
@@ -15,38 +16,42 @@ import torch
 from matplotlib.figure import Figure
 
 from wellnormed.experiments._attacks import apgd, certified_radii, pgd
-from wellnormed.experiments._cifar import EPOCH, WITHIN, CifarRun, OptimizerName, lt_task
+from wellnormed.experiments._cifar import EPOCH, WITHIN, CifarRun, SoftCapAsPublished, lt_task
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._pictures import draw_pictures, picture
 from wellnormed.experiments._table import Row
 from wellnormed.train.task import fit
 
+WHY = "without bias correction, batches in one order, first matrix zero, as in LT's code: 8822 (accuracy 0.490, seed 0)"
 BUDGETS = (0.0, 36 / 255, 72 / 255, 108 / 255, 1.0, 2.0, 4.0)
 STEPS = 20 * EPOCH
-PAIR: dict[OptimizerName, CifarRun] = {
+Network = Literal["adamw", "muon as published", "muon"]
+RUNS: dict[Network, CifarRun] = {
     "adamw": CifarRun("adamw", "weight decay", 0.1, 8.1e-3, STEPS),
+    "muon as published": CifarRun("muon", "soft cap", 3.0, 0.231, STEPS),
     "muon": CifarRun("muon", "soft cap", 3.0, 0.231, STEPS),
 }
-PUBLISHED: dict[OptimizerName, tuple[tuple[str, float, float, str], ...]] = {
-    "adamw": (("accuracy", 0.493, WITHIN, ""), ("lipschitz", 7618.8, 762, "")),
-    "muon": (("accuracy", 0.505, WITHIN, ""), ("lipschitz", 15.2, 1.5, "")),
+NAMES: dict[Network, str] = {
+    "adamw": "AdamW", "muon as published": "Muon, soft cap as published", "muon": "Muon, soft cap corrected"
+}  # fmt: skip
+PUBLISHED: dict[Network, tuple[tuple[str, float, float, str], ...]] = {
+    "adamw": (("accuracy", 0.493, WITHIN, ""), ("lipschitz", 7618.8, 762, WHY)),
+    "muon as published": (("accuracy", 0.505, WITHIN, ""), ("lipschitz", 15.2, 1.5, "")),
 }
 """What was published, within what ours reaches it (a tenth of a bound), and why it does not."""
-NAMES: dict[OptimizerName, str] = {"adamw": "AdamW, weight decay", "muon": "Muon, soft cap"}
 SCORES = ("certified", "attacked", "probability")
 ALIVE = 0.01
 """Where neither network keeps this accuracy, nothing is compared."""
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-DRAWN, DRAWN_AT = [13, 18], (0.0, 1.0, 2.0, 4.0)
-"""Numbers of the test images that are drawn, and the budgets at which they are."""
+DRAWN, DRAWN_AT = [13, 18], (0.0, 1.0, 2.0, 4.0)  # which test images, and at which budgets
 
 
 @dataclass(frozen=True)
 class Cell:
     """A training, and the attacks on what it gave."""
 
-    optimizer: OptimizerName
+    network: Network
     seed: int
     pgd_steps: int
     apgd_steps: int
@@ -59,7 +64,7 @@ class Cell:
 def cells(preset: Preset) -> list[Cell]:
     """The pair at the paper's setting; the presets differ in seeds and in the length of the attacks."""
     seeds, steps = (8, (100, 100)) if preset == "paper" else (3, (20, 40))
-    return [Cell(optimizer, seed, *steps) for seed in range(seeds) for optimizer in get_args(OptimizerName)]
+    return [Cell(network, seed, *steps) for seed in range(seeds) for network in get_args(Network)]
 
 
 def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
@@ -69,7 +74,9 @@ def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
 
 def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
     sizes = {"steps": cell.steps, "batch": cell.batch, "width": cell.width, "seed": cell.seed}
-    task = lt_task(replace(PAIR[cell.optimizer], **sizes), device)
+    paper = replace(RUNS[cell.network], **sizes)
+    own = SoftCapAsPublished(paper.strength) if cell.network == "muon as published" else None
+    task = lt_task(paper, device, own)
     fit(task)
     model = task.model.requires_grad_(False)
     images, labels = (part[: cell.images] for part in task.test)
@@ -96,25 +103,25 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
     return {**task.evaluate(), **scores, "contradictions": contradictions, "drawn": drawn}
 
 
-def by_optimizer(rows: Sequence[Row]) -> dict[OptimizerName, list[dict[str, Any]]]:
+def by_network(rows: Sequence[Row]) -> dict[Network, list[dict[str, Any]]]:
     """The results of every seed."""
-    found: dict[OptimizerName, list[dict[str, Any]]] = {}
+    found: dict[Network, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["config"]["optimizer"], []).append(row["results"])
+        found.setdefault(row["config"]["network"], []).append(row["results"])
     return found
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Accuracy and mean probability of the right class against the budget, all seeds; and attacked images."""
     robustness, axes = panels(1, 2, (11, 4.2))
-    for number, (optimizer, results) in enumerate(by_optimizer(rows).items()):
+    for number, (network, results) in enumerate(by_network(rows).items()):
         lines = (
             (axes[0, 0], "attacked", "o-", ", attacked"), (axes[0, 0], "certified", "s--", ", certified"),
             (axes[0, 1], "probability", "o-", ", attacked"),
         )  # fmt: skip
         for axis, what, style, label in lines:
             values = np.array([result[what] for result in results])
-            axis.plot(BUDGETS, values.mean(0), style, color=f"C{number}", label=NAMES[optimizer] + label, markersize=4)
+            axis.plot(BUDGETS, values.mean(0), style, color=f"C{number}", label=NAMES[network] + label, markersize=4)
             axis.fill_between(BUDGETS, values.min(0), values.max(0), color=f"C{number}", alpha=0.2)
     for axis, title in zip(axes[0], ("accuracy", "mean probability of the right class"), strict=True):
         axis.set_xscale("symlog", linthresh=0.5)
@@ -122,12 +129,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axis.set(xlabel="budget (Euclidean, pixels in [0, 1])", title=title)
     legend_below(robustness, "CIFAR-10 test images under attack; shaded from the least to the largest seed")
     found = {"robustness": robustness}
-    drawn = {row["config"]["optimizer"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}
+    drawn = {row["config"]["network"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}
     if drawn:
         pictures = [
-            (NAMES[optimizer], [own[number] for own in by_budget.values()])
+            (NAMES[network], [own[number] for own in by_budget.values()])
             for number in range(len(DRAWN))
-            for optimizer, by_budget in drawn.items()
+            for network, by_budget in drawn.items()
         ]
         title = "Attacked images, the class that the network sees, and its probability"
         found["attacked-images"] = draw_pictures(pictures, [f"budget {budget:g}" for budget in DRAWN_AT], title)
@@ -136,23 +143,25 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Accuracy and bound of each network, then the two under attack."""
-    results, found = by_optimizer(rows), []
-    for optimizer, own in results.items():
-        for what, published, within, why in PUBLISHED[optimizer]:
+    results, found = by_network(rows), []
+    for network, own in results.items():
+        for what, published, within, why in PUBLISHED.get(network, ()):
             values = [result[what] for result in own]
             verdict = _reached(abs(fmean(values) - published) <= within)
             ours, interval = f"{fmean(values):.4g}", f"{min(values):.4g} to {max(values):.4g}"
-            name, why = f"{NAMES[optimizer]}: {what}", why if verdict == "not reached" else ""
+            name, why = f"{NAMES[network]}: {what}", why if verdict == "not reached" else ""
             found.append(Verdict(name, f"{published}", ours, interval, len(values), verdict, why))
-    if len(results) == len(PAIR):
-        found += _compared(*({what: np.array([own[what] for own in results[key]]) for what in SCORES} for key in PAIR))
-        changed = [result["contradictions"] for own in results.values() for result in own]
-        name, interval = "certified images that an attack changed", f"{min(changed)} to {max(changed)}"
-        found.append(Verdict(name, "-", f"{sum(changed)}", interval, len(changed), "measured"))
+    arrays = {key: {what: np.array([one[what] for one in own]) for what in SCORES} for key, own in results.items()}
+    for network, own in arrays.items():
+        if network != "adamw" and "adamw" in arrays:
+            found += _compared(arrays["adamw"], own, NAMES[network])
+    changed = [result["contradictions"] for own in results.values() for result in own]
+    name, interval = "certified images that an attack changed", f"{min(changed)} to {max(changed)}"
+    found.append(Verdict(name, "-", f"{sum(changed)}", interval, len(changed), "measured"))
     return found
 
 
-def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray]) -> list[Verdict]:
+def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray], name: str) -> list[Verdict]:
     """Of arrays `(seeds, budgets)`."""
     above = {score: muon[score].mean(0) > adam[score].mean(0) for score in SCORES}
     alive = np.maximum(muon["attacked"].mean(0), adam["attacked"].mean(0)) >= ALIVE
@@ -167,10 +176,10 @@ def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray]) -> list[
     for what, score, budgets, published, verdict in lines:
         for budget in budgets:
             values = [own[score][:, BUDGETS.index(budget)] for own in (muon, adam)]
-            ours = f"{values[0].mean():.3f} with Muon, {values[1].mean():.3f} with AdamW"
+            ours = f"{values[0].mean():.3f} against {values[1].mean():.3f}"
             interval = " and ".join(f"{own.min():.3f} to {own.max():.3f}" for own in values)
-            name = f"{what}, budget {budget:.3g}"
-            found.append(Verdict(name, published, ours, interval, sum(map(len, values)), verdict))
+            whole = f"{name} against AdamW: {what}, budget {budget:.3g}"
+            found.append(Verdict(whole, published, ours, interval, sum(map(len, values)), verdict))
     return found
 
 
