@@ -148,7 +148,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         for what, published, within, why in PUBLISHED.get(network, ()):
             values = [result[what] for result in own]
             verdict = _reached(abs(fmean(values) - published) <= within)
-            ours, interval = f"{fmean(values):.4g}", f"{min(values):.4g} to {max(values):.4g}"
+            ours, interval = f"{fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}"
             name, why = f"{NAMES[network]}: {what}", why if verdict == "not reached" else ""
             found.append(Verdict(name, f"{published}", ours, interval, len(values), verdict, why))
     arrays = {key: {what: np.array([one[what] for one in own]) for what in SCORES} for key, own in results.items()}
