@@ -16,7 +16,7 @@ from wellnormed.experiments._lt_transformer import (
 from wellnormed.matrix import soft_cap, soft_cap_strength
 from wellnormed.train.task import fit
 
-TINY = {"width": 8, "blocks": 2, "length": 8, "batch": 2, "steps": 3}
+TINY = {"logit_scale": 1.0, "width": 8, "blocks": 2, "length": 8, "batch": 2, "steps": 3}
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,8 @@ class TransformerRun:
     """Whether a rate is halved once for every residual connection that follows, and no factor of the model counts."""
     projection: Projection = "float32"
     cap: float = 2.0
-    logit_scale: float = 1.0
+    logit_scale: float = 8.0
+    """LT takes 1, with no factors of residuals and attention in the forward pass; with them logits stay small."""
     width: int = 256
     blocks: int = 3
     length: int = 256

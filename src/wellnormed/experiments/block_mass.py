@@ -30,7 +30,7 @@ MASS = 32
 HALVED: dict[str, Any] = {"halved": True, "projection": "float32"}
 MODULAR, BFLOAT16 = HALVED | {"halved": False}, HALVED | {"projection": "bfloat16"}
 VARIANTS = {"halved rates": HALVED, "modular norm": MODULAR, "halved rates, bfloat16": BFLOAT16}
-RATES = {True: (1.0, 3.0, 10.0), False: (0.03, 0.1, 0.3)}
+RATES = {True: (1.0, 3.0, 10.0), False: (0.8, 1.6, 3.2)}
 """Learning rates with halving and without."""
 SEEDS, EVERY = 3, 50
 STEPS: dict[str, Any] = {"steps": 600}
