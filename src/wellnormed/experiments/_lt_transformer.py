@@ -5,7 +5,8 @@ LT is Training Transformers with Enforced Lipschitz Bounds.
 Three blocks of attention and feed-forward layer, output projections and head zero at the start, a soft cap on every
 matrix, Muon with a momentum that keeps 0.9, rates that fall linearly to 0. A step is shared among the weights by mass
 and sensitivity: mass 1 for the embedding, the positions and the head, and one mass for all blocks together. LT has
-rotary positions where this model learns a vector for each, and caps whole matrices where this one caps every head.
+rotary positions where this model learns a vector for each, caps whole matrices where this one caps every head, and ran
+without the factors of residuals and attention in the forward pass, which stand here and make a logit scale necessary.
 """
 
 from dataclasses import dataclass, replace
