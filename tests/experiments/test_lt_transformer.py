@@ -48,8 +48,8 @@ def rates(**settings):
 
 
 def test_a_rate_is_halved_once_for_every_residual_that_follows():
-    # mass 32 for two blocks of six matrices; 1 each for the embedding, the positions and the head
-    halved, share = rates(halved=True), 32 / 12 / 35
+    # mass 32 for two blocks of six matrices and a bias; 1 each for the embedding, the positions and the head
+    halved, share = rates(halved=True), 32 / 14 / 35
     assert halved["head.weight"] == pytest.approx(1 / 35)
     assert halved["embedding.weight"] == halved["position.weight"] == pytest.approx(1 / 35 / 16)
     assert halved["layers.0.block.query.weight"] == pytest.approx(share / 8)
@@ -58,7 +58,7 @@ def test_a_rate_is_halved_once_for_every_residual_that_follows():
 
 
 def test_unhalved_rates_are_those_of_the_modular_norm():
-    modular, share = rates(blocks_mass=2), 2 / 12 / 5
+    modular, share = rates(blocks_mass=2), 2 / 14 / 5
     assert modular["head.weight"] == pytest.approx(1 / 5)
     assert modular["embedding.weight"] == pytest.approx(2 / 5)  # half of a vector is the position's
     # the residual's share of 1/4 and, for queries, keys and values, the factor 1/3 follow

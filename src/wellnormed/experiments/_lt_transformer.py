@@ -5,8 +5,9 @@ LT is Training Transformers with Enforced Lipschitz Bounds.
 Three blocks of attention and feed-forward layer, output projections and head zero at the start, a soft cap on every
 matrix, Muon with a momentum that keeps 0.9, rates that fall linearly to 0. A step is shared among the weights by mass
 and sensitivity: mass 1 for the embedding, the positions and the head, and one mass for all blocks together. LT has
-rotary positions where this model learns a vector for each, caps whole matrices where this one caps every head, and ran
-without the factors of residuals and attention in the forward pass, which stand here and make a logit scale necessary.
+rotary positions where this model learns a vector for each and a bias of attention for each distance, caps whole
+matrices where this one caps every head, and ran without the factors of residuals and attention in the forward pass,
+which stand here and make a logit scale necessary.
 """
 
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ class Bfloat16SoftCap(SpectralConstraint):
 
 
 CAPS = {"float32": SoftCap, "bfloat16": Bfloat16SoftCap}
-SMALL: dict[str, Any] = {"width": 64, "length": 64, "batch": 12, "steps": 1000}
+SMALL: dict[str, Any] = {"width": 64, "length": 64, "batch": 12, "steps": 600}
 """The sizes of a run that takes less than a minute on a CPU."""
 
 
@@ -102,7 +103,9 @@ def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
     text, paper = shakespeare(), PRESETS["paper"]
     assert isinstance(paper.model, GPTConfig)
     shapes = {"width": run.width, "blocks": run.blocks, "length": run.length, "logit_scale": run.logit_scale}
-    model = replace(paper.model, **shapes, residual_strength=0.5 / run.blocks, vocabulary_size=len(text.symbols))
+    model = replace(
+        paper.model, **shapes, relative_bias=True, residual_strength=0.5 / run.blocks, vocabulary_size=len(text.symbols)
+    )
     training = {"learning_rate": run.lr, "batch": run.batch, "steps": run.steps, "seed": run.seed}
     return CharacterTask(replace(paper, model=model, **training), text, device, partial(_optimizer, run))
 

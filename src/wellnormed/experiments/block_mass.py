@@ -30,10 +30,10 @@ MASS = 32
 HALVED: dict[str, Any] = {"halved": True, "projection": "float32"}
 MODULAR, BFLOAT16 = HALVED | {"halved": False}, HALVED | {"projection": "bfloat16"}
 VARIANTS = {"halved rates": HALVED, "modular norm": MODULAR, "halved rates, bfloat16": BFLOAT16}
-RATES = {True: (1.0, 3.0, 10.0), False: (0.8, 1.6, 3.2)}
+RATES = {True: (3.0, 6.0, 12.0), False: (0.8, 1.6, 3.2)}
 """Learning rates with halving and without."""
 SEEDS, EVERY = 3, 50
-STEPS: dict[str, Any] = {"steps": 600}
+STEPS: dict[str, Any] = {"steps": 400}
 
 
 def cells(preset: Preset) -> list[TransformerRun]:
@@ -149,5 +149,5 @@ EXPERIMENT = Experiment(
     run=run,
     figures=figures,
     verdicts=verdicts,
-    differs={"cpu": "width and length 64 instead of 256, 600 steps of 12 windows instead of 2,000 of 64"},
+    differs={"cpu": "width and length 64 instead of 256, 400 steps of 12 windows instead of 2,000 of 64"},
 )
