@@ -15,11 +15,14 @@ Preset = Literal["cpu", "paper"]
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
     "batch-size": "wellnormed.experiments.batch_size",
+    "block-mass": "wellnormed.experiments.block_mass",
     "caps": "wellnormed.experiments.caps",
+    "cifar-robustness": "wellnormed.experiments.cifar_robustness",
     "cifar-tradeoff": "wellnormed.experiments.cifar_tradeoff",
     "grokking": "wellnormed.experiments.grokking",
     "hardcap-cost": "wellnormed.experiments.hardcap_cost",
     "hardcap-stability": "wellnormed.experiments.hardcap_stability",
+    "inflation": "wellnormed.experiments.inflation",
     "lr-transfer-cnn": "wellnormed.experiments.lr_transfer_cnn",
     "lr-transfer-gpt": "wellnormed.experiments.lr_transfer_gpt",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",

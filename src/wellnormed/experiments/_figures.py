@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, `(rows, columns)`, with a grid; panels of one row share their vertical axis."""
-    figure, axes = plt.subplots(
-        rows, columns, figsize=size, layout="constrained", sharey="row", squeeze=False, **shared
-    )
+    """A figure and its axes, `(rows, columns)`, with a grid; panels of one row share their vertical axis by default."""
+    settings: dict[str, Any] = {"sharey": "row"} | shared
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure, axes

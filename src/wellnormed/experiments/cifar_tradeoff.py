@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._cifar import CifarRun, CifarTask, Method, OptimizerName, lt_task
+from wellnormed.experiments._cifar import EPOCH, WITHIN, CifarRun, CifarTask, Method, OptimizerName, lt_task
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
@@ -31,9 +31,6 @@ MUON: dict[
     "spectral weight decay": (0.05, 0.157, 1.558, 0.549, 56.9),
 }
 """Strength and learning rate of each method with Muon, and the loss, accuracy and Lipschitz bound as released."""
-EPOCH = 97  # steps of 512
-WITHIN = 0.01
-"""How far an accuracy may be from the published one."""
 EVERY = 49
 
 

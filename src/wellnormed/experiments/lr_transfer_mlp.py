@@ -114,21 +114,17 @@ def best(rows: Sequence[Row], method: str, seed: int | None = None) -> dict[int,
     found: dict[int, tuple[float, float, Row]] = {}
     for row in rows:
         config, loss = row["config"], row["results"]["loss"]
-        if config["method"] != method or loss is None or seed not in (None, config["seed"]):
-            continue
-        if config["width"] not in found or loss < found[config["width"]][1]:
+        counts = config["method"] == method and loss is not None and seed in (None, config["seed"])
+        if counts and (config["width"] not in found or loss < found[config["width"]][1]):
             found[config["width"]] = (config["lr"], loss, row)
     return dict(sorted(found.items()))
 
 
 def drift(rows: Sequence[Row], method: str) -> list[float]:
     """By how many factors of two the best rate falls from the narrowest to the widest network, for every seed."""
-    drifts = []
-    for seed in sorted({row["config"]["seed"] for row in rows}):
-        rates = [lr for lr, _, _ in best(rows, method, seed).values()]
-        if len(rates) > 1:
-            drifts.append(math.log2(rates[0] / rates[-1]))
-    return drifts
+    seeds = sorted({row["config"]["seed"] for row in rows})
+    rates = ([lr for lr, _, _ in best(rows, method, seed).values()] for seed in seeds)
+    return [math.log2(own[0] / own[-1]) for own in rates if len(own) > 1]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -138,15 +134,13 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     for axis, method in zip(axes[0], get_args(Method), strict=True):
         for number, width in enumerate(widths):
             losses: dict[float, list[float]] = {}
-            for row in rows:
-                config = row["config"]
-                if (config["method"], config["width"]) == (method, width) and row["results"]["loss"] is not None:
-                    losses.setdefault(config["lr"], []).append(row["results"]["loss"])
+            for config, loss in ((row["config"], row["results"]["loss"]) for row in rows):
+                if (config["method"], config["width"]) == (method, width) and loss is not None:
+                    losses.setdefault(config["lr"], []).append(loss)
             if losses:
                 points = [(lr, fmean(values)) for lr, values in sorted(losses.items())]
-                colour = f"C{number}"
-                axis.semilogx(*zip(*points, strict=True), "-", base=2, color=colour, label=f"width {width}")
-                axis.plot(*min(points, key=lambda point: point[1]), "o", color=colour)
+                axis.semilogx(*zip(*points, strict=True), "-", base=2, color=f"C{number}", label=f"width {width}")
+                axis.plot(*min(points, key=lambda point: point[1]), "o", color=f"C{number}")
         axis.set(title=method, xlabel="learning rate")
     axes[0, 0].set_ylabel("training loss")
     legend_below(transfer, "The best learning rate against width (CIFAR-10)")
@@ -165,8 +159,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """How far the best rate moves, which method ends lowest, and whether dualized weights move."""
-    found, same = [], "reached" if preset == "paper" else "same shape"
-    other = "not reached" if preset == "paper" else "another shape"
+    found: list[Verdict] = []
+    same, other = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
     claims = {
         "Adam (SP)": ("drifts to the left", lambda drift: drift >= 1),
         "Adam (muP)": ("mostly corrected", lambda drift: abs(drift) <= 1),
@@ -187,8 +181,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     wide = {method: list(best(rows, method).values())[-1][2]["results"] for method in claims if best(rows, method)}
     if wide.keys() == claims.keys():
         ours = ", ".join(f"{result['stable_rank']:.0f} {method}" for method, result in wide.items())
-        top = max(wide, key=lambda method: wide[method]["stable_rank"])
-        verdict = same if top == "dualized" else other
+        verdict = same if max(wide, key=lambda method: wide[method]["stable_rank"]) == "dualized" else other
         found.append(Verdict("stable rank of an update, widest", "dualized the largest", ours, "-", 1, verdict))
     return found
 

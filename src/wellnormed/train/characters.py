@@ -1,5 +1,7 @@
 """The training run of a character transformer: its text, its model and what holds every weight, from a config."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,10 +40,17 @@ def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constrain
 class CharacterTask(Task[Model]):
     """Next characters of windows at random places of a text.
 
-    A text that is shorter than the model's length, or another setting that cannot be had, is a `ValueError`.
+    `optimizer_of` makes what moves and holds the weights. A text that is shorter than the model's length, or another
+    setting that cannot be had, is a `ValueError`.
     """
 
-    def __init__(self, config: TrainConfig, text: CharacterText, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        text: CharacterText,
+        device: torch.device,
+        optimizer_of: Callable[[Model, TrainConfig], tuple[Scion, constraints.Constraints]] = build_optimizer,
+    ) -> None:
         self.config, self.text, self.device = config, text, device
         if min(len(text.train), len(text.validation)) <= config.model.length:
             raise ValueError(
@@ -51,7 +60,7 @@ class CharacterTask(Task[Model]):
             )
         self.generators = named_generators(config.seed)
         model = build(config.model, self.generators["initial weights"]).to(device)
-        optimizer, held = build_optimizer(model, config)
+        optimizer, held = optimizer_of(model, config)
         super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
 
     def batch_loss(self) -> Tensor:
