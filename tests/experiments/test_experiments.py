@@ -7,28 +7,30 @@ import matplotlib
 import pytest
 import torch
 
-from wellnormed.data.shards import Tokens
-from wellnormed.experiments import _airbench, _cifar, _gpt, caps, lr_transfer_mlp, watermark
 from wellnormed.data.characters import CharacterText
-from wellnormed.experiments import _cifar, _lt_transformer, caps, lr_transfer_mlp, watermark
+from wellnormed.data.shards import Tokens
+from wellnormed.experiments import _airbench, _cifar, _gpt, _lt_transformer, caps, lr_transfer_mlp, watermark
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 
+TINY = {"width": 8, "blocks": 1, "length": 8, "batch": 2, "steps": 3}
+
 
 def small_gpt(cell):
     """Of one seed and the smaller widths."""
     small = replace(cell, width=cell.width // 2, steps=2, batch=2, length=8)
     return small if cell.seed == 0 and cell.width < 128 else None
+
+
 SMALL = {
     "batch-size": lambda cell: (
         replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8)
         if (cell.seed, cell.batch) in ((0, 8), (0, 128))
         else None
     ),
-TINY = {"width": 8, "blocks": 1, "length": 8, "batch": 2, "steps": 3}
     "block-mass": lambda cell: replace(cell, **TINY) if cell.seed < 2 else None,
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
     "cifar-robustness": lambda cell: replace(cell, width=8, steps=4, batch=8, pgd_steps=2, apgd_steps=5),
@@ -66,7 +68,6 @@ def tiny_data(monkeypatch):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
     text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
     monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
-    monkeypatch.setattr(_cifar, "pixels_and_labels", lambda split, device: images)
     monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     matplotlib.use("agg")
 
