@@ -7,7 +7,8 @@ import matplotlib
 import pytest
 import torch
 
-from wellnormed.experiments import _cifar, caps, lr_transfer_mlp, watermark
+from wellnormed.data.characters import CharacterText
+from wellnormed.experiments import _cifar, _shakespeare, caps, lr_transfer_mlp, watermark
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
@@ -25,6 +26,11 @@ SMALL = {
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
+    "shakespeare-tradeoff": lambda cell: (
+        replace(cell, steps=4, batch=2, length=8, width=8, lr=5.0 if cell.optimizer == "muon" else 0.02)
+        if cell.seed < 2 and cell.strength in (2.0, 0.1)
+        else None
+    ),
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
@@ -36,6 +42,12 @@ def tiny_cifar(monkeypatch):
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
     monkeypatch.setattr(_cifar, "pixels_and_labels", lambda split, device: images)
     matplotlib.use("agg")
+
+
+@pytest.fixture(autouse=True)
+def tiny_shakespeare(monkeypatch):
+    text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
+    monkeypatch.setattr(_shakespeare, "shakespeare", lambda: text)
 
 
 def small(name):

@@ -20,6 +20,7 @@ MODULES: dict[str, str] = {
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
     "rates": "wellnormed.experiments.rates",
+    "shakespeare-tradeoff": "wellnormed.experiments.shakespeare_tradeoff",
     "watermark": "wellnormed.experiments.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import wellnormed.constraints as constraints
 from wellnormed.data.characters import CharacterText
