@@ -8,12 +8,22 @@ import pytest
 import torch
 
 from wellnormed.data.characters import CharacterText
-from wellnormed.experiments import _cifar, _shakespeare, caps, lr_transfer_mlp, watermark
+from wellnormed.experiments import (
+    _cifar,
+    _nanogpt,
+    _shakespeare,
+    caps,
+    lr_transfer_mlp,
+    modula_gpt,
+    shakespeare_best,
+    watermark,
+)
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
+from wellnormed.experiments.shakespeare_best import ProvedRun
 
 SMALL = {
     "caps": lambda cell: cell if isinstance(cell, caps.Curve) else replace(cell, width=8, steps=4, batch=8),
@@ -25,15 +35,23 @@ SMALL = {
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
+    "modula-gpt": lambda cell: replace(cell, steps=4, batch=2, length=8, width=8, blocks=1) if cell.seed < 2 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
+    "shakespeare-best": lambda cell: (
+        replace(cell, steps=4, batch=2, length=8, **shrunk(cell)) if cell.seed == 0 else None
+    ),
     "shakespeare-tradeoff": lambda cell: (
-        replace(cell, steps=4, batch=2, length=8, width=8, lr=5.0 if cell.optimizer == "muon" else 0.02)
-        if cell.seed < 2 and cell.strength in (2.0, 0.1)
+        replace(cell, steps=4, batch=2, length=8, width=8)
+        if cell.seed < 2 and cell.strength in (2.0, 0.1) and cell.lr in (3.0, 0.02)
         else None
     ),
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
+
+
+def shrunk(cell):
+    return {"token_width": 2, "hidden": 8} if isinstance(cell, ProvedRun) else {"width": 8, "blocks": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +65,8 @@ def tiny_cifar(monkeypatch):
 @pytest.fixture(autouse=True)
 def tiny_shakespeare(monkeypatch):
     text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    monkeypatch.setattr(_shakespeare, "shakespeare", lambda: text)
+    for module in (_shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+        monkeypatch.setattr(module, "shakespeare", lambda: text)
 
 
 def small(name):

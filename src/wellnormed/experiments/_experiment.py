@@ -19,7 +19,9 @@ MODULES: dict[str, str] = {
     "grokking": "wellnormed.experiments.grokking",
     "lr-transfer-mlp": "wellnormed.experiments.lr_transfer_mlp",
     "memory": "wellnormed.experiments.memory",
+    "modula-gpt": "wellnormed.experiments.modula_gpt",
     "rates": "wellnormed.experiments.rates",
+    "shakespeare-best": "wellnormed.experiments.shakespeare_best",
     "shakespeare-tradeoff": "wellnormed.experiments.shakespeare_tradeoff",
     "watermark": "wellnormed.experiments.watermark",
 }

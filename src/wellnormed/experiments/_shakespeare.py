@@ -33,8 +33,8 @@ from wellnormed.train.evaluate import scores_as_published, validation_loss
 OptimizerName = Literal["adamw", "muon"]
 Method = Literal["weight decay", "spectral normalization", "hammer", "soft cap"]
 BLOCKS_MASS = 32
-WHOLE = {f"*.{part}.*": wn.Spectral() for part in ("query", "key", "value")}
-"""Norms of whole matrices, where this package's own models measure every head."""
+MATRICES = dict.fromkeys(("layers", "head"), wn.Spectral(coefficients="you-6"))
+"""Norms of whole matrices, where this package's own models measure every head, and Modula's iteration for the step."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def rate_factors(blocks: int) -> dict[str, float]:
 def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
     """A run of LT."""
     model = lt_model(run, torch.Generator().manual_seed(run.seed)).to(device)
-    norms, factors = assign_norms(model, recipe="modular", overrides=WHOLE), rate_factors(run.blocks)
+    norms, factors = assign_norms(model, recipe="modular", overrides=MATRICES), rate_factors(run.blocks)
     decay = run.strength if run.method == "weight decay" else 0.0
     if run.optimizer == "muon":
         top = max(factors.values())  # the decay of a step is refused where it exceeds 1 in any layer, not before

@@ -46,7 +46,7 @@ def cells(preset: Preset) -> list[LTRun]:
         rates, seeds = {"adamw": _logspace(-4.5, -1.5, 16), "muon": _logspace(-1.5, 1.5, 12)}, 1
     else:
         caps, decays = (1.0, 1.5, 2.0, 3.0), (0.03, 0.1, 0.3, 2 / 3)
-        rates, seeds = {"adamw": (0.005, 0.02), "muon": (1.0, 5.0)}, 3
+        rates, seeds = {"adamw": (0.005, 0.02), "muon": (1.0, 3.0)}, 3
         shape = {"steps": 400, "batch": 8, "length": 64, "width": 64, "blocks": 2}
     every = [
         LTRun(optimizer, method, strength, lr, seed=seed, **shape)
