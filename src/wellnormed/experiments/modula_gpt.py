@@ -30,10 +30,10 @@ from wellnormed.experiments._table import Row
 from wellnormed.models import GPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.gpt import FeedForward
-from wellnormed.modular import NormedModule, modular_tree
+from wellnormed.modular import modular_tree
 from wellnormed.nn import Scale
 from wellnormed.norms import Assignment, ColNorm, assign_norms
-from wellnormed.optim import ModularDescent
+from wellnormed.optim import Scion
 from wellnormed.train.characters import TextTask
 from wellnormed.train.evaluate import scores_as_published, validation_loss
 from wellnormed.train.task import fit
@@ -68,8 +68,9 @@ def config_of(cell: Cell) -> GPTConfig:
     """The transformer that both have in common."""
     return GPTConfig(
         vocabulary_size=len(shakespeare().symbols), length=cell.length, width=cell.width, blocks=cell.blocks,
-        residual_strength=0.5 / cell.blocks, output_factor=1 / 3, logit_scale=1.0, rotary=cell.library == "Modula",
-        relative_bias=False, biases=False, stream_radius=None,
+        residual_strength=0.5 / cell.blocks, output_factor=1 / 3, logit_scale=1.0,
+        attention_scale=1.0 if cell.library == "Modula" else 1 / 9,  # of queries and keys over 3
+        rotary=cell.library == "Modula", relative_bias=False, biases=False, stream_radius=None,
     )  # fmt: skip
 
 
@@ -79,36 +80,41 @@ def norms_of(model: GPT) -> Assignment:
     return assign_norms(model, overrides=MATRICES | dict.fromkeys(tables, ColNorm(0)))
 
 
-def tree_of(config: GPTConfig) -> NormedModule:
-    """Masses and sensitivities, of attention at scale 1 and without what `task_of` adds, which has sensitivity 1."""
+def shares(config: GPTConfig) -> dict[str, float]:
+    """Weight -> the norm of its part in a step of modular norm 1.
+
+    The tree is that of attention at scale 1, and lacks what `task_of` adds, which has sensitivity 1. Modula divides by
+    3 before the output projection of attention, and this package's model after it.
+    """
     model = GPT(replace(config, attention_scale=1.0), torch.Generator())
     tree = modular_tree(model, norms_of(model))
     if not config.rotary:
         tree = tree.with_masses({"embedding": 0.5, "position": 0.5})
-    return tree.tare(5.0, "layers")
+    outputs = {f"layers.{i}.block.output.weight" for i in range(0, 2 * config.blocks, 2)}
+    factors = tree.tare(5.0, "layers").lr_factors()
+    return {name: factor * (config.output_factor if name in outputs else 1.0) for name, factor in factors.items()}
 
 
 def task_of(cell: Cell, device: torch.device) -> TextTask[GPT]:
     """A run of either library."""
     config, generator = config_of(cell), torch.Generator().manual_seed(cell.seed)
-    tree, model = tree_of(config), GPT(config, generator)
-    norms = norms_of(model)
+    model = GPT(config, generator)
+    norms, factors = norms_of(model), shares(config)
     for assigned in norms:
         assert assigned.norm is not None
         assigned.norm.initialize_(assigned.parameter.data, generator)
     if cell.library == "Modula":
-        model = model.to(device)
-        optimizer: torch.optim.Optimizer = ModularDescent(model, lr=0.1, tree=tree, momentum=0.95, nesterov=False)
+        optimizer: torch.optim.Optimizer = Scion(norms, lr=0.1, momentum=0.95, nesterov=False, lr_factors=factors)
     else:
         for residual in model.layers:
             if isinstance(residual.block, FeedForward):
                 residual.block[1] = nn.Sequential(nn.GELU(), Scale(math.sqrt(2)))
             residual.block = nn.Sequential(_layer_norm(cell.width), residual.block)
         model.layers.append(_layer_norm(cell.width))
-        model = model.to(device)
-        optimizer = NormalizedAdam(norms, tree.lr_factors(), lr=0.5, decay=0.01)
+        optimizer = NormalizedAdam(norms, factors, lr=0.5, decay=0.01)
     order = torch.Generator().manual_seed(cell.seed + 2**32)
-    return TextTask(model, optimizer, None, cell.steps, order, text=shakespeare(), length=cell.length, batch=cell.batch)
+    model, text = model.to(device), shakespeare()
+    return TextTask(model, optimizer, None, cell.steps, order, text=text, length=cell.length, batch=cell.batch)
 
 
 def _layer_norm(width: int) -> nn.LayerNorm:

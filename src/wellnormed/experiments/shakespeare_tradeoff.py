@@ -108,12 +108,12 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         saved = [x for seed in seeds if (x := saving(rows, method, bound, seed)) is not None]
         if saved:
             ours = f"AdamW's best loss at a bound smaller by 10^{fmean(saved):.1f}"
-            if math.inf in map(abs, saved):
+            if -math.inf in saved:
                 ours = "Muon does not reach AdamW's best loss"
-            what = f"{method}, bound: {BOUNDS[bound]}"
+            what, runs = f"{method}, bound: {BOUNDS[bound]}", sum(row["config"]["method"] == method for row in rows)
             interval = f"10^{min(saved):.1f} to 10^{max(saved):.1f}"
             published = "Muon reaches lower loss at smaller bounds"
-            found.append(Verdict(what, published, ours, interval, len(rows), yes if min(saved) > 0 else no))
+            found.append(Verdict(what, published, ours, interval, runs, yes if min(saved) > 0 else no))
     claims: list[tuple[str, Callable[[str], bool], set[str]]] = [
         ("of all pairs", lambda o: True, {"muon, spectral normalization", "muon, soft cap"}),
         ("of AdamW's pairs", lambda o: o == "adamw", {"adamw, hammer"}),
