@@ -181,6 +181,6 @@ def test_a_step_of_the_first_modula_has_the_norm_of_its_share():
     for _ in range(60):  # the power iteration settles: Adam's direction is that of the same gradient
         before = model["matrix"].weight.detach().clone()
         optimizer.step()
-    size = float(wn.Spectral().norm(model["matrix"].weight - before))
+    size = float(wn.Spectral().norm(model["matrix"].weight.detach() - before))
     assert size == pytest.approx(0.2 * 0.25, rel=1e-3)
     torch.testing.assert_close(model["table"].weight.square().mean(1), torch.ones(5))
