@@ -38,7 +38,7 @@ def _logspace(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def cells(preset: Preset) -> list[LTRun]:
-    """`paper`: every rate and strength of LT's sweep, which took 800 of these 895; `cpu`: a smaller model and sweep."""
+    """`paper`: every rate and strength that LT names, of which it ran 800; `cpu`: a smaller model and sweep."""
     shape: dict[str, Any] = {}
     if preset == "paper":
         caps = tuple(round(1 + 0.2 * i, 1) for i in range(11))
