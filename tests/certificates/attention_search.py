@@ -27,6 +27,8 @@ class Layer:
     query_radius: float = math.inf
     key_radius: float = math.inf
     value_radius: float = math.inf
+    rotary: bool = False
+    """Turn queries and keys by their position."""
     additive_mask: bool = False
     """Search as well over a number added to each token's logits, as relative biases do; bounds allow any."""
 
@@ -44,12 +46,22 @@ class Layer:
         """Heads side by side, `(N, T, D)`; the mask is added to the logits of all heads."""
         q, k, v = ((x_NTD @ weights_N3DD[:, i].mT).unflatten(-1, (self.heads, -1)).transpose(1, 2) for i in range(3))
         q, k, v = (_ball(q, self.query_radius), _ball(k, self.key_radius), _ball(v, self.value_radius))
+        if self.rotary:
+            q, k = _turned(q), _turned(k)
         weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT + mask_NT[:, None, None], -1)
         return (weights @ v).transpose(1, 2).flatten(2)
 
 
 def _ball(x: Tensor, radius: float) -> Tensor:
     return x if radius == math.inf else x * (radius / rms(x)).clamp(max=1.0)
+
+
+def _turned(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    position = torch.arange(x.shape[-2], dtype=x.dtype)
+    angle = position[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], -1)
 
 
 @dataclass(frozen=True)

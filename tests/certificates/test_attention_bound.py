@@ -10,7 +10,7 @@ from attention_search import Found, Layer, largest_gain
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, certify, lower_bound
-from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads
+from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads, Rotary
 
 
 class Attention(nn.Module):
@@ -18,11 +18,12 @@ class Attention(nn.Module):
         super().__init__()
         radii = (layer.query_radius, layer.key_radius, layer.value_radius)
         self.projections = nn.ModuleList()
-        for weight, radius in zip(weights_3DD, radii, strict=True):
+        for number, (weight, radius) in enumerate(zip(weights_3DD, radii, strict=True)):
             projection = HeadProjection(layer.width, layer.heads).double()
             projection.weight.data = weight.clone()
             ball = nn.Identity() if radius == math.inf else BallProjection(radius)
-            self.projections.append(nn.Sequential(projection, ball))
+            turn = Rotary(layer.width // layer.heads) if layer.rotary and number < 2 else nn.Identity()
+            self.projections.append(nn.Sequential(projection, ball, turn))
         self.attend = CausalAttention(layer.heads, layer.scale)
         self.merge = MergeHeads()
 
@@ -93,6 +94,15 @@ def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
     assert gain > 1.02 * theorem
     certificate = certify(Attention(BALLS, weights), radius=radius)
     assert gain <= certificate.lipschitz == pytest.approx(c + 0.5 * (a * radius * b + 0.5 * a), rel=1e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_rotary_breaks_the_theorem_but_not_the_certificate(heads: int) -> None:
+    layer = Layer(heads, width=4 * heads, rotary=True)
+    found = largest_gain(layer, tokens=4, steps=600)
+    assert found.gain <= certified(layer, found).lipschitz <= 3 * (1 + 1e-6)  # the sum form at norms of 1
+    if heads == 1:
+        assert found.gain > 1.01 * (1 + math.sqrt(2))  # what it would be without: the test above
 
 
 def test_inactive_projections_keep_the_theorem() -> None:

@@ -105,15 +105,16 @@ def test_layer_norm_has_the_constant_of_its_floor_never_one() -> None:
     stream=st.sampled_from([None, 1.0]),
     ball=st.sampled_from([None, 0.5]),
     bias=st.booleans(),
+    rotary=st.booleans(),
     size=st.sampled_from([0.1, 0.5]),
     seed=st.integers(0, 99),
 )
 def test_random_transformers(
-    heads: int, blocks: int, stream: float | None, ball: float | None, bias: bool, size: float, seed: int
+    heads: int, blocks: int, stream: float | None, ball: float | None, bias: bool, rotary: bool, size: float, seed: int
 ) -> None:
     config = GPTConfig(
         vocabulary_size=7, length=8, width=8, heads=heads, blocks=blocks, stream_radius=stream,
-        query_radius=ball, key_radius=ball, value_radius=ball, relative_bias=bias, biases=bias,
+        query_radius=ball, key_radius=ball, value_radius=ball, relative_bias=bias, biases=bias, rotary=rotary,
     )  # fmt: skip
     model = random_weights(GPT(config), seed, size)
     certificate = certify(model, torch.arange(6)[None], radius=2.0)

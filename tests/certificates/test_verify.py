@@ -190,3 +190,12 @@ def test_the_verifier_refuses_without_assertions() -> None:
 
 def test_projection_row_counts() -> None:
     assert verify(certify(BallProjection(0.5)), {}).rows == 2
+
+
+def test_the_verifier_knows_rotary_attention() -> None:
+    config = GPTConfig(vocabulary_size=5, length=4, width=4, heads=2, blocks=1, rotary=True, key_radius=0.3)
+    model = GPT(config, torch.Generator().manual_seed(0)).eval()
+    model.head.weight.data.fill_(0.5)
+    certificate = certify(model)
+    assert "rotary" in {row.rule for row in certificate.layers}
+    assert verify(certificate, model.state_dict()).lipschitz == certificate.lipschitz > 0

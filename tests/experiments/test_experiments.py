@@ -9,12 +9,25 @@ import torch
 
 from wellnormed.data.characters import CharacterText
 from wellnormed.data.shards import Tokens
-from wellnormed.experiments import _airbench, _cifar, _gpt, _lt_transformer, caps, lr_transfer_mlp, watermark
+from wellnormed.experiments import (
+    _airbench,
+    _cifar,
+    _gpt,
+    _lt_transformer,
+    _nanogpt,
+    _shakespeare,
+    caps,
+    lr_transfer_mlp,
+    modula_gpt,
+    shakespeare_best,
+    watermark,
+)
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
 from wellnormed.experiments._grid import run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
+from wellnormed.experiments.shakespeare_best import ProvedRun
 
 TINY = {"width": 8, "blocks": 1, "length": 8, "batch": 2, "steps": 3}
 
@@ -47,8 +60,17 @@ SMALL = {
     "lr-transfer-gpt": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
+    "modula-gpt": lambda cell: replace(cell, steps=4, batch=2, length=8, width=8, blocks=1) if cell.seed < 2 else None,
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
     "sign-only": lambda cell: small_gpt(cell) if cell.width < 128 else None,
+    "shakespeare-best": lambda cell: (
+        replace(cell, steps=4, batch=2, length=8, **shrunk(cell)) if cell.seed == 0 else None
+    ),
+    "shakespeare-tradeoff": lambda cell: (
+        replace(cell, steps=4, batch=2, length=8, width=8)
+        if cell.seed < 2 and cell.strength in (2.0, 0.1) and cell.lr in (3.0, 0.02)
+        else None
+    ),
     "ttt": lambda cell: replace(cell, width=4, tokens=16, steps=2, batch=2) if cell.seed < 2 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
@@ -58,6 +80,10 @@ TIMED = {"hardcap-cost"}
 
 
 TEXT = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
+
+
+def shrunk(cell):
+    return {"token_width": 2, "hidden": 8} if isinstance(cell, ProvedRun) else {"width": 8, "blocks": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +96,13 @@ def tiny_data(monkeypatch):
     monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
     monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     matplotlib.use("agg")
+
+
+@pytest.fixture(autouse=True)
+def tiny_shakespeare(monkeypatch):
+    text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
+    for module in (_shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+        monkeypatch.setattr(module, "shakespeare", lambda: text)
 
 
 def small(name):

@@ -49,3 +49,20 @@ def test_every_projection_can_be_switched(radius):
 def test_more_tokens_than_positions_are_refused():
     with pytest.raises(ValueError, match="9 tokens exceed the 8 positions"):
         GPT(CONFIG)(torch.zeros(1, 9, dtype=torch.long))
+
+
+def test_rotary_attention_sees_distances_alone_and_has_no_table_of_positions(generator):
+    config = GPTConfig(vocabulary_size=11, length=8, width=16, heads=2, blocks=1, rotary=True, relative_bias=False)
+    model = GPT(config, generator)
+    for p in model.parameters():
+        p.data.normal_(generator=generator)
+    assert "position.weight" not in dict(model.named_parameters())
+    tokens = torch.randint(11, (1, 5), generator=generator)
+    attend = model.layers[1].block  # after the ball projection
+    q, k = attend.query, attend.key
+    x = model.embedding(tokens)
+    shifted = torch.cat([x[:, :1].expand(-1, 3, -1), x], 1)
+    logits, later = (q(each) @ k(each).mT for each in (x, shifted))
+    torch.testing.assert_close(logits, later[..., 3:, 3:])
+    # and not what queries and keys would give without their turns
+    assert not torch.allclose(logits, q[0](x) @ k[0](x).mT)

@@ -185,6 +185,16 @@ def test_attention_equals_its_formula(relative_bias, generator):
     torch.testing.assert_close(layer(q, k, v), reference_attention(layer, q, k, v))
 
 
+def test_rotary_is_multiplication_by_complex_numbers_of_modulus_one(generator):
+    x = torch.randn(2, 3, 7, 6, generator=generator, dtype=torch.float64)
+    turned = wn.nn.Rotary(6, base=100.0)(x)
+    angle = torch.arange(7.0)[:, None] * 100.0 ** (-torch.arange(3.0) / 3)
+    expected = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angle), angle)
+    # the layer computes angles in float32: up to 6 radians, hence errors of some 1e-7
+    torch.testing.assert_close(turned, torch.cat([expected.real, expected.imag], -1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0)
+
+
 def test_projections_and_merge_are_inverse_in_shape(generator):
     project = wn.nn.HeadProjection(8, 2)
     x = torch.randn(3, 5, 8, generator=generator)
@@ -210,6 +220,8 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), 1.5), "strength=1.5"),
         (lambda: wn.nn.Scale(float("nan")), "factor=nan"),
         (lambda: wn.nn.HeadProjection(8, 3), "heads=3"),
+        (lambda: wn.nn.Rotary(3), "entries=3"),
+        (lambda: wn.nn.Rotary(4, base=0.0), "base=0.0"),
         (lambda: wn.nn.CausalAttention(2, relative_bias=True), "length=0"),
         (lambda: wn.nn.CausalAttention(2, scale=-1.0), "scale=-1.0"),
         (lambda: wn.nn.PositionMix(4, 4, token_share=0.0), "token_share=0.0"),

@@ -134,6 +134,8 @@ PRIMITIVES: dict[str, Primitive] = {  # of inputs x, constants c and claims w
     "convex_potential": _convex_potential,
     "join": _join,
     "position_mixing": _position_mixing,
+    # an isometry that differs from position to position, so that nothing stays linear in what came before
+    "rotary": lambda x, c, w: affine(x[0], ONE),
     "merge_heads": lambda x, c, w: Bound((root_mean_square(x[0].radius),), (root_mean_square(x[0].lipschitz),)),
     **{name: lambda x, c, w, slope=slope: affine(x[0], ONE, slope=slope) for name, slope in SLOPES.items()},
     "scaled_gelu": _scaled_gelu,

@@ -20,6 +20,7 @@ from wellnormed.nn import (
     OrthogonalJoin,
     PositionMix,
     PositionMixing,
+    Rotary,
     Scale,
     ScaledGELU,
 )
@@ -161,6 +162,7 @@ def scaled_gelu(layer: ScaledGELU, step: Recorder, x: Bound) -> Bound:
 
 
 rule(Scale)(lambda layer, step, x: step.derive("scale", x, constants={"factor": layer.factor}))
+rule(Rotary)(lambda layer, step, x: step.derive("rotary", x))
 rule(nn.Identity)(lambda layer, step, x: x)
 
 

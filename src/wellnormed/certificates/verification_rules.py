@@ -169,6 +169,8 @@ def derive(rule: str, inputs: Sequence[Value], c: Mapping[str, Decimal], claims:
             require(fit, "as many heads in both, or a constant")
             a, b = (Value(v.radius * (size // len(v.radius)), v.lipschitz * (size // len(v.radius))) for v in inputs)
             return Value(_sum(a.radius, b.radius), _sum(a.lipschitz, b.lipschitz))
+        case "rotary":  # lengths stay; which linear map it is depends on the position
+            return _affine(x, one)
         case "merge_heads":
             return Value((_rms(x.radius),), (_rms(x.lipschitz),))
         case "ball_projection":

@@ -37,6 +37,8 @@ class GPTConfig:
     """Factor on the head's output."""
     relative_bias: bool = True
     """Learn additive attention biases by head and distance; free in the certificate."""
+    rotary: bool = False
+    """Turn queries and keys by their position (LT's released code); no positions are then mixed into the tokens."""
     biases: bool = True
     """Learn biases of the hidden layer and of the logits; free in the certificate."""
     stream_radius: float | None = 1.0

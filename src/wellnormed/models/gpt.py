@@ -12,14 +12,20 @@ from wellnormed.nn import (
     HeadProjection,
     MergeHeads,
     PositionMix,
+    Rotary,
     Scale,
     ScaledGELU,
 )
 from wellnormed.norms import assign_norms
 
 
-def _projected(layer: nn.Module, radius: float | None) -> nn.Module:
-    return layer if radius is None else nn.Sequential(layer, BallProjection(radius))
+def _projected(config: GPTConfig, radius: float | None, *, rotary: bool = False) -> nn.Module:
+    layers: list[nn.Module] = [HeadProjection(config.width, config.heads)]
+    if radius is not None:
+        layers.append(BallProjection(radius))
+    if rotary:
+        layers.append(Rotary(config.width // config.heads))
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 class Attention(nn.Module):
@@ -27,9 +33,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.query = _projected(HeadProjection(config.width, config.heads), config.query_radius)
-        self.key = _projected(HeadProjection(config.width, config.heads), config.key_radius)
-        self.value = _projected(HeadProjection(config.width, config.heads), config.value_radius)
+        self.query = _projected(config, config.query_radius, rotary=config.rotary)
+        self.key = _projected(config, config.key_radius, rotary=config.rotary)
+        self.value = _projected(config, config.value_radius)
         self.attend = CausalAttention(config.heads, config.attention_scale, config.length, config.relative_bias)
         self.merge = MergeHeads()
         self.output = nn.Linear(config.width, config.width, bias=False)
@@ -69,7 +75,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = CappedEmbedding(config.vocabulary_size, config.width)
-        self.position = PositionMix(config.length, config.width, config.token_share)
+        self.position: nn.Module = nn.Identity()
+        if not config.rotary:
+            self.position = PositionMix(config.length, config.width, config.token_share)
         layers: list[nn.Module] = []
         for _ in range(config.blocks):
             for layer in (Attention(config), FeedForward(config)):

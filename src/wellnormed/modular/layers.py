@@ -23,6 +23,7 @@ _BONDS: dict[type[nn.Module] | str, Bond] = {
     nn.SiLU: Bond("silu", 1.09984),  # the slope at 2.3994, rounded up
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
+    "wellnormed.nn.attention.Rotary": Bond("rotary"),
     "wellnormed.nn.attention.MergeHeads": Bond("merge heads"),  # as for pixels
     "wellnormed.nn.activation.ScaledGELU": Bond("scaled gelu"),  # divided by its largest slope
     # A projection onto a convex set; its radius takes effect only on inputs outside the unit ball, or if below 1.

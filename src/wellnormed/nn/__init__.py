@@ -4,6 +4,7 @@ from wellnormed.nn.activation import ScaledGELU as ScaledGELU
 from wellnormed.nn.attention import CausalAttention as CausalAttention
 from wellnormed.nn.attention import HeadProjection as HeadProjection
 from wellnormed.nn.attention import MergeHeads as MergeHeads
+from wellnormed.nn.attention import Rotary as Rotary
 from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
 from wellnormed.nn.embedding import PositionMix as PositionMix
 from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin

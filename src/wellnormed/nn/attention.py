@@ -82,6 +82,45 @@ class CausalAttention(nn.Module):
         return f"heads={self.heads}, scale={self.scale}, relative_bias={self.bias_HT is not None}"
 
 
+class Rotary(nn.Module):
+    """Turn the pairs of entries `(i, i + K / 2)` of token t by the angle `t base^(-2 i / K)` (Su et al., 2021).
+
+    Turned queries and keys compare by the distance of their tokens. Every vector keeps its length, so the bound of
+    attention keeps its size, but not its tightest form: the Jacobian differs from token to token.
+
+    Args:
+        entries: K, even.
+        base: The smallest angle of a step is about 1 / base.
+
+    Shape: `(B, H, T, K)` -> the same.
+
+    Example:
+        >>> turned = Rotary(2)(torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]))
+        >>> turned[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5403, 0.8415]])
+    """
+
+    def __init__(self, entries: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        if entries % 2 or entries < 2:
+            raise ValueError(f"entries={entries} must be even and positive; choose a width of 2 x heads x an integer")
+        if not 0 < base < float("inf"):
+            raise ValueError(f"base={base} must be positive and finite")
+        self.entries, self.base = entries, base
+
+    def forward(self, x_BHTK: Tensor) -> Tensor:
+        half = self.entries // 2
+        position, number = (torch.arange(n, device=x_BHTK.device) for n in (x_BHTK.shape[-2], half))
+        angle_TK = position[:, None] * self.base ** (-number / half)
+        cosine_TK, sine_TK = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
+        a, b = x_BHTK[..., :half], x_BHTK[..., half:]
+        return torch.cat([cosine_TK * a - sine_TK * b, sine_TK * a + cosine_TK * b], -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.entries}, base={self.base}"
+
+
 class MergeHeads(nn.Module):
     """`(B, H, T, K) -> (B, T, H K)`: the heads side by side."""
 

@@ -1,4 +1,4 @@
-"""The training run of a character transformer: its text, its model and what holds every weight, from a config."""
+"""Training runs on the characters of a text: of any model, and of a character transformer from a config."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from wellnormed.models.files import Model, build
 from wellnormed.norms import assign_norms
 from wellnormed.optim import Scion
 from wellnormed.train.config import SEED, TrainConfig
-from wellnormed.train.task import Task
+from wellnormed.train.task import M, Task
 from wellnormed.train.weights import rate_factors, weight_constraints
 
 
@@ -37,8 +37,41 @@ def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constrain
     return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
 
 
-class CharacterTask(Task[Model]):
-    """Next characters of windows at random places of a text.
+class TextTask(Task[M]):
+    """Next characters of windows at random places of a text, for a model of integers `(B, T)` to logits `(B, T, V)`.
+
+    Args:
+        model, optimizer, constraints, steps, generator: As for every `Task`.
+        text: What is learned.
+        length: Characters of a window, T.
+        batch: Windows of a step, B.
+    """
+
+    def __init__(
+        self,
+        model: M,
+        optimizer: torch.optim.Optimizer,
+        constraints: constraints.Constraints | None,
+        steps: int,
+        generator: torch.Generator,
+        *,
+        text: CharacterText,
+        length: int,
+        batch: int,
+    ) -> None:
+        super().__init__(model, optimizer, constraints, steps, generator)
+        self.text, self.length, self.batch = text, length, batch
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy, in nats a character."""
+        starts = torch.randint(len(self.text.train) - self.length, (self.batch,), generator=self.generator)
+        windows = self.text.train[starts[:, None] + torch.arange(self.length + 1)]
+        windows = windows.to(next(self.model.parameters()).device)
+        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+
+class CharacterTask(TextTask[Model]):
+    """A character transformer, its optimizer and its constraints, as a config says.
 
     `optimizer_of` makes what moves and holds the weights. A text that is shorter than the model's length, or another
     setting that cannot be had, is a `ValueError`.
@@ -51,7 +84,7 @@ class CharacterTask(Task[Model]):
         device: torch.device,
         optimizer_of: Callable[[Model, TrainConfig], tuple[Scion, constraints.Constraints]] = build_optimizer,
     ) -> None:
-        self.config, self.text, self.device = config, text, device
+        self.config, self.device = config, device
         if min(len(text.train), len(text.validation)) <= config.model.length:
             raise ValueError(
                 f"the text {text.source!r} has {len(text.train)} characters to train on and {len(text.validation)} for "
@@ -61,11 +94,5 @@ class CharacterTask(Task[Model]):
         self.generators = named_generators(config.seed)
         model = build(config.model, self.generators["initial weights"]).to(device)
         optimizer, held = optimizer_of(model, config)
-        super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
-
-    def batch_loss(self) -> Tensor:
-        """Cross entropy, in nats a character."""
-        length = self.config.model.length
-        starts = torch.randint(len(self.text.train) - length, (self.config.batch,), generator=self.generator)
-        windows = self.text.train[starts[:, None] + torch.arange(length + 1)].to(self.device)
-        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        order, length = self.generators["order of the data"], config.model.length
+        super().__init__(model, optimizer, held, config.steps, order, text=text, length=length, batch=config.batch)

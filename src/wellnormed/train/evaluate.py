@@ -1,7 +1,6 @@
 """What a trained model is worth: loss over a split, and text."""
 
 from itertools import pairwise
-from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +34,27 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
     return total / count
 
 
-def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> float:
-    """The loss as LT's released code reads it: over windows that start one token apart, from the first token on.
+@torch.no_grad()
+def scores_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> tuple[float, float]:
+    """Loss and accuracy as LT's released code reads them: over windows that start one token apart, from the first on.
 
     LT is Training Transformers with Enforced Lipschitz Bounds. Its 1,280 windows of 256 see the first 1,536 characters
     of the validation split and no others, so this is no estimate of the loss over the split. A shorter split has fewer
     windows.
     """
-    starts = range(min(windows, len(tokens) - length))
-    return fmean(validation_loss(model, tokens[start : start + length + 1], length) for start in starts)
+    device, loss, correct = next(model.parameters()).device, 0.0, 0
+    every = tokens[: windows + length].unfold(0, length + 1, 1)
+    for part in every.split(max(1, TOKENS_AT_ONCE // length)):
+        logits, targets = model(part[:, :-1].to(device)).flatten(0, 1).float(), part[:, 1:].flatten().to(device)
+        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        correct += int((logits.argmax(-1) == targets).sum())
+    predicted = len(every) * length
+    return loss / predicted, correct / predicted
+
+
+def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> float:
+    """The loss of `scores_as_published`."""
+    return scores_as_published(model, tokens, length, windows)[0]
 
 
 @torch.no_grad()

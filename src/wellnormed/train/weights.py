@@ -25,7 +25,9 @@ PARTS: dict[type[nn.Module], dict[str, str]] = {
 
 def weight_roles(model: GPT) -> dict[str, str]:
     """Name of every weight matrix -> its role, as in `Caps`, or `embedding`."""
-    roles = {"embedding.weight": "embedding", "position.weight": "embedding", "head.weight": "head"}
+    roles = {"embedding.weight": "embedding", "head.weight": "head"}
+    if not model.config.rotary:
+        roles["position.weight"] = "embedding"
     for name, module in model.named_modules():
         for part, role in PARTS.get(type(module), {}).items():
             leaves = getattr(module, part).named_parameters()
