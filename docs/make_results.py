@@ -337,66 +337,6 @@ def matrix() -> Iterator[str]:
     )
 
 
-def measured_before(name: str, content: dict, experiment: str) -> list[str]:
-    """The line of a file whose command has become an experiment of `wellnormed reproduce`."""
-    (line, blank) = origin(name, content | {"command": f"wellnormed reproduce {experiment}"})
-    return [line.replace(": `", ": an earlier form of `", 1), blank]
-
-
-def clipping() -> Iterator[str]:
-    """Spectral clipping: error against norm and distance, cost against size."""
-    yield from ("## Hard caps: error against the norm of the input", "")
-    for preset in ("cpu", "paper"):
-        name = f"spectral-clipping/norm-{preset}.json"
-        content = load(name)
-        yield from (f"![Error against norm](../results/spectral-clipping/norm-{preset}.png)", "")
-        yield from measured_before(name, content, "hardcap-stability")
-        m, n = content["config"]["shape"]
-        norms = content["config"]["norms"]
-        yield from (f"Norm of the result, in caps, of {m} x {n} Gaussian matrices of norm:", "")
-        keys = list(dict.fromkeys((row["method"], row["dtype"]) for row in content["rows"]))
-        after = {(row["method"], row["dtype"], row.get("norm")): row.get("norm_after") for row in content["rows"]}
-        yield from table(
-            ("method", "dtype", *(f"{norm:g}" for norm in norms)),
-            [(*key, *(number(after.get((*key, norm)), 5) for norm in norms)) for key in keys],
-        )
-    name = "spectral-clipping/distance-cpu.json"
-    content = load(name)
-    yield from ("## Hard caps: error beside the cap", "")
-    yield from ("![Error against distance](../results/spectral-clipping/distance-cpu.png)", "")
-    yield from measured_before(name, content, "hardcap-stability")
-    worst: dict[tuple[str, float, int], float] = {}
-    for row in content["rows"]:
-        key = (row["method"], row["outlier"], row["side"])
-        worst[key] = max(worst.get(key, 0.0), row["error"] or 0.0)
-    yield from table(
-        ("method", "largest value, in caps", "cluster", "largest error over all distances, in caps"),
-        [
-            (method, f"{outlier:g}", "above the cap" if side > 0 else "below the cap", number(error))
-            for (method, outlier, side), error in worst.items()
-        ],
-    )
-    name = "spectral-clipping/cost-cpu.json"
-    content = load(name)
-    sizes = content["config"]["sizes"]
-    yield from ("## Hard caps: milliseconds of one call", "")
-    yield from ("![Cost against size](../results/spectral-clipping/cost-cpu.png)", "")
-    yield from measured_before(name, content, "hardcap-cost")
-    seconds = {(row["aspect"], row["method"], row["short"]): row.get("seconds") for row in content["rows"]}
-    keys = list(dict.fromkeys(key[:2] for key in seconds))
-    yield from table(
-        ("shape", "method", *(f"n = {size}" for size in sizes)),
-        [
-            (
-                "n x n" if aspect == 1 else f"n x {aspect} n",
-                method,
-                *(number(1e3 * value) if (value := seconds.get((aspect, method, size))) else "-" for size in sizes),
-            )
-            for aspect, method in keys
-        ],
-    )
-
-
 def others(page: str) -> Iterator[str]:
     """Files that no section above names: the numbers and words of their rows, as they stand."""
     for path in sorted((ROOT / "results").rglob("*.json")):
@@ -461,7 +401,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), transfer(), steps(), matrix(), clipping())
+    parts = (frontier(), levers(), transfer(), steps(), matrix())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"

@@ -4,7 +4,7 @@ Caps and clips of singular values
 
 What every cap and clip of :mod:`wellnormed.matrix` does to one singular value, where the published ways depart from it,
 and what they cost. Scalar curves are computed here, by applying the functions to diagonal matrices; measurements are
-shown as committed in ``results/spectral-clipping``. SC is *Spectral clipping* (Cesista, 2025), LT is *Training
+drawn from the rows that ``wellnormed reproduce`` left in ``results/reproduce``. SC is *Spectral clipping* (Cesista, 2025), LT is *Training
 Transformers with Enforced Lipschitz Bounds* (2025).
 """
 
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from wellnormed import matrix
+from wellnormed.experiments import hardcap_cost, hardcap_stability
+from wellnormed.experiments._experiment import Experiment
+from wellnormed.experiments._table import Row, Table
 
-RESULTS = Path(matrix.__file__).parents[3] / "results" / "spectral-clipping"
+RESULTS = Path(matrix.__file__).parents[3] / "results" / "reproduce"
 ORANGE, BLUE, GREEN = "#D55E00", "#0072B2", "#009E73"  # Okabe and Ito: all kinds of colour vision tell them apart
 SKY, PINK, YELLOW, GREY = "#56B4E9", "#CC79A7", "#E69F00", "#777777"
 plt.rcParams.update({"figure.figsize": (7, 4), "figure.constrained_layout.use": True, "axes.grid": True})
@@ -29,13 +32,9 @@ def on_values(function: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
     return function(torch.diag(s)).diagonal()
 
 
-def show_committed(name: str) -> None:
-    """A figure of ``results/spectral-clipping``, as it was drawn from the measurements beside it."""
-    image = plt.imread(RESULTS / f"{name}.png")
-    _, axes = plt.subplots(figsize=(image.shape[1] / 140, image.shape[0] / 140))
-    axes.imshow(image)
-    axes.axis("off")
-    plt.show()
+def rows_of(experiment: Experiment) -> list[Row]:
+    """The measurements of an experiment, as they are committed."""
+    return Table(RESULTS / f"{experiment.name}-cpu" / "rows.jsonl").rows_of(experiment.cells("cpu"))
 
 
 # %%
@@ -227,15 +226,10 @@ plt.show()
 # SC's figure 6.1, measured: cap 1, the norm of the difference from a float64 SVD, at a quarter of the paper's sides. In
 # a wide Gaussian matrix no singular value is below a third of the largest. There the error of the nested form grows
 # with the norm of the input, and past some hundred caps the result is not capped at all; the block forms, in float32,
-# stay within two hundredths of the cap. The Gram form (``method="auto"``) is exact to float32. In bfloat16 the exact
-# forms are no nearer than the block form, since they lower the cap by 1.6% to make room for rounding.
+# stay within some hundredths of the cap. The Gram form (``method="auto"``) is exact to the rounding of its dtype.
 
-show_committed("norm-cpu")
-
-# %%
-# The same at the paper's size. A block form has side 5120 there; what exceeded the time limit is named in the file.
-
-show_committed("norm-paper")
+stability = hardcap_stability.EXPERIMENT.figures(rows_of(hardcap_stability.EXPERIMENT))
+stability["norm"]
 
 # %%
 # Error against the distance from the cap
@@ -243,16 +237,16 @@ show_committed("norm-paper")
 #
 # A quarter of the singular values lies at ``1 + d`` or ``1 - d``, and the error is that of the cluster alone. Very
 # close to the cap it is the error of the coefficient set, some thousandths; it is larger where ``d`` is too small for
-# the sign to converge and too large not to matter. One large singular value moves that place to larger ``d``: 0.04 caps
-# at a distance of 0.1. The exact methods return a matrix inside the ball bit for bit (lower left).
+# the sign to converge and too large not to matter. One large singular value moves that place to larger ``d``. The exact
+# methods return a matrix inside the ball bit for bit.
 
-show_committed("distance-cpu")
+stability["distance"]
 
 # %%
 # Cost against size
 # -----------------
 #
-# Median of five calls. *gram, far* has a norm of 100 caps, where the Gram form computes in float64; *one product* is
-# ``W W^T``, the unit in which a reader can compare machines. A missing point took longer than the limit in the file.
+# The time of a call over that of one product ``W W^T``, three rounds; bands reach from the least to the largest.
+# *gram, far* has a norm of 100 caps, where the Gram form computes in float64.
 
-show_committed("cost-cpu")
+hardcap_cost.EXPERIMENT.figures(rows_of(hardcap_cost.EXPERIMENT))["cost"]

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.data.shards import Tokens, load_shards
+from wellnormed.nn import Rotary
 from wellnormed.norms import Sign, assign_norms, initialize_
 from wellnormed.optim import AdamWSettings
 from wellnormed.train.task import Task, fit
@@ -66,22 +67,6 @@ def corpus(text: Text) -> Corpus:
         return Corpus(50304, load_shards("train"), load_shards("val"))
     found = load_shakespeare()
     return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
-
-
-class Rotary(nn.Module):
-    """Turns the pairs of entries `(i, i + K / 2)` of `(B, H, T, K)` by angles in proportion to the position."""
-
-    def __init__(self, entries: int) -> None:
-        super().__init__()
-        self.entries = entries
-
-    def forward(self, x: Tensor) -> Tensor:
-        half = self.entries // 2
-        position, number = (torch.arange(count, device=x.device) for count in (x.shape[-2], half))
-        angle = position[:, None] * 10000.0 ** (-number / half)
-        cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((cosine * first - sine * second, sine * first + cosine * second), dim=-1)
 
 
 class Block(nn.Module):

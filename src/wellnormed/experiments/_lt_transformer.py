@@ -11,7 +11,7 @@ which stand here and make a logit scale necessary.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,8 +20,7 @@ from torch import Tensor
 import wellnormed as wn
 from wellnormed.constraints import Constraints, SoftCap
 from wellnormed.constraints.base import SpectralConstraint, State
-from wellnormed.data import load_shakespeare
-from wellnormed.data.characters import CharacterText
+from wellnormed.experiments._shakespeare import shakespeare
 from wellnormed.matrix import soft_cap_strength
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import Model
@@ -90,12 +89,6 @@ class Bfloat16SoftCap(SpectralConstraint):
 CAPS = {"float32": SoftCap, "bfloat16": Bfloat16SoftCap}
 SMALL: dict[str, Any] = {"width": 64, "length": 64, "batch": 12, "steps": 600}
 """The sizes of a run that takes less than a minute on a CPU."""
-
-
-@cache
-def shakespeare() -> CharacterText:
-    """The text that LT trains on, or what stands in for it (`wellnormed.data.load_shakespeare`)."""
-    return load_shakespeare()
 
 
 def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
