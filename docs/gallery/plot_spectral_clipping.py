@@ -2,10 +2,10 @@
 Caps and clips of singular values
 =================================
 
-What every cap and clip of :mod:`wellnormed.matrix` does to one singular value, where the published ways depart from it,
-and what they cost. Scalar curves are computed here, by applying the functions to diagonal matrices; measurements are
-drawn from the rows that ``wellnormed reproduce`` left in ``results/reproduce``. SC is *Spectral clipping* (Cesista, 2025), LT is *Training
-Transformers with Enforced Lipschitz Bounds* (2025).
+What every cap and clip of :mod:`wellnormed.matrix` does to one singular value, where the published ways depart from
+it, and what they cost. Scalar curves are computed here, by applying the functions to diagonal matrices; measurements
+are drawn from the rows that ``wellnormed reproduce`` left in ``results/reproduce``. SC is *Spectral clipping*
+(Cesista, 2025), LT is *Training Transformers with Enforced Lipschitz Bounds* (2025).
 """
 
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,33 @@ def test_the_page_needs_no_other_file(folder):
     assert "largest | square" in page
     assert "data:image/svg+xml;base64," in page
     assert not re.search(r"(?:src|href)=['\"](?!data:|#)", page)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no headless browser here")
+def test_a_browser_shows_the_page(folder, tmp_path):
+    """Offline: every image is decoded, and its size is written into the document that the browser prints."""
+    run(folder)
+    page = tmp_path / "page.html"
+    script = "for (const i of document.images) i.setAttribute('data-shown', i.complete ? i.naturalWidth : 0)"
+    text = (folder / "index.html").read_text()
+    page.write_text(text.replace("</body>", f"<script>addEventListener('load', () => {{ {script} }})</script></body>"))
+    browser = next(filter(None, map(shutil.which, BROWSERS)))
+    options = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        f"--user-data-dir={tmp_path}",
+    )
+    options += ("--virtual-time-budget=5000", "--dump-dom")
+    printed = subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True, text=True).stdout
+    shown = re.findall(r"data-shown=\"(\d+)\"", printed)
+    assert len(shown) == text.count("<img ")
+    assert all(int(width) > 100 for width in shown)
 
 
 def test_cells_may_be_jobs_of_a_cluster(folder, monkeypatch):
