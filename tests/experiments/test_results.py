@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from wellnormed.experiments import frontier
+from wellnormed.experiments._experiment import MODULES
 from wellnormed.experiments._header import FIELDS, header, write_result
 from wellnormed.experiments.frontier import CONSTANTS, CURVES, GRID, figure_of, over_seeds
 from wellnormed.experiments.frontier import run as run_points
@@ -34,6 +35,9 @@ def test_every_result_says_commit_seed_machine_and_command(path):
         seeds = run["seed"] if isinstance(run["seed"], list) else [run["seed"]]
         assert seeds
         assert all(isinstance(seed, int) for seed in seeds)
+        if named := re.fullmatch(r"wellnormed reproduce ([\w-]+) --preset (cpu|paper)", run["command"]):
+            assert named[1] in MODULES
+            continue
         script = re.search(r"-m ([\w.]+)|([\w/]+\.py)", run["command"])
         assert script is not None
         name = (script[1] or "").replace(".", "/") + ".py" if script[1] else script[2]
