@@ -106,7 +106,8 @@ def write_page(folder: Path = FOLDER) -> Path:
                 parts.append(f"<img alt='{figure.stem}' src='data:image/svg+xml;base64,{image}'>")
     text = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Four papers, reproduced</title>"
-        f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE} td, th {{ overflow-wrap: normal }}</style></head>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<style>{STYLE} td, th {{ overflow-wrap: normal }}</style></head>"
         f"<body><h1>Four papers, reproduced</h1>{''.join(parts) or '<p>Nothing has been run yet.</p>'}</body></html>"
     )
     write_atomically(folder / "index.html", text)
