@@ -23,7 +23,7 @@ from wellnormed.experiments._pictures import draw_pictures, picture
 from wellnormed.experiments._table import Row
 from wellnormed.train.task import fit
 
-WHY = "without bias correction, batches in one order, first matrix zero, as in LT's code: 8822 (accuracy 0.490, seed 0)"
+WHY = "LT's AdamW has no bias correction, its batches keep one order, and its first matrix starts at zero"
 BUDGETS = (0.0, 36 / 255, 72 / 255, 108 / 255, 1.0, 2.0, 4.0)
 STEPS = 20 * EPOCH
 Network = Literal["adamw", "muon as published", "muon"]
