@@ -18,7 +18,7 @@ from torch import Tensor
 from wellnormed import matrix
 from wellnormed.experiments import hardcap_cost, hardcap_stability
 from wellnormed.experiments._experiment import Experiment
-from wellnormed.experiments._table import Row, Table
+from wellnormed.experiments._table import Table
 
 RESULTS = Path(matrix.__file__).parents[3] / "results" / "reproduce"
 ORANGE, BLUE, GREEN = "#D55E00", "#0072B2", "#009E73"  # Okabe and Ito: all kinds of colour vision tell them apart
@@ -32,9 +32,13 @@ def on_values(function: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
     return function(torch.diag(s)).diagonal()
 
 
-def rows_of(experiment: Experiment) -> list[Row]:
-    """The measurements of an experiment, as they are committed."""
-    return Table(RESULTS / f"{experiment.name}-cpu" / "rows.jsonl").rows_of(experiment.cells("cpu"))
+def show_measured(experiment: Experiment, name: str) -> None:
+    """One figure of an experiment, drawn from its committed rows."""
+    rows = Table(RESULTS / f"{experiment.name}-cpu" / "rows.jsonl").rows_of(experiment.cells("cpu"))
+    for drawn, figure in experiment.figures(rows).items():
+        if drawn != name:
+            plt.close(figure)
+    plt.show()
 
 
 # %%
@@ -228,8 +232,7 @@ plt.show()
 # with the norm of the input, and past some hundred caps the result is not capped at all; the block forms, in float32,
 # stay within some hundredths of the cap. The Gram form (``method="auto"``) is exact to the rounding of its dtype.
 
-stability = hardcap_stability.EXPERIMENT.figures(rows_of(hardcap_stability.EXPERIMENT))
-stability["norm"]
+show_measured(hardcap_stability.EXPERIMENT, "norm")
 
 # %%
 # Error against the distance from the cap
@@ -240,7 +243,7 @@ stability["norm"]
 # the sign to converge and too large not to matter. One large singular value moves that place to larger ``d``. The exact
 # methods return a matrix inside the ball bit for bit.
 
-stability["distance"]
+show_measured(hardcap_stability.EXPERIMENT, "distance")
 
 # %%
 # Cost against size
@@ -249,4 +252,4 @@ stability["distance"]
 # The time of a call over that of one product ``W W^T``, three rounds; bands reach from the least to the largest.
 # *gram, far* has a norm of 100 caps, where the Gram form computes in float64.
 
-hardcap_cost.EXPERIMENT.figures(rows_of(hardcap_cost.EXPERIMENT))["cost"]
+show_measured(hardcap_cost.EXPERIMENT, "cost")
