@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -111,26 +112,31 @@ def _trainings(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """The curves; and singular values and activations with and without a constraint, of the first seed."""
+    """The curves; and singular values and activations with and without a constraint, shaded over the seeds."""
     curves, axes = panels(1, 2, (10, 4.2))
+    styles = ("-", "--", "-.", ":", "-")
     for row in rows:
         if "function" in row["config"]:
             name = row["config"]["function"]
             axis = axes[0, 0] if name.startswith("soft") else axes[0, 1]
-            axis.plot(GRID.tolist(), row["results"]["values"], label=name)
-    for axis in axes[0]:
-        axis.plot(GRID.tolist(), GRID.tolist(), ":", color="#999999")
-        axis.set(xlabel="singular value", ylim=(0, 1.6))
+            style = styles[len(axis.get_lines()) % len(styles)]  # curves lie upon each other
+            axis.plot(GRID.tolist(), row["results"]["values"], style, linewidth=2, label=name)
+    for axis, title in zip(axes[0], ("soft cap", "hard cap, clips and decay"), strict=True):
+        axis.plot(GRID.tolist(), GRID.tolist(), ":", color="#999999", label="unchanged")
+        axis.set(xlabel="singular value", ylim=(0, 1.6), title=title)
         axis.legend(fontsize=8)
     axes[0, 0].set_ylabel("afterwards")
-    trained, axes = panels(1, 2, (10, 4))
-    for method, results in _trainings(rows).items():
-        values, quantiles = results[0]["singular_values"], results[0]["activations"]
-        axes[0, 0].plot(sorted(values, reverse=True), label=method)
-        axes[0, 1].semilogy([max(q, 1e-3) for q in quantiles], label=method)
-    axes[0, 0].set(xlabel="number", ylabel="singular value of the hidden matrix")
-    axes[0, 1].set(xlabel="quantile (2%)", ylabel="activation after the second ReLU")
-    legend_below(trained, "CIFAR-10, Muon: with and without a constraint")
+    trained, axes = panels(1, 2, (10, 4), sharey=False)
+    for number, (method, results) in enumerate(_trainings(rows).items()):
+        for axis, what in zip(axes[0], ("singular_values", "activations"), strict=True):
+            seeds = [sorted(result[what], reverse=what == "singular_values") for result in results]
+            places = [100 * n / (len(seeds[0]) - 1) if what == "activations" else n for n in range(len(seeds[0]))]
+            least, mean, most = ([reduce(each) for each in zip(*seeds, strict=True)] for reduce in (min, fmean, max))
+            axis.plot(places, mean, color=f"C{number}", label=method)
+            axis.fill_between(places, least, most, color=f"C{number}", alpha=0.2)
+    axes[0, 0].set(xlabel="number", ylabel="singular value of the hidden matrix", yscale="log")
+    axes[0, 1].set(xlabel="quantile (per cent)", ylabel="entry before the second ReLU")
+    legend_below(trained, "CIFAR-10, Muon: with and without a constraint; shaded from the least to the largest seed")
     return {"curves": curves, "trained": trained}
 
 
