@@ -5,8 +5,8 @@ import math
 import matplotlib
 import pytest
 
+from wellnormed.experiments._experiment import ANSWERS
 from wellnormed.experiments._transfer import (
-    ANSWERS,
     agreed,
     best,
     best_losses,

@@ -12,6 +12,12 @@ from matplotlib.figure import Figure
 from wellnormed.experiments._table import Row
 
 Preset = Literal["cpu", "paper"]
+Answer = Literal["reached", "not reached", "same shape", "another shape"]
+ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
+    "cpu": ("same shape", "another shape"),
+    "paper": ("reached", "not reached"),
+}
+"""Preset -> the verdicts for yes and no."""
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
     "batch-size": "wellnormed.experiments.batch_size",
@@ -48,7 +54,7 @@ class Verdict:
     interval: str
     """From the least to the largest over the seeds."""
     runs: int
-    verdict: Literal["reached", "not reached", "same shape", "another shape", "measured"]
+    verdict: Answer | Literal["measured"]
     why: str = ""
     """Why a number is not reached, or in what the setting differs from the paper's."""
 

@@ -23,7 +23,7 @@ from wellnormed.data.shards import Tokens, load_shards
 from wellnormed.nn import Rotary
 from wellnormed.norms import Sign, assign_norms, initialize_
 from wellnormed.optim import AdamWSettings
-from wellnormed.train.task import Task, fit
+from wellnormed.train.task import DivergedError, Task, fit
 
 Method = Literal["Adam", "Muon", "uSCG", "SCG", "Sign", "Signum"]
 Text = Literal["shakespeare", "fineweb"]
@@ -192,7 +192,7 @@ def run(cells: Sequence[GPTRun], device: torch.device) -> list[dict[str, Any]]:
         task = GPTTask(cell, device)
         try:
             fit(task)
-        except ValueError:
+        except DivergedError:
             results.append({"loss": None})
             continue
         loss = task.validation_loss()

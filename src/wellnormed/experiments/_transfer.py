@@ -7,20 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Preset, Verdict
+from wellnormed.experiments._experiment import Answer, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 
-Answer = Literal["reached", "not reached", "same shape", "another shape"]
-ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
-    "cpu": ("same shape", "another shape"),
-    "paper": ("reached", "not reached"),
-}
-"""Preset -> the verdicts for yes and no."""
 Curve = dict[float, float]
 """Learning rate -> loss, in order; infinity for a run that ended in no number."""
 STAYS = 1.0

@@ -11,11 +11,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import ANSWERS, Best, agreed, best, curves
+from wellnormed.experiments._transfer import Best, agreed, best, curves
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 TOKENS = 2**18

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._lt_transformer import SMALL, TransformerRun, largest_norm, lt_transformer
 from wellnormed.experiments._table import Row
@@ -106,7 +106,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """The best mass of each variant, and the variants against one another, each at its best learning rate."""
-    yes, no = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    yes, no = ANSWERS[preset]
     found: list[Verdict] = []
     masses, tops = sorted({row["config"]["blocks_mass"] for row in rows}), {}
     for name, variant, published in (("halved rates", HALVED, f"{MASS}"), ("modular norm", MODULAR, "-")):

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._hardcaps import METHODS, draw
 from wellnormed.experiments._table import Row
@@ -146,7 +146,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Whether the block forms hold the cap at every norm and the nested form fails from about 100 on."""
     found = []
-    as_published, other = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    as_published, other = ANSWERS[preset]
     for method, dtype in product(METHODS, DTYPES):
         own = [row for row in rows if row["config"].get("dtype") == dtype]
         if not own:

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._lt_transformer import SMALL, Floor, TransformerRun, lt_transformer
 from wellnormed.experiments._table import Row
@@ -124,7 +124,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Whether the losses differ by more than chance, and what the factor does to the vectors."""
     found = []
-    yes, no = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    yes, no = ANSWERS[preset]
     for floor in get_args(Floor):
         losses = by_factor(rows, floor)
         if len(losses) < 2 or min(map(len, losses.values())) < 2:

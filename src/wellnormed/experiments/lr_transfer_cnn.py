@@ -14,10 +14,10 @@ import torch
 from matplotlib.figure import Figure
 
 from wellnormed.experiments._airbench import AirbenchRun, AirbenchTask
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import ANSWERS, transfer_figure, transfer_verdict
-from wellnormed.train.task import fit
+from wellnormed.experiments._transfer import transfer_figure, transfer_verdict
+from wellnormed.train.task import DivergedError, fit
 
 PUBLISHED = 0.9395
 WITHIN = 0.003
@@ -46,7 +46,7 @@ def run(cells: Sequence[AirbenchRun], device: torch.device) -> list[dict[str, An
         task = AirbenchTask(cell, device)
         try:
             fit(task)
-        except ValueError:
+        except DivergedError:
             results.append({"loss": None, "accuracy": None, "norm": None})
             continue
         results.append(task.evaluate())

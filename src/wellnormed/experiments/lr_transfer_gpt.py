@@ -13,10 +13,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import ANSWERS, agreed, best_losses, transfer_figure, transfer_verdict
+from wellnormed.experiments._transfer import agreed, best_losses, transfer_figure, transfer_verdict
 
 METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.experiments._cifar import CifarTask, ConstantRate, mlp
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 from wellnormed.norms import assign_norms
-from wellnormed.train.task import fit
+from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["Adam (SP)", "Adam (muP)", "dualized"]
 
@@ -98,7 +98,7 @@ def _result(task: CifarTask) -> dict[str, Any]:
 
     try:
         fit(task, watch)
-    except ValueError:  # the loss or a gradient is no number any more
+    except DivergedError:
         return {"loss": None}
     moved = hidden - start
     return {
@@ -160,7 +160,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """How far the best rate moves, which method ends lowest, and whether dualized weights move."""
     found: list[Verdict] = []
-    same, other = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    same, other = ANSWERS[preset]
     claims = {
         "Adam (SP)": ("drifts to the left", lambda drift: drift >= 1),
         "Adam (muP)": ("mostly corrected", lambda drift: abs(drift) <= 1),

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 from wellnormed.norms import assign_norms
@@ -155,7 +155,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     found: list[Verdict] = []
 
     def add(what: str, published: str, values: Sequence[float], most: float | None) -> None:
-        kept: Any = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+        kept = ANSWERS[preset]
         verdict = "measured" if most is None else kept[not fmean(values) <= most]
         interval = f"{min(values):.2f} to {max(values):.2f}"
         found.append(Verdict(what, published, f"{fmean(values):.2f}", interval, len(values), verdict))

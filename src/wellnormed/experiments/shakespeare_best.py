@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import panels
 from wellnormed.experiments._nanogpt import NanoGPTRun, best_scores
 from wellnormed.experiments._shakespeare import LTRun, bounds, lt_task, scores, shakespeare
@@ -140,7 +140,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """The published losses in both measures, who is lower in which, and what a proved constant costs."""
     found: list[Verdict] = []
-    shapes = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    shapes = ANSWERS[preset]
     at_named = [row["results"] for row in rows if row["config"].get("strength") == NAMED]
     named = [fmean(result[key] for result in at_named) for key in ("log10_as_published", "loss") if at_named]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._shakespeare import LTRun, Method, OptimizerName, bounds, lt_task, rate_factors, scores
 from wellnormed.experiments._table import Row
@@ -102,7 +102,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """What LT says of the figure, by either bound, and the two bounds and losses beside each other."""
     seeds = sorted({row["config"]["seed"] for row in rows})
-    yes, no = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    yes, no = ANSWERS[preset]
     found = []
     for method, bound in product(("weight decay", "spectral normalization"), BOUNDS):
         saved = [x for seed in seeds if (x := saving(rows, method, bound, seed)) is not None]

@@ -12,10 +12,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._gpt import GPTRun, Method, run
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._transfer import ANSWERS, transfer_figure, transfer_verdict
+from wellnormed.experiments._transfer import transfer_figure, transfer_verdict
 
 TITLES: dict[Method, str] = {"Sign": "Sign in every layer (uSCG)", "Signum": "Signum, without 1 / d_in"}
 POWERS: dict[Preset, dict[Method, range]] = {

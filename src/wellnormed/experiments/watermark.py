@@ -18,11 +18,11 @@ from torch import Tensor
 
 import wellnormed as wn
 from wellnormed.experiments._cifar import CifarTask, ConstantRate, mlp
-from wellnormed.experiments._experiment import Experiment, Preset, Verdict
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 from wellnormed.norms import assign_norms
-from wellnormed.train.task import fit
+from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["dualized", "normalized"]
 _PIXELS = 32
@@ -102,7 +102,7 @@ def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
         task, mask = task_of(cell, device)
         try:
             fit(task)
-        except ValueError:  # the loss or a gradient is no number any more
+        except DivergedError:
             results.append({"accuracy": None, "contrast": None, "picture": None})
             continue
         hidden = list(task.model.parameters())[1].detach().square()
@@ -150,7 +150,7 @@ def _by_rate(rows: Sequence[Row], method: str, name: str) -> dict[float, list[fl
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Which method ends higher, and which erases the letter where it still learns."""
-    same, other = ("reached", "not reached") if preset == "paper" else ("same shape", "another shape")
+    same, other = ANSWERS[preset]
     top = {m: max((fmean(v) for v in _by_rate(rows, m, "accuracy").values()), default=0.0) for m in get_args(Method)}
     kept = {}
     for method in get_args(Method):

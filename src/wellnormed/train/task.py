@@ -17,6 +17,10 @@ M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound="Task[Any]")
 
 
+class DivergedError(ValueError):
+    """A loss or a gradient is not finite; the weights are as they were before the step."""
+
+
 class Task(ABC, Generic[M]):
     """Everything that one step changes. A subclass builds it from a config, and says what the loss of a batch is.
 
@@ -49,13 +53,13 @@ class Task(ABC, Generic[M]):
         return 1 - step / self.steps
 
     def advance(self) -> float:
-        """Take one step, and return the loss before it. A loss or gradient that is not finite is a `ValueError`."""
+        """Take one step, and return the loss before it. A loss or gradient that is not finite is a `DivergedError`."""
         loss = self.batch_loss()
         self.optimizer.zero_grad()
         loss.backward()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise ValueError(
+            raise DivergedError(
                 f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
                 "lower the learning rate (on the command line: --learning-rate)"
             )
@@ -64,7 +68,7 @@ class Task(ABC, Generic[M]):
         try:
             self.optimizer.step()
         except NonFiniteGradientError as error:
-            raise ValueError(f"step {self.step + 1}: {error}") from error
+            raise DivergedError(f"step {self.step + 1}: {error}") from error
         self.step += 1
         return value
 
