@@ -48,7 +48,11 @@ def _grid() -> dict[str, TrainConfig]:
         for curve, preset in (("positions", "positions"), ("attention", "cpu"))
     }
     wide = replace(PRESETS["cpu"], model=PotentialConfig(length=256, token_width=32), batch=64)
-    asked |= {f"paper-size-{constant}-seed-0": replace(wide, lipschitz=float(constant)) for constant in (2, 6)}
+    asked |= {
+        f"{name}-{constant}-seed-0": replace(wide, lipschitz=float(constant), steps=steps)
+        for constant in (2, 6)
+        for name, steps in (("paper-size", 2000), ("paper-size-half", 1000))
+    }
     base = PRESETS["caps"]
     assert isinstance(base.model, GPTConfig)
     deep = replace(base.model, blocks=2, residual_strength=0.25, expansion=4, heads=4, sharpness=1.0)
