@@ -1,0 +1,150 @@
+"""What operations write to: rows in order, proved claims on stored tensors, and refusals that say where they happened."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed.propagation import claims as measures
+from wellnormed.propagation.decimals import rounding_up
+from wellnormed.propagation.registry import PRIMITIVES, Read
+from wellnormed.propagation.rows import Claim, Row, UncertifiableError
+from wellnormed.propagation.value import Base, Linear, Term, Value, collapse, constant
+
+Reads = Sequence[tuple[Value, Sequence[int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor that does not depend on the input: a parameter, a buffer, or computed from such."""
+
+    name: str
+    tensor: Tensor
+    computed: bool = False
+    """Whether it is none of the model's own tensors, so that the certificate's file must hold it."""
+    transpose_of: "Stored | None" = None
+    """The model's own matrix, if this is its transpose."""
+
+
+class Ledger:
+    """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`."""
+
+    def __init__(self, radius: float) -> None:
+        self.radius = radius
+        """Largest norm of an input."""
+        self.rows: dict[str, Row] = {}
+        """Rows by name, in order."""
+        self.used: dict[str, Stored] = {}
+        """The stored tensors that rows name."""
+        self.name = "model"
+        """Name of the rows that the operation at work derives."""
+        self.where = "model"
+        """Operation at work, for refusals."""
+        self.logits: dict[str, list[Decimal]] = {}
+        """Row of an attention -> for every head, what no logit exceeds."""
+        self._claims: dict[tuple, Claim] = {}
+        self._names: dict[str, int] = {}
+
+    def refuse(self, reason: str) -> UncertifiableError:
+        """The error to raise, with the operation's place in the model; the reason ends with a remedy."""
+        return UncertifiableError(f"{self.where}: {reason}")
+
+    def unique_name(self, name: str | None = None) -> str:
+        """A name that no row has yet."""
+        name = name or self.name
+        repeats = self._names[name] = self._names.get(name, 0) + 1
+        return name if repeats == 1 else self.unique_name(f"{name}#{repeats}")
+
+    def derive(
+        self,
+        primitive: str,
+        reads: Reads,
+        *,
+        shape: Sequence[int],
+        axes: Sequence[int] | None = None,
+        constants: Mapping[str, Any] | None = None,
+        claims: Sequence[Claim] = (),
+        linear: Linear | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Apply a primitive of the registry, write its row and return the result.
+
+        Args:
+            primitive: Its name.
+            reads: The inputs, each with the axes of the groups that the primitive is told the bounds of.
+            shape: Of the result.
+            axes: Axes of the result's groups; those of the first input if None.
+            constants: Numbers that the executed operation applies; refused if they are not finite.
+            claims: What `prove` returned for its weights.
+            linear: Set if the result is linear in an input.
+            name: Of the row; that of the operation at work if None.
+        """
+        constants = dict(constants or {})
+        self._require_finite(constants)
+        read = tuple(tuple(sorted(a % len(value.shape) for a in own)) for value, own in reads)
+        axes = read[0] if axes is None else tuple(sorted(axis % len(shape) for axis in axes))
+        seen = [Read(value.shape, own, value.gather(own)) for (value, _), own in zip(reads, read, strict=True)]
+        with rounding_up():
+            bounds = collapse(PRIMITIVES[primitive](seen, constants | {"shape": tuple(shape), "axes": axes}, claims))
+        row = Row(
+            name=self.unique_name(name),
+            operation=primitive,
+            inputs=tuple(value.name for value, _ in reads),
+            shape=tuple(shape),
+            constants=constants,
+            claims=tuple(claims),
+            reads=read,
+            axes=axes,
+            bounds=bounds,
+        )
+        self.rows[row.name] = row
+        base = Base(row.name, row.shape, axes, bounds, linear)
+        return Value(row.name, row.shape, (Term(base),))
+
+    def moved(self, move: str, inputs: Sequence[Value], value: Value, constants: Mapping[str, Any]) -> Value:
+        """Write the row of a move, whose result is given, and name the result after it."""
+        constants = dict(constants)
+        self._require_finite(constants)
+        name = self.unique_name()
+        self.rows[name] = Row(name, move, tuple(x.name for x in inputs), value.shape, constants)
+        return replace(value, name=name, _gathered={})
+
+    def constant(self, stored: Stored) -> Value:
+        """A stored tensor as a value, with a row of its own."""
+        self.use(stored)
+        if not stored.tensor.dtype.is_floating_point:
+            raise self.refuse(f"it adds {stored.name}, which is of {stored.tensor.dtype}; make it a float")
+        row = f"={stored.name}"
+        if row not in self.rows:
+            self.rows[row] = Row(row, "constant", (), tuple(stored.tensor.shape), {"tensor": stored.name})
+        return constant(row, stored.tensor)
+
+    def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
+        """A proved bound on what an operation uses of stored tensors."""
+        for stored in tensors:
+            self.use(stored)
+        names = tuple(stored.name for stored in tensors)
+        key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
+        if key not in self._claims:
+            if not tensors[0].tensor.numel():
+                raise self.refuse(f"{names[0]} is empty; remove the layer")
+            values = measures.MEASURES[measure](*(stored.tensor for stored in tensors), **constants)
+            self._claims[key] = Claim(measure, names, values, constants)
+        return self._claims[key]
+
+    def use(self, stored: Stored) -> str:
+        """Note that a row names a stored tensor, and check that it is finite."""
+        if stored.name not in self.used:
+            if stored.tensor.is_floating_point() and not bool(torch.isfinite(stored.tensor).all()):
+                raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
+            self.used[stored.name] = stored
+        return stored.name
+
+    def _require_finite(self, constants: Mapping[str, Any]) -> None:
+        for key, number in constants.items():
+            for each in number if isinstance(number, list | tuple) else [number]:
+                if isinstance(each, float) and not Decimal(each).is_finite():
+                    raise self.refuse(f"its constant {key}={number} is not finite; make it so")

@@ -1,0 +1,115 @@
+"""Moves: operations that leave no bound of their own. There are four of them, and the checker knows all.
+
+- `pick`: entries of one input, in any order, repeated or left out, with zeros in between. Where an entry comes from is
+  written as `offset + sum of tables[axis][position]`, or, if it is no such sum, as a stored tensor of positions.
+- `times`: the product with a number or a stored tensor.
+- `add`: the sum of inputs of shapes that broadcast.
+- `constant`: a stored tensor or a number.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed.propagation import value as values
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.value import Value
+
+Move = Callable[[Tensor], Tensor]
+Table = int | list[int]
+
+
+def pick(step: Ledger, x: Value, move: Move) -> Value:
+    """What an operation that only moves entries makes of a value.
+
+    It is given as a function of float64 tensors of the value's shape; where it puts zeros, nothing comes from the value.
+    """
+
+    def apply(index: Tensor) -> Tensor:
+        return (move((index + 1).double().contiguous()) - 1).long()
+
+    def carry(entries: Tensor) -> Tensor:
+        return apply(entries) if entries.dtype == torch.int64 else move(entries.contiguous())
+
+    positions = apply(torch.arange(math.prod(x.shape)).reshape(x.shape))
+    result = x.move(x.name, carry)
+    tables = _tables(positions)
+    if tables is None:
+        place = step.use(Stored(f"{step.unique_name(step.name)}.positions", positions, computed=True))
+        return step.moved("pick", [x], result, {"positions": place})
+    if result.shape == x.shape and bool((positions.reshape(-1) == torch.arange(positions.numel())).all()):
+        return x
+    return step.moved("pick", [x], result, {"offset": tables[0], "tables": tables[1]})
+
+
+def _tables(positions: Tensor) -> tuple[int, list[Table]] | None:
+    """Offset and tables of positions that are sums over the axes; a table with equal steps is its step."""
+    if not positions.numel() or not bool((positions >= 0).any()):
+        return None
+    present = tuple(int(each) for each in (positions >= 0).nonzero()[0])
+    offset, tables = int(positions[present]), []
+    summed, missing = torch.full_like(positions, offset), torch.zeros_like(positions, dtype=torch.bool)
+    for axis, size in enumerate(positions.shape):
+        line = positions[tuple(slice(None) if i == axis else p for i, p in enumerate(present))]
+        table, absent = line - offset, line < 0
+        view = [size if i == axis else 1 for i in range(positions.ndim)]
+        summed += torch.where(absent, 0, table).view(view)
+        missing |= absent.view(view)
+        tables.append([None if gone else int(t) for gone, t in zip(absent, table, strict=True)])
+    if not bool(torch.where(missing, positions < 0, positions == summed).all()):
+        return None
+    compact: list[Table] = []
+    for table in tables:
+        step = table[1] - table[0] if len(table) > 1 and None not in table[:2] else 0
+        if None not in table and all(t == table[0] + step * i for i, t in enumerate(table)):
+            offset += table[0]
+            compact.append(step)
+        else:
+            compact.append([-1 if t is None else offset_free for t, offset_free in _shifted(table)])
+            offset += min(t for t in table if t is not None)
+    return offset, compact
+
+
+def _shifted(table: list[Any]) -> list[tuple[Any, int]]:
+    """The entries of a table with the least of them, which goes to the offset, taken off."""
+    least = min(t for t in table if t is not None)
+    return [(t, 0 if t is None else t - least) for t in table]
+
+
+def side_by_side(step: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
+    """Values laid beside one another without overlap, as `place` lays tensors of their shapes."""
+
+    def alone(number: int) -> Move:
+        return lambda x: place([x if i == number else x.new_zeros(other.shape) for i, other in enumerate(xs)])
+
+    return add(step, [pick(step, x, alone(number)) for number, x in enumerate(xs)])
+
+
+def add(step: Ledger, xs: Sequence[Value]) -> Value:
+    """The sum; shapes broadcast."""
+    return step.moved("add", xs, values.add("sum", xs), {}) if len(xs) > 1 else xs[0]
+
+
+def times(step: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
+    """The product with a number or a stored tensor, or the quotient."""
+    if isinstance(factor, Stored):
+        step.use(factor)
+        tensor, constant = factor.tensor.detach().double(), factor.name
+    else:
+        tensor, constant = torch.tensor(factor, dtype=torch.float64), float(factor)
+    if divide and not bool((tensor != 0).all()):
+        raise step.refuse("it divides by zero; nothing holds there")
+    tensor = 1 / tensor if divide else tensor
+    if not bool(torch.isfinite(tensor).all()):
+        raise step.refuse(f"it multiplies by {constant}, which is not finite, or divides by what is nearly 0")
+    result = x.times(x.name, tensor, 2 if divide else 1)
+    return step.moved("times", [x], result, {"divisor" if divide else "factor": constant})
+
+
+def number(step: Ledger, content: float) -> Value:
+    """A number as a value."""
+    value = values.constant("number", torch.tensor(content, dtype=torch.float64))
+    return step.moved("constant", [], value, {"number": float(content)})

@@ -1,0 +1,173 @@
+"""Convolutions and their adjoints: bounded in l2 over the whole sample, or token by token where only that is known."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from wellnormed.norms._torus import torus_bound
+from wellnormed.propagation import moves
+from wellnormed.propagation.claims import MEASURES, spectral
+from wellnormed.propagation.decimals import decimals, sqrt_up
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.operations.linear import linear
+from wellnormed.propagation.operations.selection import windows
+from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.rows import Claim
+from wellnormed.propagation.value import Bounds, Value
+
+aten = torch.ops.aten
+
+
+def _each(value: Any, count: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
+@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding")
+def convolution(
+    step: Ledger,
+    x: Value,
+    weight: Stored,
+    bias: Stored | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    """A convolution; its zero padding is a move of its own."""
+    if not isinstance(weight, Stored):
+        raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
+    count = weight.tensor.ndim - 2
+    if len(x.shape) == count + 1:
+        batch = moves.pick(step, x, lambda t: t[None])
+        return moves.pick(
+            step, convolution(step, batch, weight, bias, stride, padding, dilation, groups), lambda t: t[0]
+        )
+    stride, dilation, kernel = _each(stride, count), _each(dilation, count), list(weight.tensor.shape[2:])
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    if padding == "same":
+        pads = [(r // 2, r - r // 2) for r in reach]
+    else:
+        pads = [(p, p) for p in _each(0 if padding == "valid" else padding, count)]
+    if any(p for pair in pads for p in pair):
+        flat = [p for pair in reversed(pads) for p in pair]
+        x = moves.pick(step, x, lambda t: F.pad(t, flat))
+    if groups == 1 and all(s > r for s, r in zip(stride, reach, strict=True)):
+        return _patches(step, x, weight, bias, kernel, stride, dilation)
+    size = list(x.shape[2:])
+    pixels = [(n - r - 1) // s + 1 for n, r, s in zip(size, reach, stride, strict=True)]
+    settings: dict[str, Any] = {"groups": groups}
+    inner, channels = set(x.inner_axes()), weight.tensor.shape[0]
+    if not inner.intersection(range(2, count + 2)):  # pixels are groups apart
+        measure, axes = "taps", [1]
+    else:
+        measure, axes = "convolution", list(range(1, count + 2))
+        settings |= {"size": size, "stride": stride, "dilation": dilation}
+    claims = [step.prove(measure, weight, **settings)]
+    claims += [] if bias is None else [step.prove("group_norm", bias)]
+    constants = {"stride": stride, "dilation": dilation, "groups": groups}
+    return step.derive(
+        "convolution",
+        [(x, axes)],
+        shape=(x.shape[0], channels, *pixels),
+        axes=axes,
+        constants=constants,
+        claims=claims,
+    )
+
+
+@primitive("convolution")
+def _convolution(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """The norm of the operator; a bias stands at every pixel of a group."""
+    (x,), size = reads, decimals(claims[0].values).item()
+    bounds = x.bounds
+    if len(c["axes"]) == 1:  # the largest over pixels
+        over = tuple(range(2, len(x.shape)))
+        bounds = Bounds(*(each.max(over, keepdims=True) for each in bounds))
+    pixels = math.prod(c["shape"][axis] for axis in c["axes"] if axis > 1)
+    shift = decimals(claims[1].values).item() * sqrt_up(pixels) if len(claims) > 1 else decimals(0).item()
+    radius = size * bounds.radius + shift
+    return Bounds(radius, size * bounds.gain, radius)
+
+
+def _patches(
+    step: Ledger,
+    x: Value,
+    weight: Stored,
+    bias: Stored | None,
+    kernel: list[int],
+    stride: list[int],
+    dilation: list[int],
+) -> Value:
+    """Windows that do not overlap: one linear map of each."""
+    none = [0] * len(kernel)
+    cut = moves.pick(step, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
+    return moves.pick(step, linear(step, cut, weight, bias), lambda t: t.movedim(-1, 1))
+
+
+@operation("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+def transposed_convolution(
+    step: Ledger,
+    x: Value,
+    weight: Stored,
+    bias: Stored | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    """The adjoint of a convolution of the result; padding cuts the result."""
+    count = weight.tensor.ndim - 2
+    if len(x.shape) == count + 1:
+        batch = moves.pick(step, x, lambda t: t[None])
+        result = transposed_convolution(step, batch, weight, bias, stride, padding, output_padding, groups, dilation)
+        return moves.pick(step, result, lambda t: t[0])
+    stride, dilation, padding, extra = (_each(each, count) for each in (stride, dilation, padding, output_padding))
+    kernel = weight.tensor.shape[2:]
+    size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
+    claims = [step.prove("convolution", weight, size=size, stride=stride, dilation=dilation, groups=groups)]
+    channels = weight.tensor.shape[1] * groups
+    axes = list(range(1, count + 2))
+    full = step.derive(
+        "convolution",
+        [(x, axes)],
+        shape=(x.shape[0], channels, *size),
+        axes=axes,
+        constants={"stride": stride, "dilation": dilation, "groups": groups, "adjoint": True},
+        claims=claims,
+    )
+    cuts = [(-p, e - p) for p, e in zip(padding, extra, strict=True)]
+    if any(p or e for p, e in cuts):
+        flat = [p for pair in reversed(cuts) for p in pair]
+        full = moves.pick(step, full, lambda t: F.pad(t, flat))
+    if bias is None:
+        return full
+    tensor = bias.tensor.reshape(-1, *[1] * count)
+    return moves.add(step, [full, step.constant(Stored(f"{bias.name} by channel", tensor, computed=True))])
+
+
+def _operator_norm(
+    weight: torch.Tensor, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> tuple[float]:
+    """Bound on the l2 norm of a convolution without padding, on images of this size or smaller (Fourier transform)."""
+    torus = [(-(-n // s) * s, s) for n, s in zip(size, stride, strict=True)]
+    # the slack lets another machine prove it
+    return (torus_bound(weight.detach().cpu(), torus, tuple(dilation), groups) * (1 + 1e-9),)
+
+
+def _tap_sum(weight: torch.Tensor, groups: int) -> tuple[float]:
+    """Bound on a convolution in the largest norm of a pixel: the sum over taps of the norms of their matrices."""
+    taps = weight.detach().double().flatten(2).movedim(-1, 0)
+    total = 0.0
+    for tap in taps:
+        total += max(spectral(tap, parts=groups)) if groups > 1 else spectral(tap)[0]
+    return (total * (1 + 2.0**-50 * len(taps)),)
+
+
+MEASURES["convolution"] = _operator_norm
+MEASURES["taps"] = _tap_sum

@@ -1,0 +1,198 @@
+"""Linear maps by stored matrices: along the last axis, and averages along others."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from wellnormed.propagation import moves
+from wellnormed.propagation.decimals import Decimals, decimals, sqrt_up
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.rows import Claim
+from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value
+
+aten = torch.ops.aten
+
+
+@operation("aten.linear.default")
+def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
+    """`W x + b` along the last axis."""
+    if not isinstance(weight, Stored):
+        raise step.refuse("its weight depends on the input; only stored weights have a bound")
+    return _apply(step, x, weight, bias, transposed=False)
+
+
+@operation("aten.addmm.default")
+def add_product(step: Ledger, bias: Any, x: Any, weight: Any, beta: float = 1, alpha: float = 1) -> Value:
+    """`b + x W`, with W as `(inputs, outputs)`."""
+    product = matmul(step, x, weight)
+    product = product if alpha == 1 else moves.times(step, product, float(alpha))
+    from wellnormed.propagation.operations.elementwise import add
+
+    return add(step, product, bias, beta)
+
+
+@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
+def matmul(step: Ledger, a: Any, b: Any) -> Value:
+    """A value times a stored matrix from either side, or the product of two values."""
+    if isinstance(a, Value) and isinstance(b, Value):
+        return _of_values(step, a, b)
+    if isinstance(a, Stored):
+        return average(step, a, b)
+    if b.tensor.ndim == 1:
+        row = Stored(f"{step.name}.row", b.tensor[None], computed=True)
+        return moves.pick(step, _apply(step, a, row, None, transposed=False), lambda t: t.squeeze(-1))
+    if b.tensor.ndim > 2:  # x W = (W^T x^T)^T, matrix by matrix
+        flipped = Stored(f"{step.name}.transposed", b.tensor.mT.contiguous(), computed=True)
+        turned = moves.pick(step, a, lambda t: t.mT)
+        return moves.pick(step, average(step, flipped, turned), lambda t: t.mT)
+    return _apply(step, a, b, None, transposed=True)
+
+
+def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, transposed: bool) -> Value:
+    if weight.transpose_of is not None:
+        weight, transposed = weight.transpose_of, not transposed
+    outputs = weight.tensor.shape[1] if transposed else weight.tensor.shape[0]
+    last = len(x.shape) - 1
+    axes = sorted({*x.inner_axes(), last})
+    settings = {"transposed": True} if transposed else {}
+
+    @cache
+    def cut(parts: int) -> Base:
+        several = parts > 1
+        base = (
+            step.derive(
+                "linear",
+                [(x, axes)],
+                shape=(*x.shape[:-1], parts, outputs // parts) if several else (*x.shape[:-1], outputs),
+                axes=[*axes[:-1], last + 1] if several else axes,
+                constants={"parts": parts},
+                claims=[step.prove("spectral", weight, parts=parts, **settings)]
+                + ([] if bias is None else [step.prove("group_norm", bias, parts=parts)]),
+                name=f"{whole.name}/{parts}" if several else None,
+                linear=Linear(x, weight, transposed, bias is not None, cut),
+            )
+            .terms[0]
+            .base
+        )
+        assert isinstance(base, Base)
+        return base
+
+    whole = cut(1)
+    return Value(whole.name, whole.shape, (Term(whole),))
+
+
+def tokens_of(read: Read, inside: int) -> Decimals:
+    """Square root of how many vectors of so many entries lie in a group."""
+    return sqrt_up(math.prod(read.shape[axis] for axis in read.axes) // inside)
+
+
+@primitive("linear")
+def _linear(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """The norm of each part of the outputs; a bias moves the radius only."""
+    (x,), parts = reads, c["parts"]
+    bounds = Bounds(*(each[..., None] if parts > 1 else each for each in x.bounds))
+    size = _along(claims[0].values, bounds.gain.ndim, parts)
+    shift = _along(claims[1].values, bounds.gain.ndim, parts) if len(claims) > 1 else decimals(0)
+    radius = size * bounds.radius + shift * tokens_of(x, x.shape[-1])
+    return Bounds(radius, size * bounds.gain, radius)
+
+
+def _along(values: Sequence[float], axes: int, parts: int) -> Decimals:
+    """Numbers for each part, along the last axis but one."""
+    return decimals(values).reshape([1] * (axes - 2) + [parts, 1]) if parts > 1 else decimals(values[0])
+
+
+def average(step: Ledger, matrix: Stored, x: Value) -> Value:
+    """`P x` along the last axis but one, for a stored P whose leading axes broadcast: an average of tokens, say."""
+    if matrix.tensor.ndim == 1:
+        row = Stored(f"{step.name}.row", matrix.tensor[None], computed=True)
+        return moves.pick(step, average(step, row, x), lambda t: t.squeeze(-2))
+    if len(x.shape) == 1:
+        column = moves.pick(step, x, lambda t: t[:, None])
+        return moves.pick(step, average(step, matrix, column), lambda t: t.squeeze(-1))
+    batch = tuple(np.broadcast_shapes(tuple(matrix.tensor.shape[:-2]), x.shape[:-2]))
+    shape = (*batch, matrix.tensor.shape[-2], x.shape[-1])
+    spread = (*batch, *x.shape[-2:])
+    x = x if x.shape == spread else moves.pick(step, x, lambda t: t.broadcast_to(spread))
+    inner, along = x.inner_axes(), len(shape) - 2
+    parts = math.prod(matrix.tensor.shape[:-2])
+    lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
+    measure = "spectral" if along in inner else "row_sum"
+    if along in inner and parts > 1 and any(axis in inner and size > 1 for axis, size in enumerate(lead)):
+        inner = tuple(axis for axis in inner if lead[axis] == 1)
+    if measure == "spectral":
+        flat = Stored(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2), computed=True) if parts > 1 else matrix
+        if parts == 1 and matrix.tensor.ndim > 2:
+            flat = Stored(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]), computed=True)
+        claim = step.prove("spectral", flat, parts=parts)
+    else:
+        claim = step.prove("row_sum", matrix, parts=parts)
+    return step.derive(
+        "average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead, "measure": measure}, claims=[claim]
+    )
+
+
+@primitive("average")
+def _average(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """`|y_i| <= sum_j |P_ij| max_j |x_j|` of tokens that are groups apart; `|P|` if they are in one group."""
+    (x,) = reads
+    size = decimals(claims[0].values).reshape([*c["parts"], 1, 1])
+    if c["measure"] == "row_sum":
+        along = len(x.shape) - 2
+        return Bounds(*(size * each.max(along, keepdims=True) for each in x.bounds))
+    return Bounds(size * x.bounds.radius, size * x.bounds.gain, size * x.bounds.radius)
+
+
+def _of_values(step: Ledger, a: Value, b: Value) -> Value:
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        raise step.refuse("it multiplies two vectors that depend on the input; give them two axes")
+    batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    wide = [(*batch, *x.shape[-2:]) for x in (a, b)]
+    a, b = (
+        x if x.shape == shape else moves.pick(step, x, lambda t, s=shape: t.broadcast_to(s))
+        for x, shape in zip((a, b), wide, strict=True)
+    )
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    return step.derive("matrix_product", [(a, [-1]), (b, [-2, -1])], shape=shape, axes=[-1])
+
+
+@primitive("matrix_product")
+def _matrix_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """`|d(a B)| <= |da| |B| + |a| |dB|` for every row a, with the Frobenius norm of B."""
+    a, b = (read.bounds for read in reads)
+    radius = a.radius * b.radius
+    return Bounds(radius, a.gain * b.radius + a.radius * b.gain, radius)
+
+
+def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, mean: bool) -> Value:
+    """The sum or mean over axes, one after another."""
+    rank = len(x.shape)
+    axes = sorted({d % rank for d in dims}) if dims else list(range(rank))
+    for axis in axes:
+        size = x.shape[axis]
+        ones = Stored(f"{size} ones", torch.ones(1, size), computed=True)
+        turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
+        summed = average(step, ones, turned)
+        x = moves.pick(step, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+        x = moves.times(step, x, float(size), divide=True) if mean else x
+    if keepdim or not axes:
+        return x
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    return moves.pick(step, x, lambda t: t.reshape(shape))
+
+
+@operation("aten.mean.dim", "aten.mean.default")
+def mean(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
+    """The mean over axes."""
+    return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
+
+
+@operation("aten.sum.dim_IntList", "aten.sum.default")
+def total(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
+    """The sum over axes."""
+    return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)

@@ -1,0 +1,136 @@
+"""Operations that only move entries: views, slices, padding, windows, repetitions, concatenation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.moves import add, number, pick, side_by_side
+from wellnormed.propagation.registry import operation
+from wellnormed.propagation.value import Value
+
+aten = torch.ops.aten
+
+_ONE_RESULT = ["view.default", "_unsafe_view.default", "reshape.default", "view_as.default", "reshape_as.default", "flatten.using_ints", "unflatten.int", "permute.default", "transpose.int", "t.default", "movedim.int", "movedim.intlist", "swapaxes.default", "swapdims.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "expand.default", "expand_as.default", "broadcast_to.default", "slice.Tensor", "select.int", "narrow.default", "diagonal.default", "unfold.default", "flip.default", "fliplr.default", "flipud.default", "rot90.default", "roll.default", "repeat.default", "tile.default", "repeat_interleave.self_int", "index_select.default", "index.Tensor", "take_along_dim.default", "gather.default", "tril.default", "triu.default", "diag_embed.default", "im2col.default", "pixel_shuffle.default", "pixel_unshuffle.default", "channel_shuffle.default", "reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default", "replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default", "upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default", "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"]
+_SEVERAL_RESULTS = ["split.Tensor", "split.sizes", "split_with_sizes.default", "unsafe_split.Tensor", "unsafe_split_with_sizes.default", "chunk.default", "unsafe_chunk.default", "tensor_split.sections", "tensor_split.indices", "unbind.int"]
+_IDENTITIES = ["clone.default", "contiguous.default", "alias.default", "detach.default", "lift_fresh_copy.default", "lift_fresh.default", "view.dtype", "_reshape_alias.default", "positive.default", "conj.default", "resolve_conj.default", "resolve_neg.default"]
+_CONVERSIONS = ["to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default"]
+
+
+def _plain(argument: Any) -> Any:
+    """An argument as torch takes it."""
+    if isinstance(argument, Stored):
+        return argument.tensor
+    if isinstance(argument, Value):
+        return torch.empty(argument.shape)
+    return [_plain(each) for each in argument] if isinstance(argument, list | tuple) else argument
+
+
+def _moving(target: Callable[..., Any]) -> Callable[..., Value]:
+    def move(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+        if not isinstance(x, Value):
+            raise step.refuse("where it takes entries from depends on the input; only the entries may")
+        arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
+        return pick(step, x, lambda t: target(t, *arguments, **keywords))
+
+    return move
+
+
+def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
+    def part(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> list[Value]:
+        count = len(target(torch.empty(x.shape), *arguments, **keywords))
+        return [
+            pick(step, x, lambda t, number=number: target(t, *arguments, **keywords)[number]) for number in range(count)
+        ]
+
+    return part
+
+
+def _overload(name: str) -> Callable[..., Any] | None:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload, None)
+
+
+for _name in _ONE_RESULT:
+    if (_target := _overload(_name)) is not None:  # not every release of torch has all of them
+        operation(_target)(_moving(_target))
+for _name in _SEVERAL_RESULTS:
+    if (_target := _overload(_name)) is not None:
+        operation(_target)(_parting(_target))
+
+
+@operation(*(f"aten.{name}" for name in _IDENTITIES))
+def identity(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+    """The same entries."""
+    return x
+
+
+@operation(*(f"aten.{name}" for name in _CONVERSIONS))
+def convert(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+    """Another floating dtype: the same in real arithmetic; others round or cut off."""
+    for each in (*arguments, *keywords.values()):
+        if isinstance(each, torch.dtype) and not each.is_floating_point:
+            raise step.refuse(f"it converts to {each}, which is not continuous; keep it a float")
+    return x
+
+
+@operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
+def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
+    """Side by side."""
+    # an empty tensor of one dimension may stand among others
+    kept = [x for x in xs if (x.shape if isinstance(x, Value) else tuple(x.tensor.shape)) != (0,)]
+    return side_by_side(step, [as_value(step, x) for x in kept], lambda ts: torch.cat(ts, dim))
+
+
+@operation("aten.stack.default")
+def stack(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
+    """Side by side along a new axis."""
+    return side_by_side(step, [as_value(step, x) for x in xs], lambda ts: torch.stack(ts, dim))
+
+
+@operation("aten.constant_pad_nd.default", "aten.pad.default")
+def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any) -> Value:
+    """Zeros, a number, or copies around."""
+    options = [*rest, *keywords.values()]
+    mode = next((each for each in options if isinstance(each, str)), "constant")
+    fill = next((float(each) for each in options if isinstance(each, int | float)), 0.0)
+    if mode != "constant" or not fill:
+        return pick(step, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
+    inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
+    around = aten.constant_pad_nd.default(torch.zeros(x.shape, dtype=torch.float64), list(pad), fill)
+    return add(step, [inside, step.constant(Stored(f"{step.name}.fill", around, computed=True))])
+
+
+@operation("aten.masked_fill.Scalar")
+def masked_fill(step: Ledger, x: Value, mask: Stored, fill: float) -> Value:
+    """Entries replaced by a number, at places that do not depend on the input."""
+    return where(step, mask, fill, x)
+
+
+@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther")
+def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
+    """One of two, at places that do not depend on the input."""
+    if isinstance(mask, Value):
+        raise step.refuse("which entries it takes depends on the input, which is not continuous; use an activation")
+    keep, parts = mask.tensor.bool(), []
+    for each, chosen in ((x, keep), (y, ~keep)):
+        value = as_value(step, each)
+
+        def masked(t: Tensor, chosen: Tensor = chosen) -> Tensor:
+            return torch.where(chosen, t, 0.0)
+
+        if not bool(chosen.any()):
+            continue
+        parts.append(pick(step, value, masked))
+    shape = torch.broadcast_shapes(keep.shape, *(part.shape for part in parts))
+    total = add(step, parts)
+    return total if total.shape == tuple(shape) else pick(step, total, lambda t: t.broadcast_to(shape))
+
+
+def as_value(step: Ledger, x: Value | Stored | float) -> Value:
+    """A value, also of what does not depend on the input."""
+    if isinstance(x, Value):
+        return x
+    return step.constant(x) if isinstance(x, Stored) else number(step, x)

@@ -1,0 +1,171 @@
+"""Normalisation layers, with their true constants, and projections onto balls."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from wellnormed.propagation import moves
+from wellnormed.propagation.decimals import ONE, decimals, rounding_up, sqrt_up
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.operations.elementwise import add, multiply
+from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.rows import Claim
+from wellnormed.propagation.value import Bounds, Value
+
+
+def normalize(step: Ledger, x: Value, dims: Sequence[int], eps: float | None) -> Value:
+    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over the given axes; one bound holds for both."""
+    if eps is None or not eps > 0:
+        raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
+    dims = sorted(d % len(x.shape) for d in dims)
+    return step.derive(
+        "normalization", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants={"eps": float(eps), "over": dims}
+    )
+
+
+@primitive("normalization")
+def _normalization(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """Root mean square at most 1, and slope at most `1 / sqrt(eps)`: never 1."""
+    ((shape, axes, x),) = reads
+    slope = sqrt_up(ONE / decimals(c["eps"]).item())
+    radius = np.minimum(slope * x.radius, sqrt_up(math.prod(shape[axis] for axis in axes)))
+    vector = sqrt_up(math.prod(shape[axis] for axis in c["over"]))
+    return Bounds(radius, slope * x.gain, np.minimum(radius, vector))
+
+
+def _scaled(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
+    x = x if weight is None else multiply(step, x, weight)
+    return x if bias is None else add(step, x, bias)
+
+
+@operation("aten.layer_norm.default")
+def layer_norm(
+    step: Ledger, x: Value, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Value:
+    """LayerNorm over the last axes."""
+    return _scaled(step, normalize(step, x, range(-len(shape), 0), eps), weight, bias)
+
+
+@operation("aten.rms_norm.default")
+def rms_norm(
+    step: Ledger, x: Value, shape: Sequence[int], weight: Stored | None = None, eps: float | None = None
+) -> Value:
+    """RMSNorm over the last axes; torch's default eps is that of the dtype."""
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return _scaled(step, normalize(step, x, range(-len(shape), 0), eps), weight, None)
+
+
+@operation("aten.group_norm.default")
+def group_norm(
+    step: Ledger, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Value:
+    """GroupNorm: a group's channels at all pixels."""
+    shape = x.shape
+    cut = moves.pick(step, x, lambda t: t.unflatten(1, (groups, -1)))
+    normal = normalize(step, cut, range(2, len(cut.shape)), eps)
+    return _by_channel(step, moves.pick(step, normal, lambda t: t.reshape(shape)), weight, bias)
+
+
+@operation("aten.instance_norm.default")
+def instance_norm(
+    step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
+) -> Value:
+    """InstanceNorm: one channel's pixels, or stored statistics."""
+    eps = float(rest[1])
+    if use_input:
+        return _by_channel(step, normalize(step, x, range(2, len(x.shape)), eps), weight, bias)
+    return _with_statistics(step, x, weight, bias, mean, variance, eps)
+
+
+@operation("aten._native_batch_norm_legit_no_training.default")
+def batch_norm(
+    step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
+) -> list[Value]:
+    """BatchNorm in evaluation mode: constants for every channel."""
+    return [_with_statistics(step, x, weight, bias, mean, variance, eps)]
+
+
+@operation("aten.batch_norm.default")
+def batch_norm_whole(
+    step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
+) -> Value:
+    """As above; in training mode one sample moves the others."""
+    if training or mean is None:
+        raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")
+    return _with_statistics(step, x, weight, bias, mean, variance, float(rest[1]))
+
+
+@operation("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
+@operation("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
+def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
+    """Refused: one sample moves the others."""
+    raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")
+
+
+def _with_statistics(
+    step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
+) -> Value:
+    deviation = (variance.tensor.detach().double() + eps).sqrt()
+    scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
+    shift = -mean.tensor.detach().double() * scale
+    shift = shift if bias is None else shift + bias.tensor.detach().double()
+    stored = (Stored(f"{step.name}.{kind}", t, computed=True) for kind, t in (("scale", scale), ("shift", shift)))
+    return _by_channel(step, x, *stored)
+
+
+def _by_channel(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
+    after = [1] * (len(x.shape) - 2)
+
+    def channels(stored: Stored | None) -> Stored | None:
+        if stored is None or not after:
+            return stored
+        tensor = stored.tensor.reshape(-1, *after)
+        return Stored(f"{stored.name} by channel", tensor, computed=True)
+
+    return _scaled(step, x, channels(weight), channels(bias))
+
+
+def project(step: Ledger, x: Value, dims: Sequence[int], scale: float) -> Value:
+    """`x / sqrt(max(1, scale mean(x^2)))` over the given axes: onto the ball of root mean square `scale^(-1/2)`."""
+    if not scale > 0:
+        raise step.refuse(f"it multiplies the mean square by {scale}, which is not positive")
+    dims = sorted(d % len(x.shape) for d in dims)
+    entries = math.prod(x.shape[d] for d in dims)
+    constants = {"scale": float(scale), "over": dims}
+    with rounding_up():
+        if all(r * r * decimals(scale).item() <= entries for r in x.gather(dims).radius.flat):
+            # nothing of the domain lies outside: what is linear stays so
+            return step.moved("idle_ball", [x], x, constants)
+    return step.derive("ball", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants=constants)
+
+
+@primitive("ball")
+def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """1-Lipschitz for each vector, and none is longer than the radius."""
+    ((shape, axes, x),) = reads
+    one = sqrt_up(math.prod(shape[axis] for axis in c["over"]) / decimals(c["scale"]).item())
+    all_vectors = sqrt_up(math.prod(shape[axis] for axis in axes) / decimals(c["scale"]).item())
+    radius = np.minimum(x.radius, all_vectors)
+    return Bounds(radius, x.gain, np.minimum(np.minimum(x.largest, one), radius))
+
+
+def to_unit(step: Ledger, x: Value, dims: Sequence[int], eps: float) -> Value:
+    """`x / max(|x|, eps)` over the given axes."""
+    if not eps > 0:
+        raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
+    dims = sorted(d % len(x.shape) for d in dims)
+    constants = {"eps": float(eps), "over": dims}
+    return step.derive("unit", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants=constants)
+
+
+@primitive("unit")
+def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """Outside the ball of radius eps a projection onto the sphere, over eps."""
+    ((shape, axes, x),) = reads
+    slope = ONE / decimals(c["eps"]).item()
+    vectors = math.prod(shape[axis] for axis in axes) // math.prod(shape[axis] for axis in c["over"])
+    radius = np.minimum(slope * x.radius, sqrt_up(vectors) if vectors > 1 else ONE)
+    return Bounds(radius, slope * x.gain, np.minimum(radius, ONE))

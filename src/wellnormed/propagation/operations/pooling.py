@@ -1,0 +1,112 @@
+"""Averages over windows, and interpolation: a matrix along each axis, computed by the operation itself."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed.propagation import moves
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.operations.linear import average
+from wellnormed.propagation.registry import operation
+from wellnormed.propagation.value import Value
+
+aten = torch.ops.aten
+
+
+def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
+    """Apply a linear map to each of the last axes, given as a function of the last axis."""
+    for number, apply in enumerate(maps):
+        axis = len(x.shape) - len(maps) + number
+        columns = apply(torch.eye(x.shape[axis], dtype=torch.float64)[:, None])[:, 0]
+        matrix = Stored(f"{step.name}.matrix{number}", columns.mT.contiguous(), computed=True)
+        turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
+        mapped = average(step, matrix, turned)
+        x = moves.pick(step, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+    return x
+
+
+def _each(value: Any, count: int) -> list[Any]:
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return values * count if len(values) == 1 else values
+
+
+@operation("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def average_pool(
+    step: Ledger,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    """Means over windows."""
+    if divisor_override is not None:
+        raise step.refuse("it has a divisor_override; leave it out, and multiply by a constant")
+    count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding))
+    count = count or (1 if len(x.shape) < 4 else len(x.shape) - 2)
+    stride = kernel if stride in ((), [], None) else stride
+    settings = zip(*(_each(each, count) for each in (kernel, stride, padding)), strict=True)
+
+    def one(k: int, s: int, p: int) -> Callable[[Tensor], Tensor]:
+        return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)
+
+    return along_axes(step, x, [one(*each) for each in settings])
+
+
+@operation("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default")
+def adaptive_average_pool(step: Ledger, x: Value, size: Sequence[int]) -> Value:
+    """Means over windows that together cover the image."""
+    return along_axes(step, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
+
+
+@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
+def interpolate(step: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
+    """Linear interpolation."""
+    given = [*scales, *[None] * len(size)]
+    return along_axes(
+        step,
+        x,
+        [
+            lambda t, n=n, s=s: aten.upsample_linear1d(t, [n], align_corners, s)
+            for n, s in zip(size, given, strict=False)
+        ],
+    )
+
+
+@operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_trilinear3d.vec")
+def interpolate_to(
+    step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+) -> Value:
+    """Linear interpolation, by sizes or by factors."""
+    count = len(size or factors or ())
+    sizes, scales = size or [None] * count, factors or [None] * count
+
+    def one(n: int | None, s: float | None) -> Callable[[Tensor], Tensor]:
+        return lambda t: aten.upsample_linear1d.vec(
+            t, None if n is None else [n], align_corners, None if s is None else [s]
+        )
+
+    return along_axes(step, x, [one(n, s) for n, s in zip(sizes, scales, strict=True)])
+
+
+@operation("aten.upsample_bicubic2d.vec")
+def interpolate_cubic(
+    step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+) -> Value:
+    """Cubic interpolation, by sizes or by factors."""
+
+    def one(number: int) -> Callable[[Tensor], Tensor]:
+        def apply(t: Tensor) -> Tensor:
+            wide = t[..., None, :]
+            if size is not None:
+                return aten.upsample_bicubic2d.vec(wide, [1, size[number]], align_corners, None)[..., 0, :]
+            assert factors is not None
+            return aten.upsample_bicubic2d.vec(wide, None, align_corners, [1.0, factors[number]])[..., 0, :]
+
+        return apply
+
+    return along_axes(step, x, [one(0), one(1)])

@@ -1,0 +1,444 @@
+"""What is known of a tensor that depends on the input: where its entries come from, and how large they can be.
+
+An operation that computes leaves a `Base`: its entries fall into groups, and the Euclidean norm of every group is
+bounded. An operation that only moves entries (a view, a transposition, a concatenation) or multiplies them by constants
+leaves no new bound: every entry of a `Value` is a sum of entries of bases, each times a constant. The next operation
+that computes asks for groups of its own, and `gather` bounds those.
+
+So the heads of fused projections, grouped queries, patches, class tokens, rotary positions, convex residuals and joins
+by squares need no rules. For a group y made of groups x_g of bases, `y = sum_g A_g x_g`, and
+
+    |y|^2 <= sum_g |A_g|^2 |x_g|^2     where no entry of y mixes two groups,
+    |y|   <= sum_g |A_g| |x_g|         where entries do.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellnormed.propagation.decimals import ZERO, Decimals, decimals, rounding_up, sqrt_up
+
+_UNIT = 2.0**-53
+
+
+class Bounds(NamedTuple):
+    """Bounds of every group, in arrays whose axes inside a group have size 1, as have axes along which all are equal.
+
+    They hold for every input of the domain.
+    """
+
+    radius: Decimals
+    """Largest Euclidean norm."""
+    gain: Decimals
+    """Largest Euclidean norm of a change, over the size of the input's change in the certificate's norm."""
+    largest: Decimals
+    """Largest absolute value of an entry."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Says that a base is `W x + b` along its last axis, with a stored W `(outputs, inputs)`."""
+
+    source: "Value"
+    weight: Any
+    """W, a `Stored`."""
+    transposed: bool
+    """Whether it is stored as `(inputs, outputs)`."""
+    bias: bool
+    cut: Callable[[int], "Base"]
+    """The base with a bound for each of so many equal parts of the outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The result of an operation that computes."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    """Axes of a group, rising."""
+    bounds: Bounds
+    linear: Linear | None = None
+
+    def groups(self) -> np.ndarray:
+        """Number of every entry's group, over the flat entries."""
+        outer = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
+        numbers = np.arange(math.prod(outer)).reshape(outer)
+        return np.broadcast_to(numbers, self.shape).reshape(-1)
+
+    def labels(self) -> np.ndarray:
+        """A number for every flat entry; entries with the same number have the same bounds."""
+        shape = np.broadcast_shapes(*(each.shape for each in self.bounds))
+        numbers = np.arange(math.prod(shape)).reshape(shape)
+        return np.broadcast_to(numbers, self.shape).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """`factor * base[index]`, for every entry of a value."""
+
+    base: Base | Tensor
+    """A base, or a constant tensor in float64."""
+    index: Tensor | None = None
+    """Flat positions in the base, of the value's shape, -1 where there is nothing; None for every entry in order."""
+    factor: Tensor | None = None
+    """Float64, of a shape that broadcasts to the value's; None for 1."""
+    roundings: int = 0
+    """Rounding errors that a factor may carry, in units of the last place."""
+
+    def positions(self, shape: tuple[int, ...]) -> Tensor:
+        """The index in full."""
+        return torch.arange(math.prod(shape)).reshape(shape) if self.index is None else self.index
+
+    def times(self, factor: Tensor, roundings: int = 1) -> "Term":
+        """The term, times a constant that broadcasts to its value's shape."""
+        product = factor if self.factor is None else self.factor * factor
+        return replace(self, factor=product, roundings=self.roundings + roundings)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor that depends on the input: a sum of terms."""
+
+    name: str
+    shape: tuple[int, ...]
+    terms: tuple[Term, ...]
+    _gathered: dict[tuple[int, ...], Bounds] = field(default_factory=dict, repr=False)
+
+    def move(self, name: str, apply: Callable[[Tensor], Tensor]) -> "Value":
+        """What an operation makes of it that only moves entries, given as a function of tensors of its shape."""
+        terms = []
+        for term in self.terms:
+            index = apply(term.positions(self.shape))
+            factor = term.factor
+            if factor is not None and factor.ndim:
+                factor = apply(factor.broadcast_to(self.shape).contiguous())
+            terms.append(replace(term, index=index, factor=factor))
+        return Value(name, tuple(terms[0].index.shape), tuple(terms))  # type: ignore[union-attr]
+
+    def times(self, name: str, factor: Tensor, roundings: int = 1) -> "Value":
+        """The product with a constant."""
+        shape = tuple(np.broadcast_shapes(self.shape, tuple(factor.shape)))
+        terms = self.spread(name, shape).terms
+        return Value(name, shape, tuple(term.times(factor.double(), roundings) for term in terms))
+
+    def spread(self, name: str, shape: tuple[int, ...]) -> "Value":
+        """Broadcast to a shape."""
+        return self if shape == self.shape else self.move(name, lambda x: x.broadcast_to(shape))
+
+    def inner_axes(self) -> tuple[int, ...]:
+        """Axes along which entries lie in one group of every base, and are not one entry repeated."""
+        return tuple(
+            axis
+            for axis, size in enumerate(self.shape)
+            if size > 1 and all(_is_inner(term, axis, self.shape) for term in self.terms)
+        )
+
+    def gather(self, axes: Iterable[int]) -> Bounds:
+        """Bounds of the groups along the given axes."""
+        key = tuple(sorted(axis % len(self.shape) for axis in axes))
+        if key not in self._gathered:
+            with rounding_up():
+                self._gathered[key] = _gather(self, key)
+        return self._gathered[key]
+
+
+def add(name: str, values: Sequence[Value]) -> Value:
+    """The sum of values of shapes that broadcast."""
+    shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
+    return Value(name, shape, tuple(term for value in values for term in value.spread(name, shape).terms))
+
+
+def constant(name: str, tensor: Tensor) -> Value:
+    """A stored tensor as a value."""
+    content = tensor.detach().double()
+    return Value(name, tuple(content.shape), (Term(content),))
+
+
+def join(name: str, values: Sequence[Value], apply: Callable[[list[Tensor]], Tensor]) -> Value:
+    """Values side by side, as `apply` lays tensors of their shapes."""
+    terms = []
+    for number, value in enumerate(values):
+        for term in value.terms:
+            index = apply(
+                [term.positions(v.shape) if i == number else torch.full(v.shape, -1) for i, v in enumerate(values)]
+            )
+            factor = term.factor
+            if factor is not None and factor.ndim:
+                full = [torch.zeros(v.shape, dtype=torch.float64) for v in values]
+                full[number] = factor.broadcast_to(value.shape)
+                factor = apply(full)
+            terms.append(replace(term, index=index, factor=factor))
+    return Value(name, tuple(terms[0].index.shape), tuple(terms))  # type: ignore[union-attr]
+
+
+def collapse(bounds: Bounds) -> Bounds:
+    """The same bounds, with size 1 for every axis along which they do not differ."""
+    return Bounds(*map(_collapse, bounds))
+
+
+def _collapse(array: Decimals) -> Decimals:
+    for axis, size in enumerate(array.shape):
+        first = array.take([0], axis)
+        if size > 1 and bool((array == first).all()):
+            array = first
+    return array
+
+
+def _is_inner(term: Term, axis: int, shape: tuple[int, ...]) -> bool:
+    if isinstance(term.base, Tensor):
+        return True
+    if term.index is None:
+        return axis in term.base.axes
+    index = term.index.numpy()
+    groups = np.where(index < 0, -1, term.base.groups()[index])
+    if bool((index == index.take([0], axis)).all()) and bool((index >= 0).any()):
+        return False
+    # entries that are missing lie in any group
+    highest = groups.max(axis, keepdims=True)
+    return bool(((groups == highest) | (groups < 0)).all())
+
+
+def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
+    moving = [term for term in value.terms if isinstance(term.base, Base)]
+    constants = [term for term in value.terms if isinstance(term.base, Tensor)]
+    if moving and all(_aligned(term, value.shape, axes) for term in moving):
+        bounds = _aligned_sum(moving)
+    elif moving:
+        bounds = _combined(moving, value.shape, axes)
+    else:
+        nothing = decimals(np.zeros([1] * len(value.shape), dtype=int))
+        bounds = Bounds(nothing, nothing, nothing)
+    for term in constants:
+        radius, largest = _constant_norms(term, value.shape, axes, bounds.radius.shape)
+        bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
+    return collapse(bounds)
+
+
+def _aligned(term: Term, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether the groups asked for are those of the base, each times one number."""
+    base, factor = term.base, term.factor
+    assert isinstance(base, Base)
+    of_one_number = factor is None or factor.numel() == 1
+    inner = tuple(axis for axis in axes if shape[axis] > 1)
+    return term.index is None and of_one_number and tuple(axis for axis in base.axes if shape[axis] > 1) == inner
+
+
+def _aligned_sum(terms: list[Term]) -> Bounds:
+    total: Bounds | None = None
+    for term in terms:
+        assert isinstance(term.base, Base)
+        size = ZERO + Decimal(1 if term.factor is None else abs(float(term.factor)) * _slack(term.roundings))
+        part = Bounds(*(size * each for each in term.base.bounds))
+        total = part if total is None else Bounds(*(a + b for a, b in zip(total, part, strict=True)))
+    assert total is not None
+    return total
+
+
+def _slack(roundings: int) -> float:
+    """More than so many rounding errors, and those of this product."""
+    return 1 + 2 * (roundings + 2) * _UNIT if roundings else 1.0
+
+
+def _constant_norms(
+    term: Term, shape: tuple[int, ...], axes: tuple[int, ...], kept: tuple[int, ...]
+) -> tuple[Decimals, Decimals]:
+    """Euclidean norm and largest entry of every group of a constant, the largest over axes that are not kept."""
+    assert isinstance(term.base, Tensor)
+    index = term.positions(shape).numpy()
+    entries = np.where(index < 0, 0.0, np.abs(term.base.reshape(-1).numpy()[index]))
+    if term.factor is not None:
+        entries = entries * np.abs(term.factor.numpy())
+    largest = entries.max(axis=axes, keepdims=True)
+    scale = largest.max(initial=0.0) or 1.0  # against underflow and overflow
+    count = math.prod(shape[axis] for axis in axes)
+    norms = np.sqrt(np.square(entries / scale).sum(axis=axes, keepdims=True)) * scale
+    margin = 1 + 2 * (count + term.roundings + 8) * _UNIT
+    over = tuple(axis for axis, (a, b) in enumerate(zip(norms.shape, kept, strict=True)) if a > b)
+    tiny = 2.0**-1000  # what underflow may have taken
+    grown = [np.where(x > 0, x * margin + tiny, 0.0).max(axis=over, keepdims=True) for x in (norms, largest)]
+    return decimals(grown[0]), decimals(grown[1])
+
+
+class _Part(NamedTuple):
+    """One term on the groups that are left after like slices were taken together: arrays `(groups, entries)`."""
+
+    number: int
+    """Which base."""
+    column: np.ndarray
+    group: np.ndarray
+    label: np.ndarray
+    factor: np.ndarray
+    roundings: int
+
+
+def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:
+    bases: list[Base] = []
+    number: list[int] = []
+    parts: list[list[np.ndarray]] = []
+    for term in terms:
+        base, index = _cut(term, shape, axes), term.positions(shape).numpy()
+        if all(base is not other for other in bases):
+            bases.append(base)
+        number.append(next(i for i, other in enumerate(bases) if other is base))
+        present = index >= 0
+        safe = np.where(present, index, 0)
+        factor = np.ones(1) if term.factor is None else term.factor.numpy()
+        factor = np.where(present, np.broadcast_to(factor, shape), 0.0)
+        parts.append([np.where(factor == 0, -1, index), base.groups()[safe], base.labels()[safe], factor])
+    for axis, size in enumerate(shape):
+        if axis not in axes and size > 1 and _alike(parts, number, axis):
+            parts = [[array.take([0], axis) for array in part] for part in parts]
+    left = [1 if axis in axes else size for axis, size in enumerate(parts[0][0].shape)]
+    rows = math.prod(left)
+    inner = [axis for axis in range(len(shape)) if axis in axes]
+
+    def flat(array: np.ndarray) -> np.ndarray:
+        return np.moveaxis(array, inner, range(-len(inner), 0)).reshape(rows, -1) if inner else array.reshape(rows, 1)
+
+    flattened = [
+        _Part(n, *(flat(array) for array in part), roundings=term.roundings)
+        for n, part, term in zip(number, parts, terms, strict=True)
+    ]
+    tables = [
+        [dict(enumerate(np.broadcast_to(each, _label_shape(base)).reshape(-1))) for each in base.bounds]
+        for base in bases
+    ]
+    results = [_one_group([_row(part, row) for part in flattened], tables) for row in range(rows)]
+    return Bounds(*(_as_array([result[i] for result in results], left) for i in range(3)))
+
+
+def _label_shape(base: Base) -> tuple[int, ...]:
+    return np.broadcast_shapes(*(each.shape for each in base.bounds))
+
+
+def _as_array(values: list[Decimal], shape: list[int]) -> Decimals:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(shape)
+
+
+def _row(part: _Part, row: int) -> _Part:
+    return part._replace(column=part.column[row], group=part.group[row], label=part.label[row], factor=part.factor[row])
+
+
+def _cut(term: Term, shape: tuple[int, ...], axes: tuple[int, ...]) -> Base:
+    """The base, cut into parts of its outputs if the groups asked for are such parts."""
+    base = term.base
+    assert isinstance(base, Base)
+    if base.linear is None or term.index is None:
+        return base
+    outputs, entries = base.shape[-1], math.prod(shape[axis] for axis in axes)
+    features = term.index.numpy() % outputs
+    low, high = features.min(axis=axes, keepdims=True), features.max(axis=axes, keepdims=True)
+    width = int((high - low).max()) + 1
+    if width >= outputs or width > entries or outputs % width or (low % width).any() or (term.index < 0).any():
+        return base
+    return base.linear.cut(outputs // width)
+
+
+def _alike(parts: list[list[np.ndarray]], number: list[int], axis: int) -> bool:
+    """Whether all slices along an axis are the first one moved to other groups with the same bounds."""
+    shifts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for base, (column, group, label, factor) in zip(number, parts, strict=True):
+        present = column >= 0
+        first = present.take([0], axis)
+        if not ((present == first).all() and (factor == factor.take([0], axis)).all()):
+            return False
+        if not (np.where(present, label, 0) == np.where(first, label.take([0], axis), 0)).all():
+            return False
+        if not present.any():
+            continue
+        where = np.unravel_index(int(np.argmax(first)), first.shape)
+        found = []
+        for array in (column, group):
+            moved = array - array.take([0], axis)
+            line = moved[tuple(slice(None) if i == axis else int(w) for i, w in enumerate(where))]
+            expected = np.expand_dims(line, [i for i in range(array.ndim) if i != axis])
+            if not (np.where(present, moved, expected) == expected).all():
+                return False
+            found.append(line)
+        if base in shifts and not all((a == b).all() for a, b in zip(shifts[base], found, strict=True)):
+            return False
+        shifts[base] = (found[0], found[1])
+    return True
+
+
+def _one_group(parts: list[_Part], tables: list[list[dict[int, Decimal]]]) -> tuple[Decimal, Decimal, Decimal]:
+    """Radius, gain and largest entry of one group made of the given entries of bases."""
+    atoms: dict[tuple[int, int], list[_Part]] = {}
+    for part in parts:
+        present = part.column >= 0
+        for group in np.unique(part.group[present]):
+            atoms.setdefault((part.number, int(group)), []).append(part)
+    radius = gain = largest = ZERO
+    sums: dict[int, list[Decimal]] = {}
+    cluster = _clusters(list(atoms), parts)
+    for (number, group), own in atoms.items():
+        size, entry, label = _norm(own, group)
+        table = tables[number]
+        total = sums.setdefault(cluster[number, group], [ZERO, ZERO, ZERO])
+        for i, factor in enumerate((size, size, entry)):
+            total[i] += factor * table[i][label]
+    for total in sums.values():
+        radius, gain = radius + total[0] * total[0], gain + total[1] * total[1]
+        largest = max(largest, total[2])
+    if len(sums) == 1:
+        ((radius, gain, largest),) = sums.values()
+        return radius, gain, min(largest, radius)
+    radius, gain = sqrt_up(radius), sqrt_up(gain)
+    return radius, gain, min(largest, radius)
+
+
+def _clusters(atoms: list[tuple[int, int]], parts: list[_Part]) -> dict[tuple[int, int], int]:
+    """Atom -> number of its cluster: atoms that meet in an entry are in one."""
+    cluster = {atom: i for i, atom in enumerate(atoms)}
+    if len(parts) == 1 or len(atoms) == 1:
+        return cluster
+    keys = np.stack([np.where(part.column >= 0, part.group, -1) for part in parts])
+    for meeting in np.unique(keys, axis=1).T:
+        joined = [(p.number, int(g)) for p, g in zip(parts, meeting, strict=True) if g >= 0]
+        for other in joined[1:]:
+            old, new = cluster[other], cluster[joined[0]]
+            if old != new:
+                cluster = {atom: new if c == old else c for atom, c in cluster.items()}
+    return cluster
+
+
+def _norm(parts: list[_Part], group: int) -> tuple[Decimal, Decimal, int]:
+    """Norm of the matrix from a base's group to a group of entries, the largest factor, and the group's label."""
+    masks = [(part.column >= 0) & (part.group == group) for part in parts]
+    label = int(next(part.label[mask][0] for part, mask in zip(parts, masks, strict=True) if mask.any()))
+    chosen = [(part.column[mask], part.factor[mask]) for part, mask in zip(parts, masks, strict=True)]
+    slack = Decimal(_slack(max(part.roundings for part in parts)))
+    largest = sum((Decimal(float(np.abs(factor).max(initial=0.0))) for _, factor in chosen), ZERO)
+    column = chosen[0][0]
+    if len(parts) == 1 and len(np.unique(column)) == len(column):  # entries of the base, each times a number
+        return largest * slack, largest * slack, label
+    return _gram_norm(masks, parts) * slack, largest * slack, label
+
+
+def _gram_norm(masks: list[np.ndarray], parts: list[_Part]) -> Decimal:
+    """Norm of the matrix A of terms that meet: the norm of `A^T A` is below its largest row sum of absolute values."""
+    scale = max(float(np.abs(part.factor[mask]).max(initial=0.0)) for part, mask in zip(parts, masks, strict=True))
+    pairs: list[np.ndarray] = []
+    products: list[np.ndarray] = []
+    for a, mask_a in zip(parts, masks, strict=True):
+        for b, mask_b in zip(parts, masks, strict=True):
+            both = mask_a & mask_b
+            pairs.append(np.stack([a.column[both], b.column[both]], 1))
+            products.append(a.factor[both] / scale * (b.factor[both] / scale))
+    entries, entry = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
+    product = np.concatenate(products)
+    gram = np.abs(np.bincount(entry.reshape(-1), product, len(entries)))
+    row = np.unique(entries[:, 0], return_inverse=True)[1].reshape(-1)
+    # relative to the sums of absolute values: three errors of a product, and one for each addend of the two sums
+    roundings = (3 + len(product)) * 2 * _UNIT
+    error = np.bincount(row, np.bincount(entry.reshape(-1), np.abs(product), len(entries))) * roundings
+    return sqrt_up(Decimal(float((np.bincount(row, gram) + error).max() * (1 + 4 * _UNIT)))) * Decimal(scale)

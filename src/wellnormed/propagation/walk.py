@@ -1,0 +1,181 @@
+"""From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from wellnormed.propagation import operations as operations  # registers the bounds of operations
+from wellnormed.propagation.capture import Captured, owner, place
+from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.moves import pick
+from wellnormed.propagation.operations.source import Tokens, default_axes, source
+from wellnormed.propagation.patterns import PATTERNS, attention_of, match, spelled_attention
+from wellnormed.propagation.registry import OPERATIONS, name_of
+from wellnormed.propagation.value import Value
+
+_MOVES_OF_TOKENS = ("view", "reshape", "_unsafe_view", "expand", "clone", "contiguous", "to", "_to_copy", "alias")
+_TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
+
+
+class Walk:
+    """Bounds the nodes of a captured graph, those that the result needs."""
+
+    def __init__(self, captured: Captured, radius: float) -> None:
+        self.captured, self.step = captured, Ledger(radius)
+        self.values: dict[fx.Node, Any] = {}
+        (output,) = (node for node in captured.nodes if node.op == "output")
+        (self.result,) = output.args[0]  # type: ignore[misc]
+        self.dependent = self._dependent()
+        self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
+
+    def run(self) -> Value:
+        """The model's result, in the groups that a certificate speaks of."""
+        needed = self._needed()
+        for node in self.captured.nodes:
+            if node in needed and node.op in ("placeholder", "call_function"):
+                self.step.where, self.step.name = place(node), self._name(node)
+                self.values[node] = self._value(node)
+        result = self.values.get(self.result)
+        self.step.where = self.step.name = "output"
+        if isinstance(result, Stored):
+            result = self.step.constant(result)
+        if not isinstance(result, Value):
+            raise self.step.refuse("the model's result is no value that its operations computed from the input")
+        if not result.shape:
+            result = pick(self.step, result, lambda t: t[None])
+        return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
+
+    def _dependent(self) -> set[fx.Node]:
+        found: set[fx.Node] = set()
+        for node in self.captured.nodes:
+            is_input = node.op == "placeholder" and node.name in self.captured.inputs
+            if (is_input and not self._is_constant(node)) or any(each in found for each in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        """Integers and flags of the input that no embedding looks up, such as a mask, are as the example has them."""
+        _, example = self.captured.inputs[node.name]
+        if example.is_floating_point():
+            return False
+        front = [node]
+        while front:
+            for user in front.pop().users:
+                if name_of(user.target) == "aten.embedding.default":
+                    return False
+                if _packet(user) in _MOVES_OF_TOKENS:
+                    front.append(user)
+        return True
+
+    def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
+        if node.op != "call_function" or node not in self.dependent:
+            return None
+        attention = attention_of(node, lambda each: isinstance(each, fx.Node) and each in self.dependent)
+        if attention is not None:
+            return spelled_attention, attention
+        for pattern, bound in PATTERNS:
+            if (found := match(pattern, node, {})) is not None and found["x"] in self.dependent:
+                return bound, found
+        return None
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """What the bound of a node reads."""
+        if node not in self.patterns:
+            return node.all_input_nodes
+        leaves = torch.utils._pytree.tree_leaves(self.patterns[node][1])
+        return [each for each in leaves if isinstance(each, fx.Node)]
+
+    def _needed(self) -> set[fx.Node]:
+        found, front = {self.result}, [self.result]
+        while front:
+            for each in self._sources(front.pop()):
+                if each not in found:
+                    found.add(each)
+                    front.append(each)
+        return found
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node in self.patterns:
+            bound, found = self.patterns[node]
+            return bound(self.step, fx.node.map_aggregate(found, self._known))
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        if node not in self.dependent:
+            return self._compute(node, arguments, keywords)
+        if name_of(node.target) == "<built-in function getitem>":
+            chosen = arguments[0][arguments[1]]
+            if chosen is None:
+                raise self.step.refuse("the positions of entries in their order are used, which have no bound")
+            return chosen
+        if isinstance(arguments[0] if arguments else None, Tokens):
+            if _packet(node) not in _MOVES_OF_TOKENS:
+                raise self.step.refuse(
+                    "it computes with the input's integers; they may go into embeddings only, for the vectors looked up "
+                    "are the input that a certificate speaks of"
+                )
+            return Tokens(arguments[0].name, tuple(node.meta["val"].shape))
+        return self._bound(node, arguments, keywords)
+
+    def _known(self, each: Any) -> Any:
+        return self.values[each] if isinstance(each, fx.Node) else each
+
+    def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
+        function = OPERATIONS.get(name_of(node.target))
+        if function is None:
+            raise self.step.refuse(
+                f"`{name_of(node.target)}` has no bound; write one with `wellnormed.propagation.operation`, or replace "
+                "the operation"
+            )
+        keywords = {key: each for key, each in keywords.items() if key not in ("memory_format", "pin_memory")}
+        try:
+            inspect.signature(function).bind(self.step, *arguments, **keywords)
+        except TypeError as error:
+            raise self.step.refuse(f"its bound does not cover these arguments ({error}); leave them out") from error
+        result = function(self.step, *arguments, **keywords)
+        shape = node.meta["val"]
+        if isinstance(result, Value) and isinstance(shape, Tensor) and tuple(shape.shape) != result.shape:
+            raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(shape.shape)}")
+        return result
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        if node.name in self.captured.stored:
+            name, tensor, persistent = self.captured.stored[node.name]
+            return Stored(name, tensor.detach(), computed=not persistent)
+        name, example = self.captured.inputs[node.name]
+        if node not in self.dependent:
+            return Stored(f"input.{name}", example, computed=True)
+        if not example.is_floating_point():
+            return Tokens(name, tuple(example.shape))
+        return source(self.step, tuple(example.shape), f"input.{name}")
+
+    def _compute(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
+        """What does not depend on the input, computed as the model does."""
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise self.step.refuse("it draws random numbers; call `model.eval()`, and take noise out")
+        plain = torch.utils._pytree.tree_map(
+            lambda each: each.tensor if isinstance(each, Stored) else each,
+            (arguments, dict(keywords)),
+            is_leaf=lambda each: isinstance(each, Stored),
+        )
+        with torch.no_grad():
+            result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
+        if isinstance(result, Tensor):
+            first = arguments[0] if arguments else None
+            turned = isinstance(first, Stored) and first.tensor.ndim == 2 and _packet(node) in _TRANSPOSITIONS
+            swapped = turned and result.shape == first.tensor.mT.shape and torch.equal(result, first.tensor.mT)
+            return Stored(self.step.name, result, computed=True, transpose_of=first if swapped else None)
+        if isinstance(result, list | tuple):
+            return [Stored(f"{self.step.name}.{i}", each, computed=True) for i, each in enumerate(result)]
+        return result
+
+    def _name(self, node: fx.Node) -> str:
+        operation = name_of(node.target).removeprefix("aten.").partition(".")[0]
+        return ".".join(filter(None, (owner(node), operation))) if node.op == "call_function" else node.name
+
+
+def _packet(node: fx.Node) -> str:
+    return name_of(node.target).removeprefix("aten.").partition(".")[0]
