@@ -85,35 +85,35 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
         UncertifiableError: The model cannot be captured, or does something that a capture does not show.
     """
     _refuse_hooks()
-    arguments, keywords = arguments_of(example)
+    # copies, so that a tensor that is given twice counts as two
+    arguments, keywords = torch.utils._pytree.tree_map(
+        lambda each: each.detach().clone() if isinstance(each, Tensor) else each, arguments_of(example)
+    )
     for each in _tensors((arguments, keywords)):
         if each.is_floating_point() and not bool(torch.isfinite(each).all()):
             raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
     with _untouched(model), _quiet():
         captured = _export(model, arguments, keywords, output)
-        _compare(_export(model, arguments, keywords, output, grad=True), captured, "when gradients are recorded", 1)
+        _compare(_export(model, arguments, keywords, output), captured, "at the second call", 1)
         other, factor = _another_batch(arguments, keywords)
+        _compare_values(model, captured, arguments, keywords, output)
         if factor:
             larger = _export(model, *other, output)
             _compare(larger, captured, "for another batch size", factor)
-        _compare_values(model, captured, arguments, keywords, output)
-        if factor:
             _compare_values(model, larger, *other, output)
     return captured
 
 
-def _export(
-    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any, grad: bool = False
-) -> Captured:
+def _export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Captured:
     try:
-        with torch.set_grad_enabled(grad):
+        with torch.no_grad():
             program = torch.export.export(_Selecting(model, output), arguments, keywords, strict=False)
     except UncertifiableError:
         raise
     except Exception as error:  # the exporter raises whatever the model's own code raises on a fake tensor
         raise UncertifiableError(
-            f"{type(model).__name__} cannot be captured{_line(error)}: {_first_line(error)}. Control flow may not depend "
-            "on values of the input"
+            f"{type(model).__name__} cannot be captured{_line(error)}: {_first_line(error)}. Control flow may not "
+            "depend on values of the input"
         ) from error
     signature = program.graph_signature
     for kind, names in (("buffer", signature.buffers_to_mutate), ("input", signature.user_inputs_to_mutate)):

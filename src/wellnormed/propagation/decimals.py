@@ -74,6 +74,11 @@ def hypotenuse(a: Any, b: Any) -> Any:
         return square_roots(squared) if isinstance(squared, np.ndarray) else sqrt_up(squared)
 
 
+def least(a: Any, b: Any) -> Any:
+    """The smaller of two, entry by entry, of decimals or arrays of them."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
 def float_up(x: Decimal) -> float:
     """The least float that is not below a decimal; infinity beyond the floats."""
     nearest = float(x)

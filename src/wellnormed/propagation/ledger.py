@@ -1,6 +1,6 @@
-"""What operations write to: rows in order, proved claims on stored tensors, and refusals that say where they happened."""
+"""What operations write to: rows in order, proved claims on stored tensors, refusals that say where they happened."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -14,7 +14,7 @@ from wellnormed.propagation.registry import PRIMITIVES, Read
 from wellnormed.propagation.rows import Claim, Row, UncertifiableError
 from wellnormed.propagation.value import Base, Linear, Term, Value, collapse, constant
 
-Reads = Sequence[tuple[Value, Sequence[int]]]
+Reads = Sequence[tuple[Value, Iterable[int]]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ Table = int | list[int]
 def pick(step: Ledger, x: Value, move: Move) -> Value:
     """What an operation that only moves entries makes of a value.
 
-    It is given as a function of float64 tensors of the value's shape; where it puts zeros, nothing comes from the value.
+    It is given as a function of float64 tensors of the value's shape; where it puts zeros, nothing comes from it.
     """
 
     def apply(index: Tensor) -> Tensor:

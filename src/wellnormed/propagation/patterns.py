@@ -77,10 +77,9 @@ def _either(names: str, *arguments: Any, rest: str = "") -> Op:
 
 X = Anything("x")
 _SQUARE = (_one("square.default", X), _one("pow.Tensor_Scalar", X, 2), _mul(X, X))
-_PEELED = tuple(
-    f"aten.{name}"
-    for name in ["to.dtype", "_to_copy.default", "type_as.default", "clone.default", "alias.default", "contiguous.default", "detach.default"]
-)
+_CONVERSIONS = ("to.dtype", "_to_copy.default", "type_as.default")
+_COPIES = ("clone.default", "alias.default", "contiguous.default", "detach.default")
+_PEELED = tuple(f"aten.{name}" for name in _CONVERSIONS + _COPIES)
 
 
 def match(pattern: Any, node: Any, found: Found) -> Found | None:
@@ -119,13 +118,15 @@ def match(pattern: Any, node: Any, found: Found) -> Found | None:
 def peel(node: Any) -> Any:
     """The node under conversions between floating dtypes and copies, which are the identity in real arithmetic."""
     while isinstance(node, fx.Node) and name_of(node.target) in _PEELED:
-        value, source = node.meta.get("val"), node.args[0]
-        if not (isinstance(source, fx.Node) and value.dtype.is_floating_point):
-            return node
-        if not source.meta["val"].dtype.is_floating_point:
+        source = node.args[0]
+        if not (isinstance(source, fx.Node) and all(_is_float(each) for each in (node, source))):
             return node
         node = source
     return node
+
+
+def _is_float(node: fx.Node) -> bool:
+    return bool(node.meta["val"].dtype.is_floating_point)
 
 
 _MEAN_SQUARE = tuple(_one("mean.dim", square, Anything("dims"), True, rest="mean_rest") for square in _SQUARE)

@@ -27,7 +27,8 @@ class Walk:
         self.captured, self.step = captured, Ledger(radius)
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
-        (self.result,) = output.args[0]  # type: ignore[misc]
+        results: Any = output.args[0]
+        self.result: fx.Node = results[0]
         self.dependent = self._dependent()
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
@@ -103,7 +104,8 @@ class Walk:
         if node in self.patterns:
             bound, found = self.patterns[node]
             return bound(self.step, fx.node.map_aggregate(found, self._known))
-        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        known: Any = fx.node.map_aggregate((node.args, node.kwargs), self._known)
+        arguments, keywords = known
         if node not in self.dependent:
             return self._compute(node, arguments, keywords)
         if name_of(node.target) == "<built-in function getitem>":
@@ -114,8 +116,8 @@ class Walk:
         if isinstance(arguments[0] if arguments else None, Tokens):
             if _packet(node) not in _MOVES_OF_TOKENS:
                 raise self.step.refuse(
-                    "it computes with the input's integers; they may go into embeddings only, for the vectors looked up "
-                    "are the input that a certificate speaks of"
+                    "it computes with the input's integers; they may go into embeddings only, for the vectors looked "
+                    "up are the input that a certificate speaks of"
                 )
             return Tokens(arguments[0].name, tuple(node.meta["val"].shape))
         return self._bound(node, arguments, keywords)
@@ -164,9 +166,8 @@ class Walk:
         with torch.no_grad():
             result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
         if isinstance(result, Tensor):
-            first = arguments[0] if arguments else None
-            turned = isinstance(first, Stored) and first.tensor.ndim == 2 and _packet(node) in _TRANSPOSITIONS
-            swapped = turned and result.shape == first.tensor.mT.shape and torch.equal(result, first.tensor.mT)
+            first = arguments[0] if arguments and _packet(node) in _TRANSPOSITIONS else None
+            swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _equal(result, first.tensor.mT)
             return Stored(self.step.name, result, computed=True, transpose_of=first if swapped else None)
         if isinstance(result, list | tuple):
             return [Stored(f"{self.step.name}.{i}", each, computed=True) for i, each in enumerate(result)]
@@ -175,6 +176,10 @@ class Walk:
     def _name(self, node: fx.Node) -> str:
         operation = name_of(node.target).removeprefix("aten.").partition(".")[0]
         return ".".join(filter(None, (owner(node), operation))) if node.op == "call_function" else node.name
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
 
 
 def _packet(node: fx.Node) -> str:

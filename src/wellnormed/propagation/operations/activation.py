@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from wellnormed.propagation.decimals import ONE, ZERO, sqrt_up
+from wellnormed.propagation.decimals import ONE, ZERO, least, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim
@@ -79,8 +78,8 @@ def _elementwise(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[C
     growth = known.slope if known.growth is None else known.growth
     radius, largest = growth * x.radius + known.at_zero * root, growth * x.largest + known.at_zero
     if known.ceiling is not None:
-        radius = np.minimum(radius, known.ceiling * root)
-        largest = np.minimum(largest, known.ceiling)
+        radius = least(radius, known.ceiling * root)
+        largest = least(largest, known.ceiling)
     return Bounds(radius, known.slope * x.gain, largest)
 
 

@@ -1,7 +1,7 @@
 """Dot-product attention, its softmax, and the largest logit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import ONE, Decimals, decimals, hypotenuse, rounding_up, sqrt_up
+from wellnormed.propagation.decimals import ONE, Decimals, decimals, hypotenuse, least, rounding_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim, Row
@@ -52,7 +52,7 @@ def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
         x if x.shape[:-2] == batch else moves.pick(step, x, lambda t, s=(*batch, *x.shape[-2:]): t.broadcast_to(s))
         for x in (q, k, v)
     )
-    reads: list[tuple[Value, list[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
+    reads: list[tuple[Value, Iterable[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
     constants: dict[str, Any] = {"scale": scale, "radius": step.radius}
     claims: list[Claim] = []
     query, key, value = (origin_of(x) for x in (q, k, v))
@@ -154,19 +154,19 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
     scale, tokens, batch = abs(decimals(c["scale"]).item()), len(c["shape"]) - 2, c["shape"][:-2]
     lk, lv, rk, rv = (each.max(tokens, keepdims=True) for each in (k.gain, v.gain, k.radius, v.radius))
     radius, reach = rv, decimals(c["radius"]).item()
-    rk, rv = np.minimum(rk, reach * lk), np.minimum(rv, reach * lv)  # about the value at the input 0
+    rk, rv = least(rk, reach * lk), least(rv, reach * lv)  # about the value at the input 0
     gain = lv + scale * rv * (q.radius * lk + rk * q.gain)
     if len(reads) > 3:
         x = reads[3].bounds
         size, change = x.radius.max(), x.gain.max()
         wk, wv = (_by_head(c[kind][0], c[kind][1:], claims[i].values, batch) for i, kind in enumerate(("key", "value")))
-        rk, rv = np.minimum(rk, wk * size), np.minimum(rv, wv * size)
+        rk, rv = least(rk, wk * size), least(rv, wv * size)
         joint = change * hypotenuse(wv, scale * q.radius * rv * wk) + scale * rk * rv * q.gain
-        gain = np.minimum(gain, joint)
+        gain = least(gain, joint)
         if "query" in c:
             both = abs(decimals(c["query"][0]).item() * decimals(c["key"][0]).item())
             t = scale * size * size * both * decimals(claims[2].values).reshape([1, *batch[1:], 1, 1])
-            gain = np.minimum(gain, change * wv * (hypotenuse(ONE, t) + t))
+            gain = least(gain, change * wv * (hypotenuse(ONE, t) + t))
     return Bounds(radius, gain, radius)
 
 
@@ -179,7 +179,7 @@ def _largest_logits(row: Row, q: Value, k: Value, key: Origin | None) -> list[De
         if "query" in row.constants and key is not None and not key.bias:
             size = key.source.gather([-1]).radius.max()
             both = abs(decimals(row.constants["query"][0]).item() * decimals(row.constants["key"][0]).item())
-            logits = np.minimum(logits, scale * both * size * size * decimals(row.claims[2].values))
+            logits = least(logits, scale * both * size * size * decimals(row.claims[2].values))
         return list(logits)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.propagation import moves
+from wellnormed.propagation.decimals import least
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.movement import as_value
 from wellnormed.propagation.registry import Read, operation, primitive
@@ -76,5 +77,5 @@ def _product(step: Ledger, a: Value, b: Value) -> Value:
 def _bound_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """`|d(ab)| <= |a|_inf |db| + |b|_inf |da|`, in the Euclidean norm."""
     a, b = (read.bounds for read in reads)
-    radius = np.minimum(a.largest * b.radius, a.radius * b.largest)
+    radius = least(a.largest * b.radius, a.radius * b.largest)
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)

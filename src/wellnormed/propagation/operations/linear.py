@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -86,7 +87,7 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
     return Value(whole.name, whole.shape, (Term(whole),))
 
 
-def tokens_of(read: Read, inside: int) -> Decimals:
+def tokens_of(read: Read, inside: int) -> Decimal:
     """Square root of how many vectors of so many entries lie in a group."""
     return sqrt_up(math.prod(read.shape[axis] for axis in read.axes) // inside)
 

@@ -13,10 +13,34 @@ from wellnormed.propagation.value import Value
 
 aten = torch.ops.aten
 
-_ONE_RESULT = ["view.default", "_unsafe_view.default", "reshape.default", "view_as.default", "reshape_as.default", "flatten.using_ints", "unflatten.int", "permute.default", "transpose.int", "t.default", "movedim.int", "movedim.intlist", "swapaxes.default", "swapdims.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "expand.default", "expand_as.default", "broadcast_to.default", "slice.Tensor", "select.int", "narrow.default", "diagonal.default", "unfold.default", "flip.default", "fliplr.default", "flipud.default", "rot90.default", "roll.default", "repeat.default", "tile.default", "repeat_interleave.self_int", "index_select.default", "index.Tensor", "take_along_dim.default", "gather.default", "tril.default", "triu.default", "diag_embed.default", "im2col.default", "pixel_shuffle.default", "pixel_unshuffle.default", "channel_shuffle.default", "reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default", "replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default", "upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default", "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"]
-_SEVERAL_RESULTS = ["split.Tensor", "split.sizes", "split_with_sizes.default", "unsafe_split.Tensor", "unsafe_split_with_sizes.default", "chunk.default", "unsafe_chunk.default", "tensor_split.sections", "tensor_split.indices", "unbind.int"]
-_IDENTITIES = ["clone.default", "contiguous.default", "alias.default", "detach.default", "lift_fresh_copy.default", "lift_fresh.default", "view.dtype", "_reshape_alias.default", "positive.default", "conj.default", "resolve_conj.default", "resolve_neg.default"]
-_CONVERSIONS = ["to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default"]
+_ONE_RESULT = {
+    "default": "view _unsafe_view reshape view_as reshape_as permute t swapaxes swapdims unsqueeze squeeze expand "
+    "expand_as broadcast_to narrow diagonal unfold flip fliplr flipud rot90 roll repeat tile index_select "
+    "take_along_dim gather tril triu diag_embed im2col pixel_shuffle pixel_unshuffle channel_shuffle "
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d",
+    "int": "transpose unflatten movedim select",
+    "intlist": "movedim",
+    "using_ints": "flatten",
+    "dim": "squeeze",
+    "dims": "squeeze",
+    "Tensor": "slice index",
+    "self_int": "repeat_interleave",
+    "vec": "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d",
+}
+_SEVERAL_RESULTS = {
+    "Tensor": "split unsafe_split",
+    "sizes": "split",
+    "default": "split_with_sizes unsafe_split_with_sizes chunk unsafe_chunk",
+    "sections": "tensor_split",
+    "indices": "tensor_split",
+    "int": "unbind",
+}
+"""Overload -> operations that have it."""
+_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive"
+_CONVERSIONS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default")
 
 
 def _plain(argument: Any) -> Any:
@@ -48,20 +72,15 @@ def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
     return part
 
 
-def _overload(name: str) -> Callable[..., Any] | None:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload, None)
+for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
+    for _overload, _names in _table.items():
+        for _name in _names.split():
+            # not every release of torch has all of them
+            if (_target := getattr(getattr(aten, _name, None), _overload, None)) is not None:
+                operation(_target)(_bound(_target))
 
 
-for _name in _ONE_RESULT:
-    if (_target := _overload(_name)) is not None:  # not every release of torch has all of them
-        operation(_target)(_moving(_target))
-for _name in _SEVERAL_RESULTS:
-    if (_target := _overload(_name)) is not None:
-        operation(_target)(_parting(_target))
-
-
-@operation(*(f"aten.{name}" for name in _IDENTITIES))
+@operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()))
 def identity(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
     """The same entries."""
     return x

@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import ONE, decimals, rounding_up, sqrt_up
+from wellnormed.propagation.decimals import ONE, decimals, least, rounding_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add, multiply
 from wellnormed.propagation.registry import Read, operation, primitive
@@ -17,7 +16,7 @@ from wellnormed.propagation.value import Bounds, Value
 
 
 def normalize(step: Ledger, x: Value, dims: Sequence[int], eps: float | None) -> Value:
-    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over the given axes; one bound holds for both."""
+    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over axes; one bound holds for both."""
     if eps is None or not eps > 0:
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
     dims = sorted(d % len(x.shape) for d in dims)
@@ -31,9 +30,9 @@ def _normalization(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence
     """Root mean square at most 1, and slope at most `1 / sqrt(eps)`: never 1."""
     ((shape, axes, x),) = reads
     slope = sqrt_up(ONE / decimals(c["eps"]).item())
-    radius = np.minimum(slope * x.radius, sqrt_up(math.prod(shape[axis] for axis in axes)))
+    radius = least(slope * x.radius, sqrt_up(math.prod(shape[axis] for axis in axes)))
     vector = sqrt_up(math.prod(shape[axis] for axis in c["over"]))
-    return Bounds(radius, slope * x.gain, np.minimum(radius, vector))
+    return Bounds(radius, slope * x.gain, least(radius, vector))
 
 
 def _scaled(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
@@ -148,8 +147,8 @@ def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
     ((shape, axes, x),) = reads
     one = sqrt_up(math.prod(shape[axis] for axis in c["over"]) / decimals(c["scale"]).item())
     all_vectors = sqrt_up(math.prod(shape[axis] for axis in axes) / decimals(c["scale"]).item())
-    radius = np.minimum(x.radius, all_vectors)
-    return Bounds(radius, x.gain, np.minimum(np.minimum(x.largest, one), radius))
+    radius = least(x.radius, all_vectors)
+    return Bounds(radius, x.gain, least(least(x.largest, one), radius))
 
 
 def to_unit(step: Ledger, x: Value, dims: Sequence[int], eps: float) -> Value:
@@ -167,5 +166,5 @@ def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
     ((shape, axes, x),) = reads
     slope = ONE / decimals(c["eps"]).item()
     vectors = math.prod(shape[axis] for axis in axes) // math.prod(shape[axis] for axis in c["over"])
-    radius = np.minimum(slope * x.radius, sqrt_up(vectors) if vectors > 1 else ONE)
-    return Bounds(radius, slope * x.gain, np.minimum(radius, ONE))
+    radius = least(slope * x.radius, sqrt_up(vectors) if vectors > 1 else ONE)
+    return Bounds(radius, slope * x.gain, least(radius, ONE))

@@ -102,3 +102,16 @@ def windows(
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), t.ndim - count):
         t = t.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     return t.flatten(-count)
+
+
+def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
+    raise step.refuse(
+        "it is not continuous: a change of the input, however small, can move its result by a fixed amount; use a soft "
+        "form, such as softmax in the place of top-k, or a straight line in the place of a step"
+    )
+
+
+_STEPS = ("topk", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
+_JUMPS = ("hardshrink", "threshold", "nan_to_num", "one_hot", "bucketize", "searchsorted", "multinomial")
+_COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))
+operation(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), *(f"aten.{name}" for name in _COMPARISONS))(_refused)
