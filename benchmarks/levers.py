@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 import wellnormed as wn
+from wellnormed.certificates.certificate import largest_rms
 from wellnormed.constraints import Constraint
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.experiments._header import header, write_result
@@ -156,13 +157,19 @@ def settings(model: Model, variant: Variant) -> tuple[dict[str, float], dict[str
         if variant.relative_rates:
             factors |= {name: held.cap for name, held in kept.items() if isinstance(held, wn.HardCap)}
         return factors, kept
-    head_cap = LIPSCHITZ / float(max(wn.certify(model).layers[-2].lipschitz))
+    head_cap = LIPSCHITZ / _body_lipschitz(wn.certify(model))
     factors = rate_factors(model, replace(PRESETS["cpu"], model=variant.model)) | {"head.weight": head_cap}
     for name, _ in model.named_parameters():
         for end, factor in variant.factors.items():
             if name.endswith(end):
                 factors[name] = factors.get(name, 1.0) * factor
     return factors, {**constraints_of(model), "head.weight": wn.HardCap(head_cap)}
+
+
+def _body_lipschitz(certificate: wn.certificates.Certificate) -> float:
+    """The constant of everything before the map to logits."""
+    rows = [row for row in certificate.layers if not row.name.startswith(("head", "output"))]
+    return float(largest_rms(rows[-1], "gain"))
 
 
 def disturb(model: Model, variant: Variant) -> list[RemovableHandle]:
@@ -234,11 +241,11 @@ def run(variant: Variant) -> dict[str, float]:
     for handle in handles:
         handle.remove()
     assert task.constraints is not None
-    certificate = wn.certify(model, torch.zeros(1, length, dtype=torch.long))
+    certificate = wn.certify(model)
     return {
         "validation_loss": validation_loss(model, text.validation, length),
         "training_loss": validation_loss(model, text.train[: len(text.validation)], length),
-        "body_lipschitz": float(max(certificate.layers[-3 if isinstance(model, GPT) else -2].lipschitz)),
+        "body_lipschitz": _body_lipschitz(certificate),
         "log10_lipschitz": certificate.log10_lipschitz,
         "lower_bound": float(wn.lower_bound(model, steps=50, generator=task.generator).value),
         "proved_norm_over_cap": max(task.constraints.proved_ratios().values()),

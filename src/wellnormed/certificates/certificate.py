@@ -1,92 +1,130 @@
-"""The certificate and its file: data only, free of torch. `certify` makes one, `verify` checks one."""
+"""The certificate and its file: data only. `certify` makes one, `verify` proves one again."""
 
 import math
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from wellnormed._files import json_text, parse_json, write_atomically
-from wellnormed.certificates.bound import UPWARD
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
 
-FORMAT_VERSION = 2
-ARITHMETIC = "real numbers, parameters as stored"
-NORMS = "largest RMS of a token's entries, in and out"
+from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
+from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
+from wellnormed.propagation.rows import Claim, Row
+from wellnormed.propagation.value import Bounds
 
-
-@dataclass(frozen=True)
-class Claim:
-    """A proved bound on what a rule uses of a stored tensor."""
-
-    measure: str
-    """`spectral`: largest singular value of each part; `product`: that of `A_h^T B_h` for two tensors;
-    `row_rms`: largest RMS over the last dimension; `positive_rms`: the same of positive entries alone; `max_abs`:
-    largest entry."""
-    tensors: tuple[str, ...]
-    """Names among the model's tensors."""
-    shape: tuple[int, ...]
-    """Shape of the (first) tensor."""
-    values: tuple[float, ...]
-    """One per part; the first dimension is cut into that many equal parts."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation: what it read, and what follows."""
-
-    name: str
-    rule: str
-    inputs: tuple[str, ...]
-    constants: dict[str, float]
-    weights: tuple[Claim, ...]
-    radius: tuple[Decimal, ...]
-    lipschitz: tuple[Decimal, ...]
+FORMAT_VERSION = 3
+ARITHMETIC = "real numbers, tensors as stored"
+_DAMAGE = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
+)  # fmt: skip
+"""What reading a damaged document ends in."""
 
 
 @dataclass(frozen=True)
 class Certificate:
     """A Lipschitz bound with everything needed to derive it again.
 
-    For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`, where the norm is
-    the largest RMS over tokens. Made by `certify`; `verify` checks one against stored weights.
+    For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`. Both norms are the largest
+    root mean square (RMS) over groups of entries: over the tokens of a sequence, or over whole images. Made by
+    `certify`; `verify` proves one again from stored weights.
     """
 
-    layers: tuple[Row, ...]
+    rows: tuple[Row, ...]
     """One row per operation, in order of execution; the last one is the model's output."""
-    tensors: dict[str, str]
-    """Name of every parameter and buffer -> SHA-256 over its dtype, shape and bytes."""
-    domain: str
-    """The inputs it speaks of."""
     input_radius: float
-    """Largest RMS of an input token."""
+    """Largest RMS of a group of the input."""
+    tensors: dict[str, str]
+    """Name of every tensor that the rows use -> SHA-256 over its dtype, shape and bytes."""
+    computed: dict[str, Tensor] = field(repr=False, compare=False)
+    """Those that the model computes from its own, such as rotary tables; the file holds them."""
+    attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
+    """Row of an attention -> for every head, what no logit exceeds, whatever the input; before masks and biases."""
+    any_batch: bool = False
+    """Whether the graph was captured for two sizes of the batch, and is the same up to sizes."""
     lower_bound: float | None = None
     """Largest gain that a search has met; not part of the proof."""
-    norms: str = NORMS
     arithmetic: str = ARITHMETIC
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
+    def layers(self) -> tuple[Row, ...]:
+        """The rows that bound something; the others only move entries, scale and add."""
+        return tuple(row for row in self.rows if row.bounds is not None)
+
+    @property
     def exact_lipschitz(self) -> Decimal:
         """The bound as the decimal that was derived."""
-        return max(self.layers[-1].lipschitz)
+        return largest_rms(self.rows[-1], "gain")
 
     @property
     def lipschitz(self) -> float:
         """The bound, rounded up; infinity if a float cannot hold it (see `log10_lipschitz`)."""
-        return _float_up(self.exact_lipschitz)
+        return float_up(self.exact_lipschitz)
 
     @property
     def log10_lipschitz(self) -> float:
         """Decimal logarithm of the bound, rounded up; -infinity for a constant model."""
-        if not self.exact_lipschitz:
-            return -math.inf
-        return _float_up(UPWARD.next_plus(UPWARD.log10(self.exact_lipschitz)))
+        return _log10(self.exact_lipschitz)
+
+    @property
+    def exact_l2_lipschitz(self) -> Decimal | None:
+        """As `l2_lipschitz`, exactly."""
+        sizes = {row.group_size for row in self.rows if row.operation == "input"}
+        if len(sizes) != 1:
+            return None
+        with rounding_up():
+            return _greatest(self.rows[-1], "gain") / _sqrt_down(sizes.pop())
+
+    @property
+    def l2_lipschitz(self) -> float | None:
+        """The bound from Euclidean norm to Euclidean norm, of the same groups; None if inputs differ in width."""
+        exact = self.exact_l2_lipschitz
+        return None if exact is None else float_up(exact)
+
+    @property
+    def log10_l2_lipschitz(self) -> float | None:
+        """Decimal logarithm of `l2_lipschitz`, rounded up."""
+        exact = self.exact_l2_lipschitz
+        return None if exact is None else _log10(exact)
+
+    @property
+    def largest_logit(self) -> float | None:
+        """The largest of `attention_logits`, rounded up; None for a model without attention."""
+        logits = [each for heads in self.attention_logits.values() for each in heads]
+        return float_up(max(logits)) if logits else None
 
     @property
     def activation_rms(self) -> float:
-        """Largest RMS that any token of any operation can reach, rounded up."""
-        return _float_up(max(radius for row in self.layers for radius in row.radius))
+        """Largest RMS that a group of any operation's result can reach, rounded up."""
+        return float_up(max(largest_rms(row, "radius") for row in self.layers))
+
+    @property
+    def norms(self) -> str:
+        """Both norms in words, from the rows."""
+        return f"largest RMS of {_groups(self._inputs[0])} in, of {_groups(self.rows[-1])} out"
+
+    @property
+    def domain(self) -> str:
+        """The inputs that it speaks of, in words, from the rows."""
+        parts = []
+        for row in self._inputs:
+            sizes = ["any batch" if axis == 0 and self.any_batch else str(n) for axis, n in enumerate(row.shape)]
+            looked_up = f", the rows of `{row.claims[0].tensors[0]}` among them" if row.claims else ""
+            parts.append(
+                f"all `{row.name}` of shape ({', '.join(sizes)}) with {_groups(row)} of RMS <= {self.input_radius}"
+                f"{looked_up}"
+            )
+        return "; ".join(parts)
+
+    @property
+    def _inputs(self) -> list[Row]:
+        return [row for row in self.rows if row.operation == "input"]
 
     def with_lower_bound(self, value: float) -> "Certificate":
         """The same certificate with a measured gain beside the bound.
@@ -104,75 +142,173 @@ class Certificate:
         return replace(self, lower_bound=float(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file whole or not at all."""
-        write_atomically(Path(path), self._text())
+        """Write `path`, and beside it, with the ending `.safetensors`, the computed tensors if there are any."""
+        path = Path(path)
+        tensors = path.with_suffix(".safetensors")
+        if self.computed:
+            write_atomically(tensors, save_tensors(self.computed))
+        write_atomically(path, self._text())
+        if not self.computed:
+            tensors.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Certificate":
-        """Read a file that `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
             ValueError: A byte differs from what `save` wrote, or the format version is another one.
         """
-        content = Path(path).read_bytes()
+        path = Path(path)
+        content = path.read_bytes()
         try:
-            certificate = _certificate(parse_json(content, "its text", "it proves nothing", sealed=True))
+            document = parse_json(content, "its text", "it proves nothing", sealed=True)
+            beside = path.with_suffix(".safetensors")
+            computed = load_tensors(read_bytes(beside, "")) if document.get("computed") else {}
+            certificate = _certificate(document, computed)
             if certificate._text().encode() != content:
                 raise ValueError("its bytes are not those that were written")
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        except _DAMAGE as error:
             raise ValueError(
                 f"{path} is not an intact certificate ({error}); write it again with `Certificate.save`"
             ) from error
         return certificate
 
+    def document(self) -> dict[str, Any]:
+        """What the file says, as the checker reads it."""
+        l2 = self.exact_l2_lipschitz
+        return {
+            "format": FORMAT_VERSION,
+            "arithmetic": self.arithmetic,
+            "input_radius": self.input_radius,
+            "lipschitz": str(self.exact_lipschitz),
+            "l2_lipschitz": None if l2 is None else str(l2),
+            "any_batch": self.any_batch,
+            "lower_bound": self.lower_bound,
+            "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},
+            "rows": [_row_document(row) for row in self.rows],
+            "tensors": self.tensors,
+            "computed": {name: raw_tensor(tensor).digest for name, tensor in sorted(self.computed.items())},
+            "versions": self.versions,
+        }
+
     def _text(self) -> str:
-        document = asdict(self) | {"format": FORMAT_VERSION, "lipschitz": str(self.exact_lipschitz)}
-        for row in document["layers"]:
-            row |= {key: [str(number) for number in row[key]] for key in ("radius", "lipschitz")}
-        return json_text(document, sealed=True, indent=1)
+        return json_text(self.document(), sealed=True, indent=1)
 
     def __str__(self) -> str:
+        l2 = self.l2_lipschitz
+        euclidean = "" if l2 is None else f"; {_short(Decimal(l2))} in Euclidean norms"
         lines = [
-            f"Lipschitz bound {_short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f})",
+            f"Lipschitz bound {_short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
             f"norms: {self.norms}",
             f"domain: {self.domain}",
             f"arithmetic: {self.arithmetic}",
         ]
+        if self.largest_logit is not None:
+            lines.append(f"largest attention logit, proved: {_short(Decimal(self.largest_logit))}")
         if self.lower_bound is not None:
             lines.append(f"largest gain found: {self.lower_bound:.6g}")
         width = max(len(row.name) for row in self.layers)
-        rule_width = max(len(row.rule) for row in self.layers)
-        lines.append(f"{'operation':{width}}  {'rule':{rule_width}}  {'RMS at most':>12}  {'Lipschitz':>12}")
+        kind = max(len(row.operation) for row in self.layers)
+        lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
         lines += [
-            f"{row.name:{width}}  {row.rule:{rule_width}}  "
-            f"{_short(max(row.radius)):>12}  {_short(max(row.lipschitz)):>12}"
+            f"{row.name:{width}}  {row.operation:{kind}}  "
+            f"{_short(largest_rms(row, 'radius')):>12}  {_short(largest_rms(row, 'gain')):>12}"
             for row in self.layers
         ]
         return "\n".join(lines)
 
 
-def _certificate(document: dict[str, Any]) -> Certificate:
-    if document.pop("format", None) != FORMAT_VERSION:
+def largest_rms(row: Row, what: str) -> Decimal:
+    """The largest `radius` or `gain` of a row's groups, in root mean squares."""
+    with rounding_up():
+        return _greatest(row, what) / _sqrt_down(row.group_size)
+
+
+def _greatest(row: Row, what: str) -> Decimal:
+    return max(getattr(row.bounds, what).flat, default=Decimal(0))
+
+
+def _sqrt_down(number: int) -> Decimal:
+    return Decimal(number).sqrt().next_minus() if sqrt_up(number) % 1 else Decimal(math.isqrt(number))
+
+
+def _groups(row: Row) -> str:
+    """What the groups of a row are, in words."""
+    if len(row.axes) > 1:
+        return "whole samples"
+    return {1: "vectors", 2: "vectors"}.get(len(row.shape), "tokens")
+
+
+def _row_document(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "operation": row.operation,
+        "inputs": list(row.inputs),
+        "shape": list(row.shape),
+        "constants": row.constants,
+        "claims": [
+            {
+                "measure": claim.measure,
+                "tensors": list(claim.tensors),
+                "values": list(claim.values),
+                "constants": claim.constants,
+            }
+            for claim in row.claims
+        ],
+        "reads": [list(axes) for axes in row.reads],
+        "axes": list(row.axes),
+        **{what: None if row.bounds is None else _array_document(getattr(row.bounds, what)) for what in Bounds._fields},
+    }
+
+
+def _array_document(array: Decimals) -> dict[str, Any]:
+    return {"shape": list(array.shape), "values": [str(each) for each in array.reshape(-1)]}
+
+
+def _array(document: dict[str, Any]) -> Decimals:
+    return decimals([Decimal(each) for each in document["values"]]).reshape(document["shape"])
+
+
+def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certificate:
+    if document["format"] != FORMAT_VERSION:
         raise ValueError(f"its format version is not {FORMAT_VERSION}")
-    del document["lipschitz"]  # made of the rows, like all bytes that `load` compares
-    layers = tuple(
-        Row(
-            **_with_tuples(row, inputs=str, radius=Decimal, lipschitz=Decimal)
-            | {"weights": tuple(Claim(**_with_tuples(w, tensors=str, shape=int, values=float)) for w in row["weights"])}
-        )
-        for row in document["layers"]
+    return Certificate(
+        rows=tuple(map(_row, document["rows"])),
+        input_radius=document["input_radius"],
+        tensors=document["tensors"],
+        computed=computed,
+        attention_logits={
+            name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
+        },
+        any_batch=document["any_batch"],
+        lower_bound=document["lower_bound"],
+        arithmetic=document["arithmetic"],
+        versions=document["versions"],
     )
-    return Certificate(**document | {"layers": layers})
 
 
-def _with_tuples(content: dict[str, Any], **kinds: type) -> dict[str, Any]:
-    """The content with tuples in the place of some lists."""
-    return content | {key: tuple(map(kind, content[key])) for key, kind in kinds.items()}
+def _row(document: dict[str, Any]) -> Row:
+    bounds = None
+    if document["gain"] is not None:
+        bounds = Bounds(*(_array(document[what]) for what in Bounds._fields))
+    return Row(
+        name=document["name"],
+        operation=document["operation"],
+        inputs=tuple(document["inputs"]),
+        shape=tuple(document["shape"]),
+        constants=document["constants"],
+        claims=tuple(
+            Claim(each["measure"], tuple(each["tensors"]), tuple(each["values"]), each["constants"])
+            for each in document["claims"]
+        ),
+        reads=tuple(map(tuple, document["reads"])),
+        axes=tuple(document["axes"]),
+        bounds=bounds,
+    )
 
 
-def _float_up(x: Decimal) -> float:
-    nearest = float(x)
-    return nearest if Decimal(nearest) >= x else math.nextafter(nearest, math.inf)
+def _log10(x: Decimal) -> float:
+    return float_up(UPWARD.next_plus(UPWARD.log10(x))) if x else -math.inf
 
 
 def _short(x: Decimal) -> str:

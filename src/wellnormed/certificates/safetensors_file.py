@@ -1,10 +1,7 @@
 """Tensors as bytes, from a safetensors file, a NumPy array or a torch tensor; never by pickle."""
 
 import hashlib
-import json
-import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,40 +53,3 @@ def raw_tensor(value: Any) -> RawTensor:
             f"dtype {dtype} is not one that a certificate covers; store floats or integers: {list(DTYPES)}"
         )
     return RawTensor(DTYPES[dtype], shape, value.tobytes())
-
-
-def read_safetensors(path: Path) -> dict[str, RawTensor]:
-    """All tensors of a file whose header describes every byte of it exactly once; a `ValueError` names any other."""
-    content = path.read_bytes()
-    try:
-        return _parse(content)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        # whatever a damaged header trips over is a damaged header
-        raise ValueError(f"{path} is no intact safetensors file: {error}; write the weights again") from error
-
-
-def _parse(content: bytes) -> dict[str, RawTensor]:
-    start = 8 + int.from_bytes(content[:8], "little")
-    if len(content) < 8 or start > len(content):
-        raise ValueError(f"its {len(content)} bytes are too few")
-    header = json.loads(content[8:start], object_pairs_hook=_without_repeats)
-    header.pop("__metadata__", None)
-    tensors: dict[str, RawTensor] = {}
-    position = start
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        if entry.keys() != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _NUMPY:
-            raise ValueError(f"unknown description of {name}: {entry}")
-        shape, end = tuple(entry["shape"]), position + math.prod(entry["shape"]) * _NUMPY[entry["dtype"]].itemsize
-        if [start + offset for offset in entry["data_offsets"]] != [position, end] or any(n < 0 for n in shape):
-            raise ValueError(f"{name} does not lie where its shape says")
-        tensors[name] = RawTensor(entry["dtype"], shape, content[position:end])
-        position = end
-    if position != len(content):
-        raise ValueError(f"{len(content) - position} bytes belong to no tensor")
-    return tensors
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError("a name stands twice in the header")
-    return dict(pairs)

@@ -110,7 +110,8 @@ def certified_radii(model: nn.Sequential, images: Tensor, labels: Tensor) -> Ten
     body, head, inputs = model[1:-1], model[-1], images.flatten(1).double()
     assert isinstance(head, nn.Linear)
     assert head.bias is None
-    bound = certify(body).lipschitz * math.sqrt(head.in_features / inputs.shape[1])  # from RMS to Euclidean
+    bound = certify(body, inputs[:1]).l2_lipschitz
+    assert bound is not None  # one input
     logits, weight = head(body(inputs)), head.weight
     gaps = logits.gather(1, labels[:, None]) - logits
     rows = (weight[labels][:, None] - weight).norm(dim=2) * bound

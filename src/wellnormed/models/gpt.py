@@ -103,3 +103,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.logit_scale(self.head(self.layers(self.position(self.embedding(tokens_BT)))))
+
+    def example_input(self) -> Tensor:
+        """Integers `(1, length)`: what a certificate of this model is captured with."""
+        return torch.zeros(1, self.config.length, dtype=torch.long)

@@ -81,3 +81,7 @@ class PotentialGPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.head(self.layers(self.mixing(self.embedding(tokens_BT))))
+
+    def example_input(self) -> Tensor:
+        """Integers `(1, length)`: what a certificate of this model is captured with."""
+        return torch.zeros(1, self.config.length, dtype=torch.long)

@@ -9,7 +9,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Captured:
     """Placeholder -> the model's name of a tensor, the tensor, and whether the model's state dict has it."""
     inputs: dict[str, tuple[str, Tensor]]
     """Placeholder -> name of an input, and the example."""
+    any_batch: bool = False
+    """Whether another batch size gave the same graph, up to sizes."""
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -101,7 +103,7 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
             larger = _export(model, *other, output)
             _compare(larger, captured, "for another batch size", factor)
             _compare_values(model, larger, *other, output)
-    return captured
+    return replace(captured, any_batch=bool(factor))
 
 
 def _export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Captured:
@@ -149,7 +151,7 @@ def decomposed(captured: Captured) -> Captured:
     }
     with _quiet():
         program = captured.program.run_decompositions(wanted)
-    return Captured(program, captured.stored, captured.inputs)
+    return replace(captured, program=program)
 
 
 def _another_batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, Any], int]:

@@ -45,7 +45,10 @@ class Ledger:
         """Operation at work, for refusals."""
         self.logits: dict[str, list[Decimal]] = {}
         """Row of an attention -> for every head, what no logit exceeds."""
+        self.dtype = torch.float32
+        """Of the operation's result."""
         self._claims: dict[tuple, Claim] = {}
+        self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
 
     def refuse(self, reason: str) -> UncertifiableError:
@@ -122,6 +125,15 @@ class Ledger:
             self.rows[row] = Row(row, "constant", (), tuple(stored.tensor.shape), {"tensor": stored.name})
         return constant(row, stored.tensor)
 
+    def computed(self, name: str, tensor: Tensor, transpose_of: Stored | None = None) -> Stored:
+        """A tensor computed from stored ones, under this name, or this with a number if another one has it."""
+        full, number = name, 1
+        while full in self._computed and not _same(self._computed[full], tensor):
+            number += 1
+            full = f"{name}#{number}"
+        self._computed[full] = tensor
+        return Stored(full, tensor, computed=True, transpose_of=transpose_of)
+
     def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
         """A proved bound on what an operation uses of stored tensors."""
         for stored in tensors:
@@ -137,6 +149,8 @@ class Ledger:
 
     def use(self, stored: Stored) -> str:
         """Note that a row names a stored tensor, and check that it is finite."""
+        if stored.name in self.used and not _same(self.used[stored.name].tensor, stored.tensor):
+            raise self.refuse(f"two tensors are called {stored.name}; rename one")
         if stored.name not in self.used:
             if stored.tensor.is_floating_point() and not bool(torch.isfinite(stored.tensor).all()):
                 raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
@@ -148,3 +162,7 @@ class Ledger:
             for each in number if isinstance(number, list | tuple) else [number]:
                 if isinstance(each, float) and not Decimal(each).is_finite():
                     raise self.refuse(f"its constant {key}={number} is not finite; make it so")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b))

@@ -38,7 +38,7 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
     result = x.move(x.name, carry)
     tables = _tables(positions)
     if tables is None:
-        place = step.use(Stored(f"{step.unique_name(step.name)}.positions", positions, computed=True))
+        place = step.use(step.computed(f"{step.unique_name(step.name)}.positions", positions))
         return step.moved("pick", [x], result, {"positions": place})
     if result.shape == x.shape and bool((positions.reshape(-1) == torch.arange(positions.numel())).all()):
         return x

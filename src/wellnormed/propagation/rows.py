@@ -1,5 +1,6 @@
 """What a ledger is made of: rows for the operations of a model, and claims on stored tensors. Data only."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,3 +43,8 @@ class Row:
     axes: tuple[int, ...] = ()
     """Axes of the groups that a primitive bounds."""
     bounds: Bounds | None = None
+
+    @property
+    def group_size(self) -> int:
+        """How many entries a group has."""
+        return math.prod(self.shape[axis] for axis in self.axes)

@@ -16,7 +16,11 @@ from wellnormed.propagation.patterns import PATTERNS, attention_of, match, spell
 from wellnormed.propagation.registry import OPERATIONS, name_of
 from wellnormed.propagation.value import Value
 
-_MOVES_OF_TOKENS = ("view", "reshape", "_unsafe_view", "expand", "clone", "contiguous", "to", "_to_copy", "alias")
+_MOVES_OF_TOKENS = (
+    "view", "reshape", "_unsafe_view", "flatten", "expand", "clone", "contiguous", "to", "_to_copy", "alias", "slice",
+    "select", "narrow", "transpose", "permute", "t", "unsqueeze", "squeeze", "detach",
+)  # fmt: skip
+_LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "take_along_dim", "one_hot", "scatter")
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 
 
@@ -38,13 +42,14 @@ class Walk:
         for node in self.captured.nodes:
             if node in needed and node.op in ("placeholder", "call_function"):
                 self.step.where, self.step.name = place(node), self._name(node)
+                self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
                 self.values[node] = self._value(node)
         result = self.values.get(self.result)
         self.step.where = self.step.name = "output"
-        if isinstance(result, Stored):
-            result = self.step.constant(result)
         if not isinstance(result, Value):
-            raise self.step.refuse("the model's result is no value that its operations computed from the input")
+            raise self.step.refuse(
+                "the model's result is not computed from the certified input: floats, or what an embedding looks up"
+            )
         if not result.shape:
             result = pick(self.step, result, lambda t: t[None])
         return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
@@ -58,16 +63,18 @@ class Walk:
         return found
 
     def _is_constant(self, node: fx.Node) -> bool:
-        """Integers and flags of the input that no embedding looks up, such as a mask, are as the example has them."""
+        """Integers and flags of the input that nothing looks up, such as a mask, are as the example has them."""
         _, example = self.captured.inputs[node.name]
         if example.is_floating_point():
             return False
-        front = [node]
+        reached, front = {node}, [node]
         while front:
             for user in front.pop().users:
-                if name_of(user.target) == "aten.embedding.default":
+                indices = torch.utils._pytree.tree_leaves((user.args[1:], user.kwargs))
+                if _packet(user) in _LOOKUPS and any(each in reached for each in indices):
                     return False
-                if _packet(user) in _MOVES_OF_TOKENS:
+                if user not in reached:
+                    reached.add(user)
                     front.append(user)
         return True
 
@@ -103,7 +110,9 @@ class Walk:
             return self._placeholder(node)
         if node in self.patterns:
             bound, found = self.patterns[node]
-            return bound(self.step, fx.node.map_aggregate(found, self._known))
+            result = bound(self.step, fx.node.map_aggregate(found, self._known))
+            self._check(node, result)
+            return result
         known: Any = fx.node.map_aggregate((node.args, node.kwargs), self._known)
         arguments, keywords = known
         if node not in self.dependent:
@@ -138,18 +147,24 @@ class Walk:
         except TypeError as error:
             raise self.step.refuse(f"its bound does not cover these arguments ({error}); leave them out") from error
         result = function(self.step, *arguments, **keywords)
-        shape = node.meta["val"]
-        if isinstance(result, Value) and isinstance(shape, Tensor) and tuple(shape.shape) != result.shape:
-            raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(shape.shape)}")
+        if isinstance(result, Value):
+            self._check(node, result)
         return result
+
+    def _check(self, node: fx.Node, result: Value) -> None:
+        executed = node.meta["val"]
+        if tuple(executed.shape) != result.shape:
+            raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(executed.shape)}")
+        if not executed.dtype.is_floating_point:
+            raise self.step.refuse(f"its result is of {executed.dtype}, which is not continuous; keep it a float")
 
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:
             name, tensor, persistent = self.captured.stored[node.name]
-            return Stored(name, tensor.detach(), computed=not persistent)
+            return Stored(name, tensor.detach()) if persistent else self.step.computed(name, tensor.detach())
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
-            return Stored(f"input.{name}", example, computed=True)
+            return self.step.computed(f"input.{name}", example)
         if not example.is_floating_point():
             return Tokens(name, tuple(example.shape))
         return source(self.step, tuple(example.shape), f"input.{name}")
@@ -168,9 +183,9 @@ class Walk:
         if isinstance(result, Tensor):
             first = arguments[0] if arguments and _packet(node) in _TRANSPOSITIONS else None
             swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _equal(result, first.tensor.mT)
-            return Stored(self.step.name, result, computed=True, transpose_of=first if swapped else None)
+            return self.step.computed(self.step.name, result, first if swapped else None)
         if isinstance(result, list | tuple):
-            return [Stored(f"{self.step.name}.{i}", each, computed=True) for i, each in enumerate(result)]
+            return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
         return result
 
     def _name(self, node: fx.Node) -> str:

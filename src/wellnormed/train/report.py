@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from wellnormed._files import read_json, write_atomically
-from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.certificate import Certificate, largest_rms
 from wellnormed.models.files import read_config
 from wellnormed.train.run_folder import RunFolder
 
@@ -126,8 +126,8 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
 def _growth_figure(certificate: Certificate) -> Figure:
     figure, axes = _axes("Bounds through the network", "operation", "log10")
     for values, colour, label in (
-        ([max(row.lipschitz) for row in certificate.layers], BLUE, "Lipschitz bound L"),
-        ([max(row.radius) for row in certificate.layers], ORANGE, "largest RMS R"),
+        ([largest_rms(row, "gain") for row in certificate.layers], BLUE, "Lipschitz bound L"),
+        ([largest_rms(row, "radius") for row in certificate.layers], ORANGE, "largest RMS R"),
     ):
         points = [(i, float(v.log10())) for i, v in enumerate(values) if v > 0]
         axes.plot([i for i, _ in points], [v for _, v in points], color=colour, lw=1.5, label=label)
@@ -166,11 +166,12 @@ def _row(words: list[str], numbers: list[str], cell: str = "td") -> str:
 
 
 def _certificate_table(certificate: Certificate) -> str:
-    rows = [_row(["operation", "rule", "constants"], ["RMS at most", "Lipschitz"], "th")]
+    rows = [_row(["operation", "primitive", "constants"], ["RMS at most", "Lipschitz"], "th")]
     for row in certificate.layers:
-        constants = ", ".join(f"{name} {value:.6g}" for name, value in row.constants.items())
-        bounds = [f"{max(row.radius):.4g}", f"{max(row.lipschitz):.4g}"]
-        rows.append(_row([row.name, row.rule, constants], bounds))
+        numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
+        constants = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+        bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
+        rows.append(_row([row.name, row.operation, constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
     return f"<p>{html.escape(about)}</p><table>{''.join(rows)}</table>"
 

@@ -114,12 +114,16 @@ def prelu(step: Ledger, x: Value, weight: Stored) -> Value:
 @operation("aten.elu.default")
 def elu(step: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
     """Exponential below zero."""
+    if input_scale < 0:
+        raise step.refuse(f"input_scale={input_scale} makes it grow without bound; let it be positive")
     return apply(step, "elu", x, alpha, scale, input_scale)
 
 
 @operation("aten.celu.default")
 def celu(step: Ledger, x: Value, alpha: float = 1.0) -> Value:
     """`alpha (exp(x / alpha) - 1)` below zero, of slope at most 1."""
+    if not alpha > 0:
+        raise step.refuse(f"alpha={alpha} makes it grow without bound; let it be positive")
     return apply(step, "elu", x, 1.0, 1.0, 1.0)
 
 

@@ -61,7 +61,7 @@ def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
         claims = [_norms(step, key), _norms(step, value)]
         constants |= {"key": [key.factor, *key.heads], "value": [value.factor, *value.heads]}
         if query is not None and query.source is key.source and not query.bias:
-            pairs = list(zip(query.heads, key.heads, strict=True))
+            pairs = [list(pair) for pair in zip(query.heads, key.heads, strict=True)]
             constants["query"] = [query.factor, *query.heads]
             claims.append(
                 step.prove(

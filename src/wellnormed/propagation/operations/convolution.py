@@ -148,7 +148,7 @@ def transposed_convolution(
     if bias is None:
         return full
     tensor = bias.tensor.reshape(-1, *[1] * count)
-    return moves.add(step, [full, step.constant(Stored(f"{bias.name} by channel", tensor, computed=True))])
+    return moves.add(step, [full, step.constant(step.computed(f"{bias.name} by channel", tensor))])
 
 
 def _operator_norm(

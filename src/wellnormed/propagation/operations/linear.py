@@ -45,10 +45,10 @@ def matmul(step: Ledger, a: Any, b: Any) -> Value:
     if isinstance(a, Stored):
         return average(step, a, b)
     if b.tensor.ndim == 1:
-        row = Stored(f"{step.name}.row", b.tensor[None], computed=True)
+        row = step.computed(f"{step.name}.row", b.tensor[None])
         return moves.pick(step, _apply(step, a, row, None, transposed=False), lambda t: t.squeeze(-1))
     if b.tensor.ndim > 2:  # x W = (W^T x^T)^T, matrix by matrix
-        flipped = Stored(f"{step.name}.transposed", b.tensor.mT.contiguous(), computed=True)
+        flipped = step.computed(f"{step.name}.transposed", b.tensor.mT.contiguous())
         turned = moves.pick(step, a, lambda t: t.mT)
         return moves.pick(step, average(step, flipped, turned), lambda t: t.mT)
     return _apply(step, a, b, None, transposed=True)
@@ -111,7 +111,7 @@ def _along(values: Sequence[float], axes: int, parts: int) -> Decimals:
 def average(step: Ledger, matrix: Stored, x: Value) -> Value:
     """`P x` along the last axis but one, for a stored P whose leading axes broadcast: an average of tokens, say."""
     if matrix.tensor.ndim == 1:
-        row = Stored(f"{step.name}.row", matrix.tensor[None], computed=True)
+        row = step.computed(f"{step.name}.row", matrix.tensor[None])
         return moves.pick(step, average(step, row, x), lambda t: t.squeeze(-2))
     if len(x.shape) == 1:
         column = moves.pick(step, x, lambda t: t[:, None])
@@ -124,12 +124,12 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
     measure = "spectral" if along in inner else "row_sum"
-    if along in inner and parts > 1 and any(axis in inner and size > 1 for axis, size in enumerate(lead)):
-        inner = tuple(axis for axis in inner if lead[axis] == 1)
+    # axes along which the matrix differs are apart: one bound for each
+    inner = tuple(axis for axis in inner if axis >= along or lead[axis] == 1)
     if measure == "spectral":
-        flat = Stored(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2), computed=True) if parts > 1 else matrix
+        flat = step.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2)) if parts > 1 else matrix
         if parts == 1 and matrix.tensor.ndim > 2:
-            flat = Stored(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]), computed=True)
+            flat = step.computed(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]))
         claim = step.prove("spectral", flat, parts=parts)
     else:
         claim = step.prove("row_sum", matrix, parts=parts)
@@ -176,7 +176,7 @@ def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, me
     axes = sorted({d % rank for d in dims}) if dims else list(range(rank))
     for axis in axes:
         size = x.shape[axis]
-        ones = Stored(f"{size} ones", torch.ones(1, size), computed=True)
+        ones = step.computed(f"{size} ones", torch.ones(1, size))
         turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
         summed = average(step, ones, turned)
         x = moves.pick(step, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))

@@ -119,7 +119,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
         return pick(step, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
     inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
     around = aten.constant_pad_nd.default(torch.zeros(x.shape, dtype=torch.float64), list(pad), fill)
-    return add(step, [inside, step.constant(Stored(f"{step.name}.fill", around, computed=True))])
+    return add(step, [inside, step.constant(step.computed(f"{step.name}.fill", around))])
 
 
 @operation("aten.masked_fill.Scalar")

@@ -15,11 +15,17 @@ from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
 
-def normalize(step: Ledger, x: Value, dims: Sequence[int], eps: float | None) -> Value:
+def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+    """Axes as torch means them: none are all."""
+    given = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
+    return sorted({d % len(x.shape) for d in given})
+
+
+def normalize(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None) -> Value:
     """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over axes; one bound holds for both."""
     if eps is None or not eps > 0:
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
-    dims = sorted(d % len(x.shape) for d in dims)
+    dims = _axes(x, dims)
     return step.derive(
         "normalization", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants={"eps": float(eps), "over": dims}
     )
@@ -52,8 +58,8 @@ def layer_norm(
 def rms_norm(
     step: Ledger, x: Value, shape: Sequence[int], weight: Stored | None = None, eps: float | None = None
 ) -> Value:
-    """RMSNorm over the last axes; torch's default eps is that of the dtype."""
-    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    """RMSNorm over the last axes; torch's default eps is that of the dtype it computes in."""
+    eps = min(torch.finfo(each).eps for each in (step.dtype, torch.float32)) if eps is None else eps
     return _scaled(step, normalize(step, x, range(-len(shape), 0), eps), weight, None)
 
 
@@ -111,7 +117,7 @@ def _with_statistics(
     scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
     shift = -mean.tensor.detach().double() * scale
     shift = shift if bias is None else shift + bias.tensor.detach().double()
-    stored = (Stored(f"{step.name}.{kind}", t, computed=True) for kind, t in (("scale", scale), ("shift", shift)))
+    stored = (step.computed(f"{step.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
     return _by_channel(step, x, *stored)
 
 
@@ -122,16 +128,16 @@ def _by_channel(step: Ledger, x: Value, weight: Stored | None, bias: Stored | No
         if stored is None or not after:
             return stored
         tensor = stored.tensor.reshape(-1, *after)
-        return Stored(f"{stored.name} by channel", tensor, computed=True)
+        return step.computed(f"{stored.name} by channel", tensor)
 
     return _scaled(step, x, channels(weight), channels(bias))
 
 
-def project(step: Ledger, x: Value, dims: Sequence[int], scale: float) -> Value:
+def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: float) -> Value:
     """`x / sqrt(max(1, scale mean(x^2)))` over the given axes: onto the ball of root mean square `scale^(-1/2)`."""
     if not scale > 0:
         raise step.refuse(f"it multiplies the mean square by {scale}, which is not positive")
-    dims = sorted(d % len(x.shape) for d in dims)
+    dims = _axes(x, dims)
     entries = math.prod(x.shape[d] for d in dims)
     constants = {"scale": float(scale), "over": dims}
     with rounding_up():
@@ -151,11 +157,11 @@ def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
     return Bounds(radius, x.gain, least(least(x.largest, one), radius))
 
 
-def to_unit(step: Ledger, x: Value, dims: Sequence[int], eps: float) -> Value:
+def to_unit(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float) -> Value:
     """`x / max(|x|, eps)` over the given axes."""
     if not eps > 0:
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
-    dims = sorted(d % len(x.shape) for d in dims)
+    dims = _axes(x, dims)
     constants = {"eps": float(eps), "over": dims}
     return step.derive("unit", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants=constants)
 

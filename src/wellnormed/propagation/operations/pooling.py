@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.linear import average
 from wellnormed.propagation.registry import operation
 from wellnormed.propagation.value import Value
@@ -20,7 +20,7 @@ def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]
     for number, apply in enumerate(maps):
         axis = len(x.shape) - len(maps) + number
         columns = apply(torch.eye(x.shape[axis], dtype=torch.float64)[:, None])[:, 0]
-        matrix = Stored(f"{step.name}.matrix{number}", columns.mT.contiguous(), computed=True)
+        matrix = step.computed(f"{step.name}.matrix{number}", columns.mT.contiguous())
         turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
         mapped = average(step, matrix, turned)
         x = moves.pick(step, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))

@@ -14,7 +14,9 @@ from wellnormed.propagation.value import Bounds, Value
 
 
 def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
-    """`x - factor W^T relu(W x + b)`, with a factor that is not negative."""
+    """`x - factor W^T relu(W x + b)`."""
+    if not isinstance(weight, Stored) or weight.tensor.ndim != 2 or isinstance(bias, Value):
+        raise step.refuse("its weights are no stored matrix and vector; store them")
     claims = [step.prove("spectral", weight)]
     claims += [] if bias is None else [step.prove("positive_norm", bias)]
     axes = {*x.inner_axes(), len(x.shape) - 1}
@@ -23,10 +25,11 @@ def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None
 
 @primitive("convex_potential")
 def _convex_potential(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`I - f W^T D W` has eigenvalues in `[1 - f w^2, 1]`; zero goes to `-f W^T relu(b)`."""
+    """`I - f W^T D W` has eigenvalues between 1 and `1 - f w^2`; zero goes to `-f W^T relu(b)`."""
     (x,), factor = reads, decimals(c["factor"]).item()
     norm = decimals(claims[0].values).item()
-    slope = max(ONE, factor * norm * norm - 1)
+    squared = abs(factor) * norm * norm
+    slope = max(ONE, squared - 1) if factor >= 0 else ONE + squared
     shift = decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
-    radius = slope * x.bounds.radius + factor * norm * shift * tokens_of(x, x.shape[-1])
+    radius = slope * x.bounds.radius + abs(factor) * norm * shift * tokens_of(x, x.shape[-1])
     return Bounds(radius, slope * x.bounds.gain, np.asarray(radius))
