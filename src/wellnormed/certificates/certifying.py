@@ -13,7 +13,9 @@ import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.propagation.capture import capture, decomposed
+from wellnormed.propagation.capture import Captured, capture, decomposed
+from wellnormed.propagation.ledger import Stored
+from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
 
 
@@ -52,6 +54,7 @@ def certify(
     captured = capture(model, example_of(model, example_input, "certify"), output)
     walk = Walk(decomposed(captured), float(radius))
     walk.run()
+    any_batch = captured.larger is not None and _same_bounds(walk, decomposed(captured.larger), float(radius))
     used = sorted(walk.step.used.items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),
@@ -59,10 +62,32 @@ def certify(
         tensors={name: raw_tensor(stored.tensor).digest for name, stored in used if not stored.computed},
         computed={name: stored.tensor.detach().cpu().clone() for name, stored in used if stored.computed},
         attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
-        any_batch=captured.any_batch,
+        any_batch=any_batch,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
         | {"python": platform.python_version()},
     )
+
+
+def _same_bounds(walk: Walk, larger: Captured, radius: float) -> bool:
+    """Whether twice the batch has the same bounds, from the same tensors."""
+    other = Walk(larger, radius, walk.step)
+    other.run()
+    rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))
+    return (
+        len(walk.step.rows) == len(other.step.rows)
+        and all(a.operation == b.operation and same_bounds(a.bounds, b.bounds) for a, b in rows)
+        and all(_same_tensor(stored, other.step.used.get(name)) for name, stored in walk.step.used.items())
+    )
+
+
+def _same_tensor(a: Stored, b: Stored | None) -> bool:
+    """Equal, or filled with one number, whatever the size."""
+    if b is None:
+        return False
+    x, y = a.tensor, b.tensor
+    if x.shape == y.shape:
+        return torch.equal(x, y)
+    return bool((x == x.reshape(-1)[0]).all()) and bool((y == x.reshape(-1)[0]).all())
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:

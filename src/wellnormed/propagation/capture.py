@@ -1,21 +1,28 @@
 """Capture what a model executes: the graph of its tensor operations, and checks that it is the whole truth.
 
 `torch.export` records operations while the model runs on fake tensors, with parameters as inputs. What it cannot see
-is checked afterwards: that nothing stored changed, that a second capture gives the same graph, that another batch size
-does up to sizes, and that the graph computes what the model computes.
+is checked afterwards: that nothing stored changed, that a second capture gives the same graph, and that the model, left
+alone, executes the operations of the graph and computes what it computes, with and without gradients.
 """
 
 import contextlib
+import copy
+import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellnormed.propagation.operations.movement import MOVES
 from wellnormed.propagation.rows import UncertifiableError
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
@@ -31,8 +38,8 @@ class Captured:
     """Placeholder -> the model's name of a tensor, the tensor, and whether the model's state dict has it."""
     inputs: dict[str, tuple[str, Tensor]]
     """Placeholder -> name of an input, and the example."""
-    any_batch: bool = False
-    """Whether another batch size gave the same graph, up to sizes."""
+    larger: "Captured | None" = None
+    """The same for twice the batch, if the model can be captured for a batch of any size."""
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -88,28 +95,53 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
     """
     _refuse_hooks()
     # copies, so that a tensor that is given twice counts as two
-    arguments, keywords = torch.utils._pytree.tree_map(
-        lambda each: each.detach().clone() if isinstance(each, Tensor) else each, arguments_of(example)
-    )
+    arguments, keywords = _map(lambda each: each.detach().clone(), arguments_of(example))
     for each in _tensors((arguments, keywords)):
         if each.is_floating_point() and not bool(torch.isfinite(each).all()):
             raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
-    with _untouched(model), _quiet():
+    state = _State(model)
+    with _quiet(), _restoring(state):
         captured = _export(model, arguments, keywords, output)
-        _compare(_export(model, arguments, keywords, output), captured, "at the second call", 1)
-        other, factor = _another_batch(arguments, keywords)
-        _compare_values(model, captured, arguments, keywords, output)
-        if factor:
-            larger = _export(model, *other, output)
-            _compare(larger, captured, "for another batch size", factor)
-            _compare_values(model, larger, *other, output)
-    return replace(captured, any_batch=bool(factor))
+        state.restore()
+        _require_same(captured, _export(model, arguments, keywords, output))
+        state.restore()
+        _require_same_values(model, captured, arguments, keywords, output)
+        state.restore()
+        larger = _larger_batch(model, arguments, keywords, output)
+    return replace(captured, larger=larger)
 
 
-def _export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Captured:
+def _larger_batch(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+) -> Captured | None:
+    """The capture of twice the batch, if the model can be captured for a batch of any size; None otherwise."""
+    tensors = _tensors((arguments, keywords))
+    if len({t.shape[0] if t.ndim > 1 else None for t in tensors} | {None}) != 2 or any(t.ndim < 2 for t in tensors):
+        return None
+    twice = _map(lambda each: torch.cat([each, each.flip(-1)]), (arguments, keywords))
+    batch = torch.export.Dim.DYNAMIC
+    axes = torch.utils._pytree.tree_map(
+        lambda each: {0: batch} if isinstance(each, Tensor) else None, (tuple(twice[0]), twice[1])
+    )
+    shapes = ({"arguments": axes[0]} if arguments else {}) | axes[1]
+    try:
+        larger = _export(model, *twice, output)
+        symbolic = _export(model, *twice, output, shapes)
+    except UncertifiableError:
+        return None
+    _require_same_values(model, larger, *twice, output)
+    ranges = symbolic.program.range_constraints.values()
+    return larger if all(each.lower <= 2 and each.upper > 10**9 for each in ranges) else None
+
+
+def _export(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any, shapes: Any = None
+) -> Captured:
     try:
         with torch.no_grad():
-            program = torch.export.export(_Selecting(model, output), arguments, keywords, strict=False)
+            program = torch.export.export(
+                _Selecting(model, output), arguments, keywords, strict=False, dynamic_shapes=shapes
+            )
     except UncertifiableError:
         raise
     except Exception as error:  # the exporter raises whatever the model's own code raises on a fake tensor
@@ -154,141 +186,176 @@ def decomposed(captured: Captured) -> Captured:
     return replace(captured, program=program)
 
 
-def _another_batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, Any], int]:
-    """The example with twice its batch, and 2; 0 where its tensors do not share a batch axis."""
-    tensors = _tensors((arguments, keywords))
-    sizes = {t.shape[0] if t.ndim > 1 else None for t in tensors}
-    if len(sizes) != 1 or None in sizes:
-        return ((), {}), 0
-
-    def twice(x: Any) -> Any:
-        return torch.cat([x, x.flip(-1)]) if isinstance(x, Tensor) else x
-
-    return torch.utils._pytree.tree_map(twice, (arguments, keywords)), 2
-
-
-def _compare(other: Captured, captured: Captured, when: str, factor: int) -> None:
-    """Refuse graphs that differ by more than sizes in proportion to the batch."""
-    pairs = list(zip(other.nodes, captured.nodes, strict=False))
-    for a, b in pairs:
-        if a.op != b.op or (a.op == "call_function" and (a.target != b.target or not _like(a, b, factor))):
+def _require_same(captured: Captured, again: Captured) -> None:
+    """Refuse a model whose second capture differs."""
+    for a, b in zip(captured.nodes, again.nodes, strict=False):
+        if a.op != b.op or (a.op == "call_function" and (a.target != b.target or not _alike(a, b))):
             raise UncertifiableError(
-                f"{place(b)}: the model does something else {when} ({_shown_call(a)}); make it do the same always"
+                f"{place(a)}: the model does something else at a second call; make it do the same always"
             )
-    if len(other.nodes) != len(captured.nodes):
-        raise UncertifiableError(f"the model executes another number of operations {when}; make it do the same always")
+    if len(captured.nodes) != len(again.nodes):
+        raise UncertifiableError(
+            "the model executes another number of operations at a second call; make it do the same always"
+        )
 
 
-def _like(a: Any, b: Any, factor: int) -> bool:
-    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-        left, right = (torch.utils._pytree.tree_leaves((x.args, x.kwargs)) for x in (a, b))
-        return len(left) == len(right) and all(_like_leaf(x, y, factor) for x, y in zip(left, right, strict=True))
-    return False
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    left, right = (_leaves((x.args, x.kwargs)) for x in (a, b))
+    return len(left) == len(right) and all(
+        x.name == y.name if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y or (x != x and y != y)
+        for x, y in zip(left, right, strict=True)
+    )
 
 
-def _like_leaf(x: Any, y: Any, factor: int) -> bool:
-    if isinstance(x, fx.Node) and isinstance(y, fx.Node):
-        return x.name == y.name
-    whole = isinstance(x, int) and isinstance(y, int) and not isinstance(x, bool)
-    return x == y or (whole and x == factor * y) or (x != x and y != y)
+class _Recording(TorchDispatchMode):
+    """Notes which operations are executed on what depends on given tensors, but for those that only move entries.
+
+    A function that differs by moves alone gives other values at the example.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self.executed: list[str] = []
+        self._dependent = {id(each): each for each in tensors}
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if any(id(each) in self._dependent for each in _tensors((arguments, keywords))):
+            found = _tensors(result)
+            self._dependent |= {id(each): each for each in found}  # kept, so that no other tensor gets its number
+            packet = str(function).removeprefix("aten.").partition(".")[0]
+            if packet not in MOVES:
+                self.executed.append(packet)
+        return result
 
 
-def _compare_values(
+_READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")
+"""Operations that carry values of tensors into Python."""
+
+
+def _require_same_values(
     model: nn.Module, captured: Captured, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
 ) -> None:
-    """Refuse a model that computes something else than its captured graph, with and without gradients, or twice."""
-    with torch.no_grad():
-        expected = captured.program.module()(*arguments, **keywords)
-    for grad in (False, True, False):
+    """Refuse a model that executes something else than its captured graph: other operations, or other values."""
+    program = captured.program.module(check_guards=False)
+    state: _State | None = None
+    for grad, required in ((True, True), (True, False), (False, False), (True, True)):
+        inputs = _map(
+            lambda each, r=required: each.detach().clone().requires_grad_(r and each.is_floating_point()),
+            (arguments, keywords),
+        )
         with torch.set_grad_enabled(grad):
-            found = select(model(*arguments, **keywords), output).detach()
+            with _Recording(_tensors(inputs)) as ours:
+                expected = program(*inputs[0], **inputs[1]).detach()
+            with _Recording(_tensors(inputs)) as theirs:
+                found = select(model(*inputs[0], **inputs[1]), output).detach()
+        # a first call may fill caches; after it nothing may change
+        before, state = state, _State(model)
+        if before is not None:
+            before.require(state)
+        # without gradients torch may choose fused kernels, which are other operations for the same function
+        if (grad and ours.executed != theirs.executed) or any(name in theirs.executed for name in _READING):
+            pairs = zip_longest(ours.executed, theirs.executed, fillvalue="nothing")
+            wanted, executed = next((pair for pair in pairs if pair[0] != pair[1]), ("no such operation", _READING[0]))
+            raise UncertifiableError(
+                f"{type(model).__name__} executes `{executed}` where its captured graph has `{wanted}`: it looks at "
+                "values of the input, or at whether it is captured; let it always do the same"
+            )
         # half of the digits: fused and plain kernels differ by rounding, another function by more
         tolerance = torch.finfo(expected.dtype).eps ** 0.5 if expected.is_floating_point() else 0.0
         size = float(expected.abs().max()) if expected.numel() else 0.0
-        same = found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * size).all())
-        if not same:
+        if found.shape != expected.shape or not bool(((found - expected).abs() <= tolerance * size).all()):
             raise UncertifiableError(
                 f"{type(model).__name__} does not compute what was captured: its result depends on something else than "
                 "its input and its stored tensors, such as randomness, a call before, or whether gradients are recorded"
             )
 
 
-@contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Refuse a model that changes while it runs; leave it as it was."""
-    tensors = [tensor for module in model.modules() for tensor in _own_tensors(module).values()]
-    before = [(tensor, tensor.detach().clone(), tensor.requires_grad, tensor.grad) for tensor in tensors]
-    attributes = {module: dict(vars(module)) for module in model.modules()}
-    contents = {module: _snapshot(module) for module in model.modules()}
-    random = torch.get_rng_state()
-    try:
-        yield
-        for tensor, content, *_ in before:
-            same = tensor.shape == content.shape and bool(
-                torch.equal(tensor.detach().view(-1).view(torch.uint8), content.view(-1).view(torch.uint8))
-                if tensor.numel() and tensor.dtype != torch.bool
-                else torch.equal(tensor, content)
-            )
-            if not same:
-                name = next(n for n, t in _named_tensors(model) if t is tensor)
-                raise UncertifiableError(f"it overwrites {name} while it runs; write its result elsewhere")
-        for module, content in contents.items():
-            after = _snapshot(module)
-            changed = [key for key in content.keys() | after.keys() if not _same(content.get(key), after.get(key))]
-            if changed:
-                name = next((n for n, m in model.named_modules() if m is module), "") or "model"
+class _State:
+    """What a model holds at a moment: attributes, what is in them, and the bits of its tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {module: name or "model" for name, module in model.named_modules()}
+        self.contents = {module: _contents(vars(module)) for module in self.names}
+        everything = [each for contents in self.contents.values() for each in contents]
+        self.tensors = {
+            id(t): (t, t.detach().clone(), t.requires_grad, t.grad) for t in everything if isinstance(t, Tensor)
+        }
+        self.containers = {id(c): (c, copy.copy(c)) for c in everything if isinstance(c, dict | list | set)}
+        self.draws = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 (models draw from it)
+
+    def require(self, after: "_State") -> None:
+        """Refuse a model that is in another state after a run."""
+        for module, name in self.names.items():
+            before, now = self.contents[module], after.contents.get(module, [])
+            if len(before) != len(now) or not all(map(_same, before, now)):
                 raise UncertifiableError(
-                    f"module `{name}` changes its attribute {sorted(changed)[0]} while it runs; a certificate is of "
-                    "one function, so keep what `forward` uses constant"
+                    f"module `{name}` changes its attributes while it runs; a certificate is of one function, so keep "
+                    "what `forward` uses constant"
                 )
-        if not torch.equal(random, torch.get_rng_state()):
+            for tensor in before:
+                if isinstance(tensor, Tensor) and not _same_bits(tensor, self.tensors[id(tensor)][1]):
+                    raise UncertifiableError(
+                        f"module `{name}` overwrites a tensor while it runs; write its result elsewhere"
+                    )
+        same_draws = torch.equal(self.draws[0], after.draws[0]) and self.draws[1] == after.draws[1]
+        if not same_draws or str(self.draws[2]) != str(after.draws[2]):
             raise UncertifiableError("it draws random numbers; call `model.eval()`, and take noise out")
-    finally:
-        torch.set_rng_state(random)
-        for module, content in attributes.items():
-            for key in vars(module).keys() - content.keys():
-                vars(module).pop(key)
-            vars(module).update(content)
-        for tensor, content, requires_grad, grad in before:
+
+    def restore(self) -> None:
+        """Put everything back."""
+        torch.set_rng_state(self.draws[0])
+        random.setstate(self.draws[1])
+        np.random.set_state(self.draws[2])  # noqa: NPY002
+        for container, content in self.containers.values():
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+        for tensor, content, requires_grad, grad in self.tensors.values():
             with torch.no_grad():
-                if not torch.equal(tensor, content):
+                if not _same_bits(tensor, content):
                     tensor.copy_(content)
             if tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
             tensor.grad = grad
 
 
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for prefix, module in model.named_modules():
-        for name, tensor in _own_tensors(module).items():
-            yield f"{prefix}.{name}" if prefix else name, tensor
+@contextlib.contextmanager
+def _restoring(state: _State) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        state.restore()
 
 
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    found = {**module._parameters, **module._buffers, **vars(module)}
-    return {name: each for name, each in found.items() if isinstance(each, Tensor)}
-
-
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """Attributes of an instance; containers by their elements."""
-
-    def content(x: Any, depth: int = 0) -> Any:
-        if isinstance(x, dict) and depth < 3:
-            return {key: content(each, depth + 1) for key, each in x.items()}
-        if isinstance(x, list | tuple | set | frozenset) and depth < 3:
-            return [type(x), *(content(each, depth + 1) for each in x)]
-        return x
-
-    return {key: content(each) for key, each in vars(module).items()}
+def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
+    """An object and all that it holds, but for other modules: containers, objects, tensors, numbers."""
+    seen = set() if seen is None else seen
+    if id(x) in seen:
+        return []
+    if isinstance(x, dict):
+        held = [*x.keys(), *x.values()]
+    elif isinstance(x, list | tuple | set | frozenset):
+        held = list(x)
+    elif isinstance(x, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType) or not hasattr(
+        x, "__dict__"
+    ):
+        return [x]
+    else:
+        held = [vars(x)]
+    seen.add(id(x))
+    return [x, *(each for part in held for each in _contents(part, seen))]
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    plain = (int, float, str, bytes, bool, complex)
-    return a is b or (isinstance(a, plain) and type(a) is type(b) and (a == b or (a != a and b != b)))
+    plain = int | float | str | bytes | bool | complex | tuple | frozenset
+    return a is b or (isinstance(a, plain) and type(a) is type(b) and (a == b or a != a))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    first, second = (x.detach().contiguous().reshape(-1) for x in (a, b))
+    return torch.equal(first, second) or torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 @contextlib.contextmanager
@@ -303,6 +370,11 @@ def _refuse_hooks() -> None:
     module = nn.modules.module
     if module._global_forward_hooks or module._global_forward_pre_hooks:
         raise UncertifiableError("a global forward hook is registered for all modules; remove it")
+
+
+def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to all tensors of a tree."""
+    return torch.utils._pytree.tree_map(lambda each: function(each) if isinstance(each, Tensor) else each, tree)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -332,10 +404,6 @@ def _shown(path: str) -> str:
     """A path as the user knows it, without the wrapper's attribute."""
     path = re.sub(r"^L\['self'\]\.?", "", str(path))
     return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
-
-
-def _shown_call(node: fx.Node) -> str:
-    return f"`{node.target}`" if node.op == "call_function" else node.op
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,7 +32,7 @@ class Stored:
 class Ledger:
     """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`."""
 
-    def __init__(self, radius: float) -> None:
+    def __init__(self, radius: float, proved: "Ledger | None" = None) -> None:
         self.radius = radius
         """Largest norm of an input."""
         self.rows: dict[str, Row] = {}
@@ -48,6 +48,7 @@ class Ledger:
         self.dtype = torch.float32
         """Of the operation's result."""
         self._claims: dict[tuple, Claim] = {}
+        self._proved = proved
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
 
@@ -140,6 +141,9 @@ class Ledger:
             self.use(stored)
         names = tuple(stored.name for stored in tensors)
         key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
+        known = {} if self._proved is None else self._proved._claims
+        if key in known and not any(stored.computed for stored in tensors):  # of the same model's own tensors
+            self._claims[key] = known[key]
         if key not in self._claims:
             if not tensors[0].tensor.numel():
                 raise self.refuse(f"{names[0]} is empty; remove the layer")

@@ -218,7 +218,7 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         return None
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
-    logits, scale = _under(weights.args[0], ()), 1.0
+    logits, scale, fill = _under(weights.args[0], ()), 1.0, -math.inf
     while isinstance(logits, fx.Node) and name_of(logits.target) not in _PRODUCTS:
         name, arguments = name_of(logits.target), list(logits.args)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
@@ -227,21 +227,38 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
             # rounded up: the bound grows with the scale
             quotient = abs(float(arguments[1])) if "mul" in name else abs(1 / float(arguments[1])) * (1 + 2.0**-52)
             scale *= quotient * (1 + 2.0**-52) if scale != 1 else quotient
-        elif name in ("aten.add.Tensor", "aten.masked_fill.Scalar"):
+        elif name == "aten.add.Tensor":
             if not dependent(arguments[0]):
                 arguments = [arguments[1], arguments[0]]
             if dependent(arguments[1]) or logits.kwargs.get("alpha", 1) != 1:
                 return None
+        elif name == "aten.masked_fill.Scalar" and not dependent(arguments[1]):
+            fill = max(fill, _number(arguments[2]))
         elif name in ("aten.where.self", "aten.where.ScalarOther") and not dependent(arguments[0]):
             if dependent(arguments[2]):
                 return None
+            fill = max(fill, _number(arguments[2]))
             arguments = arguments[1:]
         else:
             return None
         logits = _under(arguments[0], ())
     if not isinstance(logits, fx.Node) or not all(map(dependent, logits.args)):
         return None
+    # a logit that is replaced by a number takes part in the softmax, unless that is far below all others
+    if fill > _FAR_BELOW:
+        return None
     return {"q": logits.args[0], "transposed_k": logits.args[1], "v": v, "scale": scale}
+
+
+_FAR_BELOW = -1e30
+"""Next to a logit of at least -1e29, one below this has a weight of less than 10 to the -10^29."""
+
+
+def _number(node: Any) -> float:
+    """A number, or that of a tensor which is filled with one; infinity if it is neither."""
+    if isinstance(node, fx.Node) and name_of(node.target) in ("aten.full.default", "aten.scalar_tensor.default"):
+        node = node.args[-1]
+    return float(node) if isinstance(node, float | int) else math.inf
 
 
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
@@ -260,4 +277,7 @@ def _under(node: Any, names: tuple[str, ...]) -> Any:
 def spelled_attention(step: Ledger, found: Found) -> Value:
     """Bound what `attention_of` found, with values in the place of nodes."""
     k = pick(step, found["transposed_k"], lambda t: t.mT)
-    return attend(step, found["q"], k, found["v"], found["scale"])
+    result = attend(step, found["q"], k, found["v"], found["scale"])
+    if max(step.logits[result.name]) > -_FAR_BELOW / 10:
+        raise step.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
+    return result

@@ -183,6 +183,13 @@ def collapse(bounds: Bounds) -> Bounds:
     return Bounds(*map(_collapse, bounds))
 
 
+def same_bounds(a: Bounds | None, b: Bounds | None) -> bool:
+    """Whether two groups of bounds, collapsed, are equal."""
+    if a is None or b is None:
+        return a is b
+    return all(x.shape == y.shape and bool((x == y).all()) for x, y in zip(a, b, strict=True))
+
+
 def _collapse(array: Decimals) -> Decimals:
     for axis, size in enumerate(array.shape):
         first = array.take([0], axis)

@@ -27,8 +27,8 @@ _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 class Walk:
     """Bounds the nodes of a captured graph, those that the result needs."""
 
-    def __init__(self, captured: Captured, radius: float) -> None:
-        self.captured, self.step = captured, Ledger(radius)
+    def __init__(self, captured: Captured, radius: float, proved: Ledger | None = None) -> None:
+        self.captured, self.step = captured, Ledger(radius, proved)
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
         results: Any = output.args[0]

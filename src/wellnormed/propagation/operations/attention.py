@@ -53,7 +53,7 @@ def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
         for x in (q, k, v)
     )
     reads: list[tuple[Value, Iterable[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
-    constants: dict[str, Any] = {"scale": scale, "radius": step.radius}
+    constants: dict[str, Any] = {"scale": scale}
     claims: list[Claim] = []
     query, key, value = (origin_of(x) for x in (q, k, v))
     if key is not None and value is not None and key.together(value):
@@ -145,16 +145,14 @@ def _by_head(factor: float, heads: Sequence[int], values: Sequence[float], batch
 def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """The smallest valid bound of each head; any additive mask is free.
 
-    With s the scale, and keys and values in balls of radius `R_k` and `R_v` about any centre, the gain is at most
-    `L_v + s R_v (R_q L_k + R_k L_q)`. For keys and values that are linear in the same tokens it is at most
-    `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2) + s R_k R_v L_q`, and for queries too, without a bias,
-    `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
+    With s the scale, and all keys and all values of a head in balls of radius `R_k` and `R_v` about one centre each,
+    the gain is at most `L_v + s R_v (R_q L_k + R_k L_q)`. For keys and values that are linear in the same tokens it is
+    at most `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2) + s R_k R_v L_q`, where biases are the centres, and for queries
+    too, without a bias, `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
     """
     q, k, v = (read.bounds for read in reads[:3])
     scale, tokens, batch = abs(decimals(c["scale"]).item()), len(c["shape"]) - 2, c["shape"][:-2]
     lk, lv, rk, rv = (each.max(tokens, keepdims=True) for each in (k.gain, v.gain, k.radius, v.radius))
-    radius, reach = rv, decimals(c["radius"]).item()
-    rk, rv = least(rk, reach * lk), least(rv, reach * lv)  # about the value at the input 0
     gain = lv + scale * rv * (q.radius * lk + rk * q.gain)
     if len(reads) > 3:
         x = reads[3].bounds
@@ -167,7 +165,8 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
             both = abs(decimals(c["query"][0]).item() * decimals(c["key"][0]).item())
             t = scale * size * size * both * decimals(claims[2].values).reshape([1, *batch[1:], 1, 1])
             gain = least(gain, change * wv * (hypotenuse(ONE, t) + t))
-    return Bounds(radius, gain, radius)
+    largest = v.radius.max(tokens, keepdims=True)
+    return Bounds(largest, gain, largest)
 
 
 def _largest_logits(row: Row, q: Value, k: Value, key: Origin | None) -> list[Decimal]:
@@ -175,7 +174,7 @@ def _largest_logits(row: Row, q: Value, k: Value, key: Origin | None) -> list[De
     with rounding_up():
         scale, batch = abs(decimals(row.constants["scale"]).item()), row.shape[:-2]
         logits = scale * (q.gather([-1]).radius.max(-2) * k.gather([-1]).radius.max(-2))[..., 0]
-        logits = np.broadcast_to(logits, batch).max(0).reshape(-1)
+        logits = np.broadcast_to(logits, batch).max(0, keepdims=True).reshape(-1)
         if "query" in row.constants and key is not None and not key.bias:
             size = key.source.gather([-1]).radius.max()
             both = abs(decimals(row.constants["query"][0]).item() * decimals(row.constants["key"][0]).item())

@@ -42,6 +42,14 @@ _SEVERAL_RESULTS = {
 _IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive"
 _CONVERSIONS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default")
 
+_PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to type_as _to_copy"
+MOVES = frozenset(
+    " ".join(
+        [*_ONE_RESULT.values(), *_SEVERAL_RESULTS.values(), _IDENTITIES, _PLACING, "_assert_tensor_metadata"]
+    ).split()
+)
+"""Names of operations that only move entries, or convert them."""
+
 
 def _plain(argument: Any) -> Any:
     """An argument as torch takes it."""
@@ -120,6 +128,39 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
     inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
     around = aten.constant_pad_nd.default(torch.zeros(x.shape, dtype=torch.float64), list(pad), fill)
     return add(step, [inside, step.constant(step.computed(f"{step.name}.fill", around))])
+
+
+def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
+    def scatter(step: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
+        """Entries of one replaced by those of another."""
+        xs = [as_value(step, x), as_value(step, source)]
+        return side_by_side(step, xs, lambda ts: target(*ts, *arguments, **keywords))
+
+    return scatter
+
+
+for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
+    operation(f"aten.{_name}.default")(_scattering(getattr(aten, _name).default))
+
+
+@operation("aten.copy.default")
+def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
+    """The second in the shape of the first."""
+    value = as_value(step, source)
+    shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+    return value if value.shape == shape else pick(step, value, lambda t: t.broadcast_to(shape))
+
+
+def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
+    def make(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
+        """A constant in the shape of a value."""
+        return step.computed(step.name, target(torch.empty(x.shape), *arguments, **keywords))
+
+    return make
+
+
+for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
+    operation(f"aten.{_name}.default")(_like(getattr(aten, _name).default))
 
 
 @operation("aten.masked_fill.Scalar")
