@@ -13,7 +13,7 @@ import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.propagation.capture import Captured, capture, decomposed
+from wellnormed.propagation.capture import Captured, capture, confirm, decomposed
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
@@ -54,7 +54,8 @@ def certify(
     captured = capture(model, example_of(model, example_input, "certify"), output)
     walk = Walk(decomposed(captured), float(radius))
     walk.run()
-    any_batch = captured.larger is not None and _same_bounds(walk, decomposed(captured.larger), float(radius))
+    larger = confirm(model, captured, output)
+    any_batch = larger is not None and _same_bounds(walk, decomposed(larger), float(radius))
     used = sorted(walk.step.used.items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),
@@ -81,13 +82,18 @@ def _same_bounds(walk: Walk, larger: Captured, radius: float) -> bool:
 
 
 def _same_tensor(a: Stored, b: Stored | None) -> bool:
-    """Equal, or filled with one number, whatever the size."""
-    if b is None:
+    """Equal, but for copies along the batch."""
+    if b is None or a.tensor.ndim != b.tensor.ndim:
         return False
-    x, y = a.tensor, b.tensor
-    if x.shape == y.shape:
-        return torch.equal(x, y)
-    return bool((x == x.reshape(-1)[0]).all()) and bool((y == x.reshape(-1)[0]).all())
+    first = []
+    for tensor, other in ((a.tensor, b.tensor), (b.tensor, a.tensor)):
+        for axis, size in enumerate(other.shape):
+            if tensor.shape[axis] != size:
+                if not bool((tensor == tensor.narrow(axis, 0, 1)).all()):
+                    return False
+                tensor = tensor.narrow(axis, 0, 1)
+        first.append(tensor)
+    return torch.equal(*first)
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:

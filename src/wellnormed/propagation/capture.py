@@ -1,12 +1,13 @@
 """Capture what a model executes: the graph of its tensor operations, and checks that it is the whole truth.
 
 `torch.export` records operations while the model runs on fake tensors, with parameters as inputs. What it cannot see
-is checked afterwards: that nothing stored changed, that a second capture gives the same graph, and that the model, left
-alone, executes the operations of the graph and computes what it computes, with and without gradients.
+is checked afterwards: that nothing stored changed, and that the model, left alone, executes the operations of the graph
+and computes what it computes, call after call, with and without gradients.
 """
 
 import contextlib
 import copy
+import inspect
 import random
 import re
 import warnings
@@ -38,8 +39,8 @@ class Captured:
     """Placeholder -> the model's name of a tensor, the tensor, and whether the model's state dict has it."""
     inputs: dict[str, tuple[str, Tensor]]
     """Placeholder -> name of an input, and the example."""
-    larger: "Captured | None" = None
-    """The same for twice the batch, if the model can be captured for a batch of any size."""
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments and keywords of the call."""
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -54,7 +55,7 @@ class _Selecting(nn.Module):
         super().__init__()
         self.model, self._output = model, output
 
-    def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
+    def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
         return select(self.model(*arguments, **keywords), self._output)
 
 
@@ -88,10 +89,10 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
-    """The operations that a model executes on an example, checked.
+    """The operations that a model executes on an example. `confirm` checks that they are the whole truth.
 
     Raises:
-        UncertifiableError: The model cannot be captured, or does something that a capture does not show.
+        UncertifiableError: The model cannot be captured.
     """
     _refuse_hooks()
     # copies, so that a tensor that is given twice counts as two
@@ -99,16 +100,22 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
     for each in _tensors((arguments, keywords)):
         if each.is_floating_point() and not bool(torch.isfinite(each).all()):
             raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
+    with _quiet(), _restoring(_State(model)):
+        return _export(model, arguments, keywords, output)
+
+
+def confirm(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
+    """Check that a model does what was captured, always; the same for twice the batch, if it takes batches of any size.
+
+    Raises:
+        UncertifiableError: The model does something that its captured operations do not show.
+    """
+    arguments, keywords = captured.example
     state = _State(model)
     with _quiet(), _restoring(state):
-        captured = _export(model, arguments, keywords, output)
-        state.restore()
-        _require_same(captured, _export(model, arguments, keywords, output))
-        state.restore()
         _require_same_values(model, captured, arguments, keywords, output)
         state.restore()
-        larger = _larger_batch(model, arguments, keywords, output)
-    return replace(captured, larger=larger)
+        return _larger_batch(model, arguments, keywords, output)
 
 
 def _larger_batch(
@@ -123,15 +130,16 @@ def _larger_batch(
     axes = torch.utils._pytree.tree_map(
         lambda each: {0: batch} if isinstance(each, Tensor) else None, (tuple(twice[0]), twice[1])
     )
-    shapes = ({"arguments": axes[0]} if arguments else {}) | axes[1]
     try:
-        larger = _export(model, *twice, output)
-        symbolic = _export(model, *twice, output, shapes)
+        symbolic = _export(model, *twice, output, axes)
     except UncertifiableError:
         return None
-    _require_same_values(model, larger, *twice, output)
     ranges = symbolic.program.range_constraints.values()
-    return larger if all(each.lower <= 2 and each.upper > 10**9 for each in ranges) else None
+    if not all(each.lower <= 2 and each.upper > 10**9 for each in ranges):
+        return None
+    larger = _export(model, *twice, output)
+    _require_same_values(model, larger, *twice, output)
+    return larger
 
 
 def _export(
@@ -140,7 +148,7 @@ def _export(
     try:
         with torch.no_grad():
             program = torch.export.export(
-                _Selecting(model, output), arguments, keywords, strict=False, dynamic_shapes=shapes
+                _Selecting(model, output), (arguments, keywords), strict=False, dynamic_shapes=shapes
             )
     except UncertifiableError:
         raise
@@ -171,8 +179,17 @@ def _export(
         else:
             value = next(given)
             if isinstance(value, Tensor):
-                inputs[name] = (name, value)
-    return Captured(program, stored, inputs)
+                inputs[name] = (_argument(model, name), value)
+    return Captured(program, stored, inputs, (arguments, keywords))
+
+
+def _argument(model: nn.Module, placeholder: str) -> str:
+    """The name of an argument of the model."""
+    kind, _, name = placeholder.partition("_")
+    if kind == "keywords":
+        return name
+    named = list(inspect.signature(model.forward).parameters)
+    return named[int(name)] if name.isdigit() and int(name) < len(named) else name
 
 
 def decomposed(captured: Captured) -> Captured:
@@ -184,27 +201,6 @@ def decomposed(captured: Captured) -> Captured:
     with _quiet():
         program = captured.program.run_decompositions(wanted)
     return replace(captured, program=program)
-
-
-def _require_same(captured: Captured, again: Captured) -> None:
-    """Refuse a model whose second capture differs."""
-    for a, b in zip(captured.nodes, again.nodes, strict=False):
-        if a.op != b.op or (a.op == "call_function" and (a.target != b.target or not _alike(a, b))):
-            raise UncertifiableError(
-                f"{place(a)}: the model does something else at a second call; make it do the same always"
-            )
-    if len(captured.nodes) != len(again.nodes):
-        raise UncertifiableError(
-            "the model executes another number of operations at a second call; make it do the same always"
-        )
-
-
-def _alike(a: fx.Node, b: fx.Node) -> bool:
-    left, right = (_leaves((x.args, x.kwargs)) for x in (a, b))
-    return len(left) == len(right) and all(
-        x.name == y.name if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y or (x != x and y != y)
-        for x, y in zip(left, right, strict=True)
-    )
 
 
 class _Recording(TorchDispatchMode):
@@ -246,7 +242,7 @@ def _require_same_values(
         )
         with torch.set_grad_enabled(grad):
             with _Recording(_tensors(inputs)) as ours:
-                expected = program(*inputs[0], **inputs[1]).detach()
+                expected = program(*inputs).detach()
             with _Recording(_tensors(inputs)) as theirs:
                 found = select(model(*inputs[0], **inputs[1]), output).detach()
         # a first call may fill caches; after it nothing may change
