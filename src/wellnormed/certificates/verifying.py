@@ -1,0 +1,96 @@
+"""`verify`: prove a certificate again with the checker, which shares no code with `certify`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.certifying import certify
+from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.checker import CheckError, Report, check
+from wellnormed.checker.files import Stored, read_safetensors
+
+
+def verify(
+    certificate: Certificate | str | os.PathLike[str], weights: Mapping[str, Any] | str | os.PathLike[str]
+) -> Report:
+    """Prove a certificate again from its weights.
+
+    It proves that the stated bound follows from the operations that the certificate lists, for the tensors given. Which
+    operations a model executes is the model's code: `require_same_model` compares them.
+
+    Args:
+        certificate: A certificate, or the path of its file.
+        weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict.
+
+    Raises:
+        CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
+            promises less than follows.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> verify(certify(model, torch.zeros(1, 3)), model.state_dict()).claims
+        2
+    """
+    try:
+        if not isinstance(certificate, Certificate):
+            certificate = Certificate.load(certificate)
+    except (ValueError, OSError) as error:
+        raise CheckError(f"not proved: {error}") from error
+    if isinstance(weights, str | os.PathLike):
+        tensors = read_safetensors(Path(weights))
+    elif not isinstance(weights, Mapping):
+        raise CheckError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
+    else:
+        tensors = {name: _stored(value) for name, value in weights.items() if name in certificate.tensors}
+    computed = {name: _stored(tensor) for name, tensor in certificate.computed.items()}
+    return check(certificate.document(), tensors | computed)
+
+
+def require_same_model(certificate: Certificate, model: nn.Module, example_input: Any = None) -> None:
+    """Refuse a model that executes other operations, on other tensors, than those that a certificate lists.
+
+    Tensors that the model computes from its own are compared within rounding, which differs between machines; the
+    certificate is of those in its file.
+
+    Raises:
+        CheckError: Names the first difference.
+    """
+    fresh = certify(model, example_input, certificate.input_radius)
+    if len(fresh.rows) != len(certificate.rows):
+        raise CheckError(f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}")
+    for ours, theirs in zip(fresh.rows, certificate.rows, strict=True):
+        for what in ("name", "operation", "inputs", "shape", "constants", "reads", "axes"):
+            a, b = getattr(ours, what), getattr(theirs, what)
+            if a != b:
+                raise CheckError(f"operation {ours.name!r} of the model has {what} {a}, the certificate {b}")
+        used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
+        if used[0] != used[1]:
+            raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")
+    for name, tensor in fresh.computed.items():
+        if name not in certificate.computed or not _close(tensor, certificate.computed[name]):
+            raise CheckError(f"{name}, which the model computes, is another tensor than in the certificate")
+    if certificate.any_batch and not fresh.any_batch:
+        raise CheckError("the certificate is of any batch, which could not be confirmed")
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    # three quarters of the digits of its largest entry: a sine of a large angle has no more
+    tolerance = torch.finfo(a.dtype).eps ** 0.75 * float(b.abs().max())
+    return bool(((a.double() - b.double()).abs() <= tolerance).all())
+
+
+def _stored(value: Any) -> Stored:
+    try:
+        raw = raw_tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CheckError(f"not proved: {error}") from error
+    return Stored(raw.dtype, raw.shape, raw.content)
