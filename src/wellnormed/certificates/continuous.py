@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.capture import Captured, capture, decomposed, place
 from wellnormed.propagation.operations.source import default_axes
@@ -73,9 +74,10 @@ class Continuous:
         """The model's result for one value of every variable, each of its shape in `shapes`."""
         values = dict(self._constants)
         values.update((node, inputs[name]) for node, name in self._variables.items())
-        for node, target, arguments, keywords in self._steps:
-            arguments, keywords = fx.node.map_arg((arguments, keywords), values.__getitem__)
-            values[node] = _widened(target(*arguments, **keywords))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            for node, target, arguments, keywords in self._steps:
+                arguments, keywords = fx.node.map_arg((arguments, keywords), values.__getitem__)
+                values[node] = _widened(target(*arguments, **keywords))
         result = values[self._result]
         return result if result.ndim else result[None]
 
