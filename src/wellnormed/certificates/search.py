@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
-from wellnormed.propagation.rows import UncertifiableError
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
@@ -50,6 +49,8 @@ class _Found:
     value: float
     x: Point
     direction: Point
+    u: Tensor
+    """The output's direction in which it is measured, as one of several."""
 
 
 def lower_bound(
@@ -72,7 +73,8 @@ def lower_bound(
 
     Every step does one alternation of the power method for the norm "largest group -> largest group" (the dual of a
     direction has RMS 1 in every group of the input; the dual of an output change is one unit vector in one group) and
-    one ascent step on the inputs, all by double backward passes. As many steps of a random search around the best input
+    one ascent step on the inputs, all by double backward passes; without ascent where an operation of the model has no
+    second derivative. As many steps of a random search around the best input
     follow, which cross the edges of piecewise linear functions; at the end it measures the same direction over finite
     distances, and what it measured there is the value, so a wrong derivative cannot make a wrong bound.
 
@@ -89,7 +91,7 @@ def lower_bound(
         width: Entries of a token of an example that is made; found out if the model begins with a matrix.
 
     Raises:
-        UncertifiableError: The model cannot be captured, has no variable, or has no second derivative.
+        UncertifiableError: The model cannot be captured, or nothing of its input is a variable.
         ValueError: An example is needed, or a number is not positive.
 
     Example:
@@ -162,18 +164,19 @@ class _Search:
         self, function: Continuous, radius: float, batch: int, generator: torch.Generator | None = None
     ) -> None:
         self.function, self.radius, self.batch, self.generator = function, radius, batch, generator
+        self._twice = True
 
     def climb(self, steps: int) -> _Found:
         """Power method and ascent, from random points on the sphere, where attention is sharpest."""
         x = {name: self._draw(shape) for name, shape in self.function.shapes.items()}
         x = {name: each / rms(each, self.function.axes[name]) * self.radius for name, each in x.items()}
-        best = _Found(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()})
         u = self._draw(tuple(self.function.many(x).shape[1:]))
+        best = _Found(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()}, u[:1])
         velocity = {name: torch.zeros_like(each) for name, each in x.items()}
         for step in range(steps):
             direction, pushed, uphill = self._gains(x, u)
             value, u = self._largest(pushed)
-            best = _better(best, value, x, direction)
+            best = _better(best, value, u, x, direction)
             slope, rate = self._size(uphill), 0.3 * self.radius * (1 - step / steps)
             velocity = {name: 0.8 * velocity[name] + over(uphill[name], _like(slope, x[name])) for name in x}
             speed = self._size(velocity)
@@ -182,21 +185,13 @@ class _Search:
 
     def wander(self, best: _Found, rounds: int) -> _Found:
         """Random changes of the best input, longer after a success and shorter after a failure."""
-        if not best.value:
-            return best
-        many = {name: each[None] for name, each in best.x.items()}
-        pushed = torch.func.jvp(self.function.many, (many,), ({n: d[None] for n, d in best.direction.items()},))[1]
-        u, size = self._largest(pushed)[1], 0.3 * self.radius
-        for _ in range(rounds):
+        size = 0.3 * self.radius
+        for _ in range(rounds if best.value else 0):
             x = self._inside({name: each + size * self._draw(each.shape) for name, each in best.x.items()})
-            direction, pushed, _ = self._gains(x, u.expand(self.batch, *u.shape[1:]))
-            value, units = self._largest(pushed)
-            found = _better(best, value, x, direction)
-            if found is best:
-                size *= 0.95
-            else:
-                best, size = found, 1.3 * size
-                u = units[value.argmax()][None]
+            direction, pushed, _ = self._gains(x, best.u.expand(self.batch, *best.u.shape[1:]))
+            found = _better(best, *self._largest(pushed), x, direction)
+            size *= 0.95 if found is best else 1.3
+            best = found
         return best
 
     @torch.no_grad()
@@ -230,12 +225,21 @@ class _Search:
         return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
 
     def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
-        try:
-            return gains(self.function, x, u)
-        except (RuntimeError, NotImplementedError) as error:
-            if "derivative" not in str(error):
-                raise
-            raise UncertifiableError(f"the search needs second derivatives: {str(error).splitlines()[0]}") from error
+        if self._twice:
+            try:
+                return gains(self.function, x, u)
+            except (RuntimeError, NotImplementedError) as error:
+                if "derivative" not in str(error):
+                    raise
+                self._twice = False  # an operation has one derivative only
+        values = {name: each.detach().requires_grad_() for name, each in x.items()}
+        result = self.function.many(values)
+        pulled = torch.autograd.grad((result * u).sum(), list(values.values()), materialize_grads=True)
+        axes, step = self.function.axes, 1e-5 * self.radius
+        direction = {name: over(each, rms(each, axes[name])) for name, each in zip(values, pulled, strict=True)}
+        with torch.no_grad():
+            ends = [self.function.many({n: x[n] + s * direction[n] for n in x}) for s in (step, -step)]
+        return direction, (ends[0] - ends[1]) / (2 * step), {n: torch.zeros_like(each) for n, each in x.items()}
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         device = None if self.generator is None else self.generator.device
@@ -261,12 +265,12 @@ class _Search:
         return value, torch.where(chosen == 1, over(pushed, sizes * entries), 0.0)
 
 
-def _better(best: _Found, value: Tensor, x: Point, direction: Point) -> _Found:
+def _better(best: _Found, value: Tensor, units: Tensor, x: Point, direction: Point) -> _Found:
     """What is best of the searches, where that is more than the best so far."""
     leader = int(value.argmax())
     if float(value[leader]) <= best.value:
         return best
-    return _Found(float(value[leader]), _one(x, leader), _one(direction, leader))
+    return _Found(float(value[leader]), _one(x, leader), _one(direction, leader), units[leader][None])
 
 
 def _one(x: Point, number: int) -> Point:
