@@ -36,7 +36,9 @@ class Continuous:
     def __init__(self, captured: Captured) -> None:
         captured = decomposed(captured)
         (output,) = (node for node in captured.nodes if node.op == "output")
-        (self._result,) = output.args[0]  # type: ignore[misc]
+        (result,) = output.args[0]  # type: ignore[misc]
+        assert isinstance(result, fx.Node)  # the model returns one tensor
+        self._result: fx.Node = result
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name of a variable -> its shape."""
         self.device = torch.device("cpu")
@@ -88,7 +90,8 @@ class Continuous:
             return torch.func.vmap(self)(dict(inputs))
 
     def _needed(self, captured: Captured) -> set[fx.Node]:
-        found, front = {self._result}, [self._result]
+        found = {self._result}
+        front = [self._result]
         while front:
             node = front.pop()
             for each in () if _is_variable(node, captured) else node.all_input_nodes:
