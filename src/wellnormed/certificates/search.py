@@ -1,70 +1,103 @@
-"""The other side of a certificate: the largest gain that a search finds, in the certificate's own norms."""
+"""The other side of a certificate: the largest gain that a search finds, in the certificate's own norms.
 
-import copy
+A point is a value of every variable, by name. In the search itself, tensors have one more axis in front: S searches at
+once.
+"""
+
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.tracing import trace
-from wellnormed.certificates.walker import embedding_node
-from wellnormed.nn import CausalAttention, HeadProjection, PositionMix, PositionMixing
+from wellnormed.certificates.continuous import Continuous, continuous
+from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
 """Relative share taken off a measured gain: more than the float64 rounding of a few hundred operations."""
 
+Point = dict[str, Tensor]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class LowerBound:
-    """A gain that the model has: no Lipschitz constant in this norm is smaller."""
+    """A gain that the model has: no Lipschitz constant in this norm is smaller.
+
+    It is a difference of two results over a difference of two inputs, so that it can be repeated:
+    `function(inputs + step * directions)` and `function(inputs)` of `function = continuous(model, example_input)`
+    differ by `value * step` in their largest group.
+    """
 
     value: float
-    """Largest RMS change of an output token over largest RMS change of an input token."""
-    x_TD: Tensor
-    """Where it was measured: T tokens of the domain."""
-    direction_TD: Tensor
-    """The input change that attains it, of token RMS 1 before scaling."""
+    """Largest RMS change of a group of the output over the largest RMS change of a group of the input."""
+    inputs: Point
+    """Where it was measured, by the name of the variable; of the example's shape."""
+    directions: Point
+    """The change of the input that attains it, of RMS at most 1 in every group."""
     step: float
-    """Length of the change; 0 means a Jacobian-vector product."""
+    """Length of the change; 0 if no change of the input was found that changes the output."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The best of a search: a gain of the Jacobian, and its point and direction."""
+
+    value: float
+    x: Point
+    direction: Point
+    u: Tensor
+    """The output's direction in which it is measured, as one of several."""
 
 
 def lower_bound(
     model: nn.Module,
+    example_input: Any = None,
     radius: float = 1.0,
     steps: int = 100,
     generator: torch.Generator | None = None,
     batch: int = 4,
+    *,
+    output: str | int | None = None,
     length: int | None = None,
     width: int | None = None,
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
-    Every step does one alternation of the power method for the norm "largest token RMS -> largest token RMS" (the dual
-    of a direction has RMS 1 at every input token; the dual of an output change is one unit vector at one token) and one
-    ascent step on the inputs, all by double backward passes. As many steps of a random search around the best input
+    The variables are those of a certificate: the floats of the input, and the vectors that an embedding looks up; other
+    integers stay as in the example. The size of a change is its largest RMS over the groups of all variables: tokens,
+    or whole samples where there are four axes or more.
+
+    Every step does one alternation of the power method for the norm "largest group -> largest group" (the dual of a
+    direction has RMS 1 in every group of the input; the dual of an output change is one unit vector in one group) and
+    one ascent step on the inputs, all by double backward passes; without ascent where an operation of the model has no
+    second derivative. As many steps of a random search around the best input
     follow, which cross the edges of piecewise linear functions; at the end it measures the same direction over finite
-    distances.
+    distances, and what it measured there is the value, so a wrong derivative cannot make a wrong bound.
 
     Args:
         model: As for `certify`.
-        radius: Largest RMS of an input token.
+        example_input: A tensor, a tuple of arguments, or a dictionary of keywords; one sample is enough, and more are
+            searched as one input. By default the model's own example, or one made of `length` and `width`.
+        radius: Largest RMS of a group of the input.
         steps: Iterations.
         generator: Source of the starting points.
         batch: How many starting points are searched at once.
-        length: Tokens of an input; by default 16, or fewer if the model holds fewer.
-        width: Entries of an input token; found out if the model begins with an embedding or a matrix.
+        output: Key, attribute or position of the result, where the model returns several.
+        length: Tokens of an example that is made; by default 16, or fewer if the model holds fewer.
+        width: Entries of a token of an example that is made; found out if the model begins with a matrix.
 
     Raises:
-        ValueError: `width` is needed, a number is not positive, or the model cannot be traced.
+        UncertifiableError: The model cannot be captured, or nothing of its input is a variable.
+        ValueError: An example is needed, or a number is not positive.
 
     Example:
         >>> layer = nn.Linear(2, 2, bias=False)
         >>> _ = nn.init.eye_(layer.weight)
-        >>> round(lower_bound(layer, steps=5).value, 6)
+        >>> round(lower_bound(layer, torch.zeros(1, 2), steps=5).value, 6)
         1.0
     """
     require_module("lower_bound", model)
@@ -77,40 +110,21 @@ def lower_bound(
     for name, value in {"radius": radius, **sizes}.items():
         if not 0 < value < math.inf:
             raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
-    function, found_width = continuous(model)
-    width = width or found_width
-    if width is None:
-        raise ValueError(
-            "width=None, and the model begins with neither an embedding nor a matrix; pass its input's width"
-        )
-    shape = (batch, length or _length(model), width)
-    x = torch.randn(shape, dtype=torch.float64, generator=generator)
-    x = x / rms(x)  # on the sphere, where attention is sharpest
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        best = _search(function, x * radius, radius, steps, generator)
-        best = _wander(function, best, radius, steps, batch, generator)
-        best = _lengthen(function, best, radius)
-    return replace(best, value=best.value * (1 - _ROUNDING))
+    if example_input is None:
+        example_input = _example(model, length, width)
+    elif length is not None or width is not None:
+        raise ValueError("lower_bound: length and width are of an example that is made; leave them out, or the example")
+    elif not isinstance(example_input, Tensor | tuple | list | Mapping):
+        kind = type(example_input).__name__
+        raise ValueError(f"lower_bound: example_input is of type {kind}; pass a tensor, or a tuple or dict of tensors")
+    function = continuous(model, example_input, output)
+    search = _Search(function, float(radius), batch, generator)
+    return search.measure(search.wander(search.climb(steps), steps))
 
 
-def continuous(model: nn.Module) -> tuple[nn.Module, int | None]:
-    """A float64 copy of the model on its certificate's input variable, and that variable's width if known."""
-    graph = trace(copy.deepcopy(model).double().requires_grad_(False))
-    embedding = embedding_node(graph)
-    (placeholder,) = (node for node in graph.graph.nodes if node.op == "placeholder")
-    if embedding is None:
-        return graph, _width(graph, placeholder)
-    table = graph.get_submodule(str(embedding.target)).weight
-    assert isinstance(table, Tensor)
-    embedding.replace_all_uses_with(placeholder)
-    graph.graph.erase_node(embedding)
-    graph.recompile()
-    return graph, table.shape[1]
-
-
-def rms(x: Tensor) -> Tensor:
-    """RMS over the last dimension, kept."""
-    return x.square().mean(-1, keepdim=True).sqrt()
+def rms(x: Tensor, axes: int | tuple[int, ...] = -1) -> Tensor:
+    """RMS over some axes, the last by default, which are kept."""
+    return x.square().mean(axes, keepdim=True).sqrt()
 
 
 def over(x: Tensor, size: Tensor) -> Tensor:
@@ -118,105 +132,178 @@ def over(x: Tensor, size: Tensor) -> Tensor:
     return x / size.clamp(min=1e-300)
 
 
-def gains(function: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Jacobian J of `function` at x `(batch, T, D)`, seen from both sides, and which way its gain grows.
+def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
+    """The Jacobian J of `function` at S points, seen from both sides, and which way its gain grows.
 
-    `u` holds output directions: one unit vector at one token of each sample, zeros elsewhere. Returns the input
-    directions of RMS 1 at every token that maximise `<u, J direction>`; J times them, at all output tokens; and the
-    gradient of the maximum with respect to x.
+    `u` holds output directions: one unit vector in one group of each search, zeros elsewhere. Returns the input
+    directions of RMS 1 in every group that maximise `<u, J direction>`; J times them, in all groups of the output; and
+    the gradient of the maximum with respect to x.
     """
-    x = x.detach().requires_grad_()
+    names, values = tuple(x), [each.detach().requires_grad_() for each in x.values()]
     u = u.detach().requires_grad_()
-    (pulled,) = torch.autograd.grad((function(x) * u).sum(), x, create_graph=True)
-    # max over directions of RMS 1 per token of <J^T u, direction>; its derivative by u is J direction
-    maximum = torch.linalg.vector_norm(pulled, dim=-1).sum() * math.sqrt(x.shape[-1])
+    result = function.many(dict(zip(names, values, strict=True)))
+    pulled = torch.autograd.grad((result * u).sum(), values, create_graph=True, materialize_grads=True)
+    # max over directions of RMS 1 per group of <J^T u, direction>; its derivative by u is J direction
+    maximum = u.new_zeros(())
+    for name, each in zip(names, pulled, strict=True):
+        axes = function.axes[name]
+        size = math.prod(each.shape[axis] for axis in axes)
+        maximum = maximum + torch.linalg.vector_norm(each, dim=axes).sum() * math.sqrt(size)
     if not maximum.requires_grad:  # J^T u does not depend on x or u: u was zero
-        return torch.zeros_like(x), torch.zeros_like(u), torch.zeros_like(x)
-    uphill, pushed = torch.autograd.grad(maximum, (x, u), allow_unused=True, materialize_grads=True)
-    return over(pulled, rms(pulled)).detach(), pushed, torch.nan_to_num(uphill)
+        nothing = {name: torch.zeros_like(each) for name, each in x.items()}
+        return nothing, torch.zeros_like(u), nothing
+    *uphill, pushed = torch.autograd.grad(maximum, (*values, u), allow_unused=True, materialize_grads=True)
+    directions = {n: over(p, rms(p, function.axes[n])).detach() for n, p in zip(names, pulled, strict=True)}
+    return directions, pushed, {n: torch.nan_to_num(each) for n, each in zip(names, uphill, strict=True)}
 
 
-def _search(function: nn.Module, x: Tensor, radius: float, steps: int, generator: torch.Generator | None) -> LowerBound:
-    u = torch.randn(function(x).shape, dtype=torch.float64, generator=generator)
-    best = LowerBound(0.0, x[0], torch.ones_like(x[0]), 0.0)
-    velocity = torch.zeros_like(x)
-    for step in range(steps):
-        direction, pushed, uphill = gains(function, x, u)
-        value, u = _largest(pushed)
-        best = _better(best, value, x, direction)
-        velocity = 0.8 * velocity + over(uphill, rms(uphill).amax(-2, keepdim=True))
-        rate = 0.3 * radius * (1 - step / steps)
-        x = x + over(rate * velocity, rms(velocity).amax(-2, keepdim=True))
-        x = x * (radius / rms(x)).clamp(max=1.0)
-    return best
+class _Search:
+    """Searches of one function in one ball."""
 
+    def __init__(
+        self, function: Continuous, radius: float, batch: int, generator: torch.Generator | None = None
+    ) -> None:
+        self.function, self.radius, self.batch, self.generator = function, radius, batch, generator
+        self._twice = True
 
-def _wander(
-    function: nn.Module, best: LowerBound, radius: float, rounds: int, batch: int, generator: torch.Generator | None
-) -> LowerBound:
-    """Random changes of the best input, longer after a success and shorter after a failure."""
-    pushed = torch.func.jvp(function, (best.x_TD[None],), (best.direction_TD[None],))[1]
-    u, size = _largest(pushed)[1], 0.3 * radius
-    for _ in range(rounds):
-        x = best.x_TD + size * torch.randn((batch, *best.x_TD.shape), dtype=torch.float64, generator=generator)
-        x = x * (radius / rms(x)).clamp(max=1.0)
-        direction, pushed, _ = gains(function, x, u.expand(batch, *u.shape[1:]))
-        value, units = _largest(pushed)
-        found = _better(best, value, x, direction)
-        if found is best:
-            size *= 0.95
-        else:
-            best, size = found, 1.3 * size
-            u = units[value.argmax()][None]
-    return best
-
-
-def _better(best: LowerBound, value: Tensor, x: Tensor, direction: Tensor) -> LowerBound:
-    """What is best of a batch, where that is finite and more than the best so far."""
-    leader = int(value.argmax())
-    if not best.value < float(value[leader]) < math.inf:
+    def climb(self, steps: int) -> _Found:
+        """Power method and ascent, from random points on the sphere, where attention is sharpest."""
+        x = {name: self._draw(shape) for name, shape in self.function.shapes.items()}
+        x = {name: each / rms(each, self.function.axes[name]) * self.radius for name, each in x.items()}
+        u = self._draw(tuple(self.function.many(x).shape[1:]))
+        best = _Found(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()}, u[:1])
+        velocity = {name: torch.zeros_like(each) for name, each in x.items()}
+        for step in range(steps):
+            direction, pushed, uphill = self._gains(x, u)
+            value, u = self._largest(pushed)
+            best = _better(best, value, u, x, direction)
+            slope, rate = self._size(uphill), 0.3 * self.radius * (1 - step / steps)
+            velocity = {name: 0.8 * velocity[name] + over(uphill[name], _like(slope, x[name])) for name in x}
+            speed = self._size(velocity)
+            x = self._inside({name: x[name] + over(rate * velocity[name], _like(speed, x[name])) for name in x})
         return best
-    return LowerBound(float(value[leader]), x[leader].clone(), direction[leader].clone(), 0.0)
 
+    def wander(self, best: _Found, rounds: int) -> _Found:
+        """Random changes of the best input, longer after a success and shorter after a failure."""
+        size = 0.3 * self.radius
+        for _ in range(rounds if best.value else 0):
+            x = self._inside({name: each + size * self._draw(each.shape) for name, each in best.x.items()})
+            direction, pushed, _ = self._gains(x, best.u.expand(self.batch, *best.u.shape[1:]))
+            found = _better(best, *self._largest(pushed), x, direction)
+            size *= 0.95 if found is best else 1.3
+            best = found
+        return best
 
-def _largest(pushed: Tensor) -> tuple[Tensor, Tensor]:
-    """RMS of each sample's largest output token; that token, zeros elsewhere, in units that make gains RMS -> RMS."""
-    value, token = rms(pushed).flatten(1).max(1)
-    flat = pushed.flatten(1, -2)
-    chosen = torch.nn.functional.one_hot(token, flat.shape[1]).to(flat.dtype)[..., None]
-    return value, (over(flat, rms(flat) * flat.shape[-1]) * chosen).view_as(pushed)
+    @torch.no_grad()
+    def measure(self, found: _Found) -> LowerBound:
+        """The largest gain over finite distances in the direction found.
 
-
-def _lengthen(function: nn.Module, found: LowerBound, radius: float) -> LowerBound:
-    """Try finite changes along the direction found; a secant may be steeper than the tangent."""
-    best = found
-    with torch.no_grad():
+        Long distances may have more than the derivative says, where a secant is steeper than the tangent. Short ones
+        have the derivative's gain up to the rounding of a small difference, so of those two the smaller counts.
+        """
+        best = LowerBound(0.0, found.x, found.direction, 0.0)
+        for step in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
+            inner = {name: (1 - step) * each for name, each in found.x.items()}  # so that both ends are in the ball
+            for sign in (1, -1):
+                best = self._better_secant(best, inner, sign * step, found)
         for step in (2.0, 1.0, 0.3, 0.1, 0.03, -0.03, -0.1, -0.3, -1.0, -2.0):
-            moved = found.x_TD + step * radius * found.direction_TD
-            moved = moved * (radius / rms(moved)).clamp(max=1.0)
-            change = moved - found.x_TD
-            size = float(rms(change).max())
-            if size < 1e-3 * radius:
-                continue
-            outputs = function(torch.stack((found.x_TD, moved)))
-            gain = float(rms(outputs[1] - outputs[0]).max()) / size
-            if gain > best.value:
-                best = LowerBound(gain, found.x_TD, change / size, size)
-    return best
+            best = self._better_secant(best, found.x, step, found)
+        return best
+
+    def _better_secant(self, best: LowerBound, x: Point, length: float, found: _Found) -> LowerBound:
+        moved = {name: each + length * self.radius * found.direction[name] for name, each in x.items()}
+        moved = _one(self._inside(_many(moved)), 0)
+        change = {name: moved[name] - each for name, each in x.items()}
+        step = float(self._size(_many(change)))
+        difference = self.function(moved) - self.function(x)
+        gain = float(rms(difference, self.function.output_axes).max()) / max(step, 1e-300)
+        if step < 1e-3 * self.radius:
+            gain = min(gain, found.value)
+        gain *= 1 - _ROUNDING
+        if not best.value < gain < math.inf:
+            return best
+        return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
+
+    def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
+        if self._twice:
+            try:
+                return gains(self.function, x, u)
+            except (RuntimeError, NotImplementedError) as error:
+                if "derivative" not in str(error):
+                    raise
+                self._twice = False  # an operation has one derivative only
+        values = {name: each.detach().requires_grad_() for name, each in x.items()}
+        result = self.function.many(values)
+        pulled = torch.autograd.grad((result * u).sum(), list(values.values()), materialize_grads=True)
+        axes, step = self.function.axes, 1e-5 * self.radius
+        direction = {name: over(each, rms(each, axes[name])) for name, each in zip(values, pulled, strict=True)}
+        with torch.no_grad():
+            ends = [self.function.many({n: x[n] + s * direction[n] for n in x}) for s in (step, -step)]
+        return direction, (ends[0] - ends[1]) / (2 * step), {n: torch.zeros_like(each) for n, each in x.items()}
+
+    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+        device = None if self.generator is None else self.generator.device
+        drawn = torch.randn((self.batch, *shape), dtype=torch.float64, generator=self.generator, device=device)
+        return drawn.to(self.function.device)
+
+    def _size(self, x: Point) -> Tensor:
+        """Each search's largest RMS over the groups of all variables."""
+        return torch.stack([rms(each, self.function.axes[name]).flatten(1).amax(1) for name, each in x.items()]).amax(0)
+
+    def _inside(self, x: Point) -> Point:
+        """Every group drawn into the ball."""
+        axes, radius = self.function.axes, self.radius
+        return {name: each * (radius / rms(each, axes[name])).clamp(max=1.0) for name, each in x.items()}
+
+    def _largest(self, pushed: Tensor) -> tuple[Tensor, Tensor]:
+        """RMS of each search's largest group; that group, zeros elsewhere, in units that make gains RMS -> RMS."""
+        axes = self.function.output_axes
+        sizes = rms(pushed, axes)
+        value, group = sizes.flatten(1).nan_to_num(0.0, 0.0, 0.0).max(1)
+        chosen = torch.nn.functional.one_hot(group, sizes[0].numel()).view_as(sizes)
+        entries = math.prod(pushed.shape[axis] for axis in axes)
+        return value, torch.where(chosen == 1, over(pushed, sizes * entries), 0.0)
 
 
-def _length(model: nn.Module) -> int:
-    held = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
-    held += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
-    return min([_DEFAULT_LENGTH, *held])
+def _better(best: _Found, value: Tensor, units: Tensor, x: Point, direction: Point) -> _Found:
+    """What is best of the searches, where that is more than the best so far."""
+    leader = int(value.argmax())
+    if float(value[leader]) <= best.value:
+        return best
+    return _Found(float(value[leader]), _one(x, leader), _one(direction, leader), units[leader][None])
 
 
-def _width(graph: fx.GraphModule, value: fx.Node) -> int | None:
-    """Columns of the first matrix behind a value, looking through operations that keep the width."""
-    for user in value.users:
-        module = graph.get_submodule(str(user.target)) if user.op == "call_module" else None
-        if isinstance(module, nn.Linear | HeadProjection):
-            return int(module.weight.shape[1])
-        if user.op != "output" and (width := _width(graph, user)) is not None:
-            return width
-    return None
+def _one(x: Point, number: int) -> Point:
+    return {name: each[number].clone() for name, each in x.items()}
+
+
+def _many(x: Point) -> Point:
+    return {name: each[None] for name, each in x.items()}
+
+
+def _like(sizes: Tensor, x: Tensor) -> Tensor:
+    """A number of each search, to be multiplied with its entries."""
+    return sizes.view(-1, *[1] * (x.ndim - 1))
+
+
+def _example(model: nn.Module, length: int | None, width: int | None) -> Any:
+    """The model's own example, or one of the given sizes for the layer that it begins with."""
+    own = getattr(model, "example_input", None)
+    if callable(own) and length is None and width is None:
+        return own()
+    first = next((module for module in model.modules() if [*module.parameters(recurse=False)]), model)
+    parameter = next(first.parameters(recurse=False), torch.empty(()))
+    if length is None:
+        held = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
+        held += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
+        length = min([_DEFAULT_LENGTH, *held])
+    if isinstance(first, nn.Embedding | CappedEmbedding):
+        return torch.zeros(1, length, dtype=torch.long, device=parameter.device)
+    if width is None and isinstance(first, nn.Linear | HeadProjection):
+        width = first.weight.shape[1]
+    if width is None:
+        raise ValueError(
+            "lower_bound: example_input=None, and the model begins with neither an embedding nor a matrix; pass an "
+            "example of its input"
+        )
+    return torch.zeros(1, length, width, dtype=parameter.dtype, device=parameter.device)

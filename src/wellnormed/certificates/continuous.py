@@ -1,0 +1,195 @@
+"""A captured model as a function in float64 of the variables that its certificate speaks of."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from wellnormed.propagation.capture import Captured, capture, decomposed, place
+from wellnormed.propagation.operations.source import default_axes
+from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.rows import UncertifiableError
+
+_MOVES_OF_TOKENS = ("view", "reshape", "_unsafe_view", "expand", "clone", "contiguous", "to", "_to_copy", "alias")
+
+
+class Continuous:
+    """What a captured graph computes, in real arithmetic as far as float64 has it.
+
+    The variables are the floating inputs, and the vectors that an embedding looks up for integers of the input. All
+    other integers and flags stay as in the example. What does not depend on a variable is computed once, in the
+    precision in which the model computes it, for that is what a certificate proves; what does is computed in float64,
+    and conversions to fewer digits are left out. Gradients pass where the model detaches them, because a derivative
+    does.
+
+    Args:
+        captured: As `capture` returns it.
+
+    Raises:
+        UncertifiableError: Nothing of the input is a variable, the result is none of numbers, or the model runs a graph
+            within the graph.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        captured = decomposed(captured)
+        (output,) = (node for node in captured.nodes if node.op == "output")
+        (result,) = output.args[0]  # type: ignore[misc]
+        assert isinstance(result, fx.Node)  # the model returns one tensor
+        self._result: fx.Node = result
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Name of a variable -> its shape."""
+        self.device = torch.device("cpu")
+        self._variables: dict[fx.Node, str] = {}
+        self._steps: list[tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._constants: dict[fx.Node, Any] = {}
+        needed = self._needed(captured)
+        dependent: set[fx.Node] = set()
+        for node in captured.nodes:
+            if _is_variable(node, captured):
+                self._add_variable(node)
+                dependent.add(node)
+            elif node not in needed or node.op == "output":
+                continue
+            elif any(each in dependent for each in node.all_input_nodes):
+                dependent.add(node)
+                self._steps.append((node, *_in_float64(node)))
+            else:
+                self._constants[node] = self._constant(node, captured)
+        if not self.shapes:
+            raise UncertifiableError(
+                "nothing of the input is a variable: pass an example with floats, or integers that go into an embedding"
+            )
+        example = self._result.meta["val"]
+        if not isinstance(example, Tensor) or not example.is_floating_point():
+            raise UncertifiableError("the model's result is no tensor of floats, so it has no gain")
+        read = {each for node, *_ in self._steps for each in node.all_input_nodes} | {self._result}
+        self._constants = {node: _widened(each) for node, each in self._constants.items() if node in read}
+        self.axes = {name: _groups(shape) for name, shape in self.shapes.items()}
+        """Name of a variable -> axes of a group of its entries, counted from the last."""
+        self.output_axes = _groups(tuple(example.shape) or (1,))
+        """Axes of a group of the result's entries, counted from the last."""
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The model's result for one value of every variable, each of its shape in `shapes`."""
+        values = dict(self._constants)
+        values.update((node, inputs[name]) for node, name in self._variables.items())
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            for node, target, arguments, keywords in self._steps:
+                arguments, keywords = fx.node.map_arg((arguments, keywords), values.__getitem__)
+                values[node] = _widened(target(*arguments, **keywords))
+        result = values[self._result]
+        return result if result.ndim else result[None]
+
+    def many(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The results for several values, one behind the other along an additional first axis."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*performance drop.*")  # operations that torch can only repeat
+            return torch.func.vmap(self)(dict(inputs))
+
+    def _needed(self, captured: Captured) -> set[fx.Node]:
+        found = {self._result}
+        front = [self._result]
+        while front:
+            node = front.pop()
+            for each in () if _is_variable(node, captured) else node.all_input_nodes:
+                if each not in found:
+                    found.add(each)
+                    front.append(each)
+        return found
+
+    def _add_variable(self, node: fx.Node) -> None:
+        example = node.meta["val"]
+        if not example.ndim:
+            raise UncertifiableError(f"the input {node.name} is a single number; pass a batch of vectors")
+        self._variables[node] = node.name
+        self.shapes[node.name] = tuple(example.shape)
+        self.device = example.device
+
+    def _constant(self, node: fx.Node, captured: Captured) -> Any:
+        """What does not depend on a variable, computed as the model does."""
+        if node.op == "placeholder":
+            return captured.stored[node.name][1].detach() if node.name in captured.stored else _example(node, captured)
+        if node.op == "get_attr":
+            raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self._constants.__getitem__)
+        with torch.no_grad():
+            return node.target(*arguments, **keywords)  # type: ignore[operator]
+
+
+def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Continuous:
+    """The model as a function in float64 of its certificate's variables, to repeat what `lower_bound` found.
+
+    Args:
+        model: As for `certify`.
+        example_input: A tensor, a tuple of arguments, or a dictionary of keywords.
+        output: Key, attribute or position of the result, where the model returns several.
+
+    Raises:
+        UncertifiableError: The model cannot be captured, or nothing of its input is a variable.
+
+    Example:
+        >>> function = continuous(nn.Linear(2, 3), torch.zeros(1, 2))
+        >>> function({name: torch.ones(shape).double() for name, shape in function.shapes.items()}).shape
+        torch.Size([1, 3])
+    """
+    return Continuous(capture(model, example_input, output))
+
+
+def _is_variable(node: fx.Node, captured: Captured) -> bool:
+    """Floats of the input, and the vectors looked up for its integers."""
+    if node.op == "placeholder" and node.name in captured.inputs:
+        return _example(node, captured).is_floating_point()
+    if name_of(node.target) != "aten.embedding.default":
+        return False
+    tokens = node.args[1]
+    while isinstance(tokens, fx.Node) and name_of(tokens.target).split(".")[1:2] and tokens.op == "call_function":
+        if name_of(tokens.target).split(".")[1] not in _MOVES_OF_TOKENS:
+            return False
+        tokens = tokens.args[0]
+    return isinstance(tokens, fx.Node) and tokens.name in captured.inputs
+
+
+def _example(node: fx.Node, captured: Captured) -> Tensor:
+    return captured.inputs[node.name][1]
+
+
+def _groups(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axis - len(shape) for axis in default_axes(shape))
+
+
+def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A node's call without conversions to fewer digits, without detaching, and with the eps that it has."""
+    arguments, keywords = fx.node.map_aggregate((node.args, dict(node.kwargs)), _wide)
+    name = name_of(node.target)
+    if name == "aten.detach.default":
+        return _itself, arguments[:1], {}
+    if name == "aten.view.dtype":
+        raise UncertifiableError(f"{place(node)}: the bits of a number are read as another; use `.to(dtype)`")
+    if name == "aten.rms_norm.default":
+        names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+        keywords = {**dict(zip(names, arguments, strict=False)), **keywords}
+        if keywords.get("eps") is None:  # torch takes that of the precision it computes in, float32 for fewer digits
+            own = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+            keywords["eps"] = torch.finfo(torch.promote_types(own, torch.float32)).eps
+        return node.target, (), keywords
+    return node.target, arguments, keywords
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _wide(each: Any) -> Any:
+    if not isinstance(each, torch.dtype):
+        return each
+    return torch.float64 if each.is_floating_point else torch.complex128 if each.is_complex else each
+
+
+def _widened(result: Any) -> Any:
+    """A result, or several, with its floats in float64."""
+    if isinstance(result, list | tuple):
+        return [_widened(each) for each in result]
+    return result.to(_wide(result.dtype)) if isinstance(result, Tensor) else result

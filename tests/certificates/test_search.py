@@ -1,0 +1,259 @@
+"""The search from below: known answers, all kinds of inputs, precision, and that what it found can be repeated."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellnormed.certificates.continuous import Continuous, continuous
+from wellnormed.certificates.search import LowerBound, lower_bound, rms
+from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT
+from wellnormed.nn import BallProjection
+
+
+def search(model: nn.Module, *arguments: object, seed: int = 0, **keywords: object) -> LowerBound:
+    keywords = {"steps": 20, "generator": torch.Generator().manual_seed(seed), **keywords}
+    return lower_bound(model.eval(), *arguments, **keywords)
+
+
+def replay(found: LowerBound, function: Continuous, radius: float) -> None:
+    """Both ends are in the ball, and as far apart as it says."""
+    moved = {name: x + found.step * found.directions[name] for name, x in found.inputs.items()}
+    for point in (found.inputs, moved):
+        for name, x in point.items():
+            assert tuple(x.shape) == function.shapes[name]
+            assert float(rms(x, function.axes[name]).max()) <= radius * (1 + 1e-12)
+    change = function(moved) - function(found.inputs)
+    gain = float(rms(change, function.output_axes).max()) / found.step
+    assert gain >= found.value * (1 - 1e-6)
+
+
+def of(function, *tensors: Tensor) -> nn.Module:
+    """A model made of a function, which holds the tensors."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = nn.ParameterList(tensors)
+
+        def forward(self, *arguments, **keywords):
+            return function(*self.held, *arguments, **keywords)
+
+    return Model()
+
+
+def random_weights(model: nn.Module, seed: int, size: float) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data = size * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def uniform(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("width", "outputs", "shape"), [(3, 7, ()), (7, 3, (2,)), (5, 5, (2, 3)), (4, 2, (1, 2, 3))])
+def test_a_matrix_has_its_norm(width: int, outputs: int, shape: tuple[int, ...]) -> None:
+    layer = nn.Linear(width, outputs)
+    if len(shape) == 3:  # the whole sample is one group, so its positions share the change
+        layer = of(lambda w, x: x @ w, uniform(width, outputs))
+    weight = next(layer.parameters()).detach().double()
+    exact = float(torch.linalg.matrix_norm(weight, 2)) * math.sqrt(width / outputs)
+    assert search(layer, torch.zeros(*shape, width), steps=60).value == pytest.approx(exact, rel=1e-4)
+
+
+def test_orthogonal_layers_have_gain_one() -> None:
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)
+    assert search(nn.Sequential(*layers), torch.zeros(1, 4)).value == pytest.approx(1, abs=1e-6)
+
+
+def test_layer_norm_has_the_gain_of_its_floor_near_zero() -> None:
+    model = nn.Sequential(BallProjection(0.5), nn.LayerNorm(4, eps=0.01))
+    assert 0.9 * 10 < search(model, torch.zeros(1, 4), steps=60).value <= 10
+
+
+def test_a_convolution_is_measured_over_samples_for_images_and_over_rows_else() -> None:
+    image = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+    image.weight.data = torch.tensor([[0.0, 0, 0], [1, 1, -1], [0, 0, 0]])[None, None]
+    frequency = 2 * math.pi / 8 * torch.arange(8)
+    response = (1 + torch.polar(torch.ones(8), frequency) - torch.polar(torch.ones(8), -frequency)).abs().max()
+    found = search(image, torch.zeros(2, 1, 8, 8), steps=60)
+    assert found.value == pytest.approx(float(response), rel=1e-4)
+    # over pixels' own norms the same taps reach 3
+    taps = of(lambda x: x + x.roll(1, -2) - x.roll(-1, -2))
+    assert search(taps, torch.zeros(1, 8, 1)).value == pytest.approx(3, rel=1e-6)
+
+
+@pytest.mark.parametrize("model", [
+    GPT(GPTConfig(vocabulary_size=7, length=8, width=8, heads=2, blocks=2)),
+    GPT(GPTConfig(vocabulary_size=7, length=8, width=8, heads=2, blocks=1, rotary=True, relative_bias=False)),
+    PotentialGPT(PotentialConfig(vocabulary_size=5, length=6, token_width=4, mixing_heads=2, blocks=2, hidden=8)),
+], ids=["gpt", "rotary", "potential"])  # fmt: skip
+def test_a_token_model_is_searched_over_its_vectors(model: nn.Module) -> None:
+    model = random_weights(model, 0, 0.5)
+    found = search(model, radius=2.0, length=6)
+    assert found.value > 1
+    replay(found, continuous(model, torch.zeros(1, 6, dtype=torch.long)), radius=2.0)
+
+
+def test_what_a_search_of_the_jacobian_of_attention_finds() -> None:
+    """One head of norms 1 comes near `1 + sqrt 2` with the right weights; identical ones allow half of the excess."""
+    attention = of(lambda x: F.scaled_dot_product_attention(x, -x, x, scale=0.25))
+    found = search(attention, torch.zeros(1, 4, 4), steps=100)
+    assert 1.5 < found.value <= 1 + math.sqrt(2)
+
+
+def test_tuples_and_dictionaries_of_inputs() -> None:
+    weight = uniform(3, 4)
+    model = of(lambda w, x, y: x @ w.mT + 2 * y, weight)
+    both = 2 + float(torch.linalg.matrix_norm(weight.double(), 2)) * math.sqrt(4 / 3)
+    x, y = torch.zeros(2, 4), torch.zeros(2, 3)
+    for example in ((x, y), {"x": x, "y": y}):
+        found = search(model, example, steps=60)
+        assert found.value == pytest.approx(both, rel=1e-4)
+    assert set(found.inputs) == {"x", "y"}
+    several = of(lambda x: {"first": x, "second": (3 * x).sum(-1)})
+    assert search(several, x, output="first").value == pytest.approx(1)
+    assert search(several, x, output=1).value == pytest.approx(12, rel=1e-6)  # two numbers of four entries, one group
+
+
+def test_an_encoder_and_a_decoder_are_searched_together() -> None:
+    class Streams(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source, self.target = nn.Embedding(5, 4), nn.Embedding(6, 4)
+
+        def forward(self, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+            memory, query = self.source(source), self.target(target.clone())
+            return query + F.scaled_dot_product_attention(query, memory, memory, attn_mask=mask == 1)
+
+    example = {
+        "source": torch.zeros(2, 3).long(),
+        "target": torch.zeros(2, 2).long(),
+        "mask": torch.ones(2, 1, 3).long(),
+    }
+    found = search(Streams(), example)
+    assert sorted(tuple(x.shape) for x in found.inputs.values()) == [(2, 2, 4), (2, 3, 4)]
+    assert found.value >= 2 - 1e-3  # equal values pass through attention unchanged
+    hidden = {**example, "mask": torch.zeros(2, 1, 3).long()}
+    hidden["mask"][..., 0] = 1
+    assert search(Streams(), hidden).value == pytest.approx(2, rel=1e-3)  # one key: attention does nothing else
+
+
+def test_an_image_model_with_normalization_and_pooling() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4, eps=0.1), nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+    example = torch.zeros(1, 3, 9, 9)
+    found = search(model, example)
+    assert found.value > 0.01
+    replay(found, continuous(model, example), radius=1.0)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.Module]) -> None:
+    found = search(random_weights(kind(3, 4, batch_first=True), 0, 0.7), torch.zeros(1, 4, 3), output=0, steps=15)
+    assert found.value > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fewer_digits_inside_change_nothing(dtype: torch.dtype) -> None:
+    weight = uniform(4, 4)
+
+    def cast(w: Tensor, x: Tensor) -> Tensor:
+        y = (x.to(dtype) @ w.to(dtype)).float() + torch.zeros(4)
+        return y.type_as(x) * torch.ones(4, dtype=torch.float32)
+
+    expected = float(torch.linalg.matrix_norm(weight.to(dtype).double(), 2))
+    assert search(of(cast, weight), torch.zeros(1, 4), steps=60).value == pytest.approx(expected, rel=1e-5)
+    model = nn.Linear(4, 4).to(dtype)
+    expected = float(torch.linalg.matrix_norm(model.weight.detach().double(), 2))
+    assert search(model, torch.zeros(1, 4, dtype=dtype), steps=60).value == pytest.approx(expected, rel=1e-5)
+
+
+def test_autocast_is_left_out() -> None:
+    def cast(w: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ w
+
+    assert search(of(cast, torch.eye(4)), torch.zeros(1, 4)).value == pytest.approx(1, rel=1e-6)
+
+
+def test_a_norm_keeps_the_floor_of_the_precision_it_is_computed_in() -> None:
+    norm = nn.RMSNorm(2)
+    exact = torch.finfo(torch.float32).eps ** -0.5
+    near_zero = nn.Sequential(BallProjection(1e-5), norm)
+    assert 0.5 * exact < search(near_zero, torch.zeros(1, 2), radius=1e-4).value <= exact
+
+
+def test_integers_and_masks_stay_as_they_are() -> None:
+    model = of(lambda x, scale, keep: torch.where(keep, x * scale, 0.0))
+    example = (torch.zeros(1, 2, 2), torch.tensor([[[3, 1]]]), torch.tensor([[[False, True]]]))
+    assert search(model, example).value == pytest.approx(1, rel=1e-6)
+
+
+def test_a_derivative_that_is_not_the_function_s_own_makes_no_bound() -> None:
+    """Detached parts have a derivative all the same, and a wrong one is found out by the difference."""
+    assert search(of(lambda x: x - x.detach()), torch.zeros(1, 2)).value == 0.0
+    assert search(of(lambda x: x.detach() * 1.0), torch.zeros(1, 2)).value == pytest.approx(1)
+    at_zero = of(lambda x: (x * 0).relu() - (x * 0).clamp(min=0) + x)  # torch has slopes 0 and 1 at the kink
+    assert search(at_zero, torch.zeros(1, 2)).value == pytest.approx(1)
+
+    wrong = of(lambda x: torch.where(x * 0 == 0, (x * 0).clamp(min=0), 5 * (x * 0).relu()))
+    assert search(wrong, torch.zeros(1, 2)).value == 0.0
+
+
+@pytest.mark.parametrize("radius", [1.0, 1e-3, 1e3])
+def test_no_gain(radius: float) -> None:
+    config = PotentialConfig(vocabulary_size=5, length=6, token_width=4, mixing_heads=2, blocks=1, hidden=8)
+    found = search(PotentialGPT(config), radius=radius, steps=2)
+    assert found.value == found.step == 0.0
+
+
+def test_the_model_s_own_example_and_sizes() -> None:
+    class Own(nn.Linear):
+        def example_input(self) -> Tensor:
+            return torch.zeros(5, 2)
+
+    assert next(iter(search(Own(2, 2)).inputs.values())).shape == (5, 2)
+    assert next(iter(search(Own(2, 2), length=3).inputs.values())).shape == (1, 3, 2)
+    assert next(iter(search(nn.GELU(), length=3, width=4).inputs.values())).shape == (1, 3, 4)
+
+
+def test_the_search_does_not_change_the_model_and_repeats_itself() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2))
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    first, again = (search(model, torch.zeros(2, 3)) for _ in range(2))
+    assert first.value == again.value
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: lower_bound(nn.Linear), "model is the class Linear"),
+    (lambda: lower_bound(nn.Linear(2, 2), 2.0), "example_input is of type float; pass a tensor"),
+    (lambda: lower_bound(nn.GELU()), "pass an example of its input"),
+    (lambda: lower_bound(nn.Linear(2, 2), torch.zeros(1, 2), length=3), "leave them out, or the example"),
+    (lambda: lower_bound(nn.Linear(2, 2), steps=1.5), "steps=1.5 is of type float; pass a whole number"),
+    (lambda: lower_bound(nn.Linear(2, 2), radius=0), "radius=0 must be positive and finite"),
+    (lambda: lower_bound(nn.Linear(2, 2), generator=0), "generator=0 is no torch.Generator"),
+    (lambda: lower_bound(of(lambda x: x * 2.0), torch.zeros(1, 2).long()), "nothing of the input is a variable"),
+    (lambda: lower_bound(of(lambda x: x * 2.0), torch.tensor(1.0)), "single number; pass a batch of vectors"),
+    (lambda: lower_bound(of(lambda x: x.long()), torch.zeros(1, 2)), "no tensor of floats"),
+    (lambda: lower_bound(of(lambda x: (x, x)), torch.zeros(1, 2)), "pass output="),
+    (lambda: lower_bound(nn.Dropout(0.5), torch.ones(1, 2)), "such as randomness"),
+])  # fmt: skip
+def test_what_is_wrong_is_said(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_an_operation_without_second_derivative() -> None:
+    distance = of(lambda x: torch.cdist(x, torch.ones(1, 2, 4)))
+    assert search(distance, torch.zeros(1, 3, 4)).value == pytest.approx(2, rel=1e-3)  # RMS of 4 entries to one of 2
