@@ -429,7 +429,7 @@ def _attention(row: Row) -> Bounds:
             gain = np.minimum(gain, change * v_size * (_roots(ONE + t * t) + t))
             logits = np.minimum(logits, t) if len(key.row.claims) == 1 else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
-    row.logits = np.broadcast_to(logits[..., 0, 0], batch).max(0).reshape(-1) if batch else logits.reshape(-1)
+    row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
     return Bounds(result, gain, result)
 
 
