@@ -1,0 +1,107 @@
+"""Tensors from safetensors files, and JSON, both of which may be forged."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellnormed.checker.reading import CheckError, field, integers, of_type, require
+
+_KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor's dtype (as safetensors names it), shape and bytes (row-major, little-endian)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the name of the dtype, the shape and the bytes."""
+        head = f"{self.dtype} {','.join(map(str, self.shape))}\n".encode()
+        return hashlib.sha256(head + self.content).hexdigest()
+
+    def array(self) -> np.ndarray:
+        """Its entries: 64-bit integers, or float64, exactly."""
+        entries = np.frombuffer(self.content, "<" + _KINDS[self.dtype]).reshape(self.shape)
+        if self.dtype == "BF16":  # the upper half of a float32
+            entries = (entries.astype("<u4") << 16).view("<f4")
+        return entries.astype(np.int64 if self.dtype[0] in "IUB" and self.dtype != "BF16" else np.float64)
+
+
+def stored(array: Any) -> Stored:
+    """A NumPy array as a stored tensor."""
+    array = np.asarray(array)
+    kinds = [name for name, kind in _KINDS.items() if np.dtype(kind) == array.dtype and name != "BF16"]
+    require(bool(kinds), f"dtype {array.dtype} is none that a certificate covers; give floats or integers")
+    return Stored(kinds[0], array.shape, array.astype(array.dtype.newbyteorder("<")).tobytes())
+
+
+def parse_json(content: bytes, what: str) -> Any:
+    """JSON without names that stand twice, and without what JSON does not know, such as NaN."""
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        require(len(dict(pairs)) == len(pairs), f"a name stands twice in {what}")
+        return dict(pairs)
+
+    def refuse(constant: str) -> None:
+        raise CheckError(f"{what} has a number {constant}")
+
+    try:
+        return json.loads(content, object_pairs_hook=without_repeats, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise CheckError(f"{what} is no intact JSON: {error}") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """All tensors of a file whose header describes every byte of it exactly once."""
+    content = _read(path)
+    start = 8 + int.from_bytes(content[:8], "little")
+    require(8 <= start <= len(content), f"{path} is too short for a safetensors file")
+    header = dict(of_type(parse_json(content[8:start], f"the header of {path}"), dict, f"the header of {path}"))
+    header.pop("__metadata__", None)
+    placed = []
+    for name, entry in header.items():
+        kind = of_type(field(entry, "dtype", name), str, name)
+        require(kind in _KINDS, f"{name} in {path} has an unknown dtype {kind[:20]!r}")
+        shape = integers(field(entry, "shape", name), f"the shape of {name}")
+        offsets = integers(field(entry, "data_offsets", name), f"the offsets of {name}")
+        placed.append((offsets, name, kind, shape))
+    tensors, position = {}, start
+    for offsets, name, kind, shape in sorted(placed):
+        end = position + math.prod(shape) * np.dtype(_KINDS[kind]).itemsize
+        require(offsets == (position - start, end - start), f"{name} in {path} does not lie where its shape says")
+        tensors[name], position = Stored(kind, shape, content[position:end]), end
+    require(position == len(content), f"{len(content) - position} bytes of {path} belong to no tensor")
+    return tensors
+
+
+def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
+    """The document of `certificate.json`, and the tensors of all safetensors files beside it."""
+    document = parse_json(_read(folder / "certificate.json"), str(folder / "certificate.json"))
+    tensors: dict[str, Stored] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        merge(tensors, read_safetensors(path), str(path))
+    return document, tensors
+
+
+def merge(tensors: dict[str, Stored], more: Mapping[str, Stored], where: str) -> None:
+    """Add tensors; one name stands for one content."""
+    for name, tensor in more.items():
+        require(tensors.get(name, tensor) == tensor, f"{name} in {where} is another tensor than elsewhere")
+        tensors[name] = tensor
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckError(f"{path} cannot be read: {error}") from error

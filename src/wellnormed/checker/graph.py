@@ -1,0 +1,343 @@
+"""Values that depend on the input, as sums of entries of bases times constants, and bounds of any of their groups.
+
+A group y of a value is `sum_g A_g x_g` over groups x_g of bases. Where every entry of y comes from one cluster of
+groups, `|y|^2` is the sum over clusters of `(sum_g |A_g| |x_g|)^2`. `|A_g|` is the largest factor if A_g only moves
+entries; otherwise `|A_g|^2` is at most the largest sum of absolute values of a row of `A_g^T A_g`, and `|A_g|` at
+most the sum over the terms that A_g is made of.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wellnormed.checker.reading import ZERO, integer, integers, number, of_type, require, root
+
+UNIT = 2.0**-53
+SMALL, LARGE = 2.0**-1000, 2.0**1000
+
+
+class Bounds(NamedTuple):
+    """Bounds of groups: arrays of decimals whose axes are those of the tensor, or 1 where all are equal."""
+
+    radius: np.ndarray
+    gain: np.ndarray
+    largest: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """The result of a row that computes, with bounds of its groups."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    bounds: Bounds
+    row: Any
+    cuts: "dict[int, Base]" = field(default_factory=dict)
+    """The same entries in smaller groups, by the number of equal parts of the last axis."""
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """The number of every flat entry's group."""
+        return self._spread([1 if axis in self.axes else n for axis, n in enumerate(self.shape)])
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Where every flat entry's bounds stand in `table`."""
+        return self._spread(np.broadcast_shapes(*(each.shape for each in self.bounds)))
+
+    @cached_property
+    def table(self) -> list[np.ndarray]:
+        """The flat bounds."""
+        shape = np.broadcast_shapes(*(each.shape for each in self.bounds))
+        return [np.broadcast_to(each, shape).reshape(-1) for each in self.bounds]
+
+    def _spread(self, shape: Sequence[int]) -> np.ndarray:
+        return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), self.shape).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """`factor * base[index]`; an index of -1 stands for nothing, and a base may be the flat entries of a constant."""
+
+    base: Base | np.ndarray
+    index: np.ndarray
+    factor: np.ndarray | None = None
+    roundings: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor: the sum of its terms. `gathered` keeps the bounds that were asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+    terms: tuple[Term, ...]
+    gathered: dict[tuple[int, ...], Bounds] = field(default_factory=dict)
+
+
+def move(value: Value, name: str, positions: np.ndarray) -> Value:
+    """The value whose entries are those at flat positions; nothing where a position is -1."""
+    terms = []
+    for term in value.terms:
+        index = np.where(positions < 0, -1, term.index.reshape(-1)[positions])
+        factor = term.factor
+        if factor is not None and factor.ndim:
+            factor = np.broadcast_to(factor, value.shape).reshape(-1)[positions]
+        terms.append(Term(term.base, index, factor, term.roundings))
+    return Value(name, positions.shape, tuple(terms))
+
+
+def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
+    """The move of that name, by a stored tensor of positions or by tables."""
+    count = math.prod(value.shape)
+    if "positions" in c:
+        positions = tensor(c["positions"])
+        require(positions.dtype == np.int64, "its positions are no 64-bit integers")
+        require(positions.shape == shape, f"its positions have shape {positions.shape} instead of {shape}")
+    else:
+        tables = of_type(c.get("tables"), list, "tables")
+        require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
+        positions, missing = np.full(shape, integer(c.get("offset"), "offset")), np.zeros(shape, bool)
+        for axis, (table, size) in enumerate(zip(tables, shape, strict=True)):
+            if isinstance(table, list):
+                steps = np.array(integers(table, "a table", -1), np.int64)
+                require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
+            else:
+                steps = np.arange(size) * integer(table, "a table's step", -(2**40))
+                require(bool((abs(steps) < 2**60).all()), "its table's step is too large")
+            absent = (steps < 0) & isinstance(table, list)
+            view = [size if a == axis else 1 for a in range(len(shape))]
+            positions = positions + np.where(absent, 0, steps).reshape(view)
+            missing |= absent.reshape(view)
+        require(bool((missing | (positions >= 0)).all()), "its tables lead before the first entry of its input")
+        positions = np.where(missing, -1, positions)
+    require(bool(((positions >= -1) & (positions < count)).all()), f"it takes entries beyond the {count} of its input")
+    return move(value, name, positions)
+
+
+def spread(value: Value, shape: tuple[int, ...]) -> Value:
+    """Broadcast."""
+    positions = np.arange(math.prod(value.shape)).reshape(value.shape)
+    return value if shape == value.shape else move(value, value.name, np.broadcast_to(positions, shape))
+
+
+def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value:
+    """The product with a number or a stored tensor, or the quotient."""
+    require(("factor" in c) != ("divisor" in c), "it must have either a factor or a divisor")
+    given, divide = c.get("factor", c.get("divisor")), "divisor" in c
+    new = tensor(given).astype(float) if isinstance(given, str) else np.array(number(given, "its factor"))
+    require(bool((new != 0).all()) or not divide, "it divides by zero")
+    exact = new
+    with np.errstate(all="ignore"):
+        new = 1 / new if divide else new
+    inexact = divide and bool((np.frexp(exact)[0] != np.copysign(0.5, exact)).any())
+    value, terms = spread(value, np.broadcast_shapes(value.shape, new.shape)), []
+    for term in value.terms:
+        with np.errstate(all="ignore"):
+            factor = new if term.factor is None else term.factor * new
+        zero = (new == 0) | (False if term.factor is None else term.factor == 0)
+        within = (abs(factor) >= SMALL) & (abs(factor) <= LARGE)
+        require(bool((zero | within).all()), "the product of its factors leaves [2^-1000, 2^1000]")
+        roundings = term.roundings + inexact + (term.factor is not None)
+        terms.append(Term(term.base, term.index, factor, roundings))
+    return Value(name, value.shape, tuple(terms))
+
+
+def add(values: Sequence[Value], name: str) -> Value:
+    """The sum of values of shapes that broadcast."""
+    shape = np.broadcast_shapes(*(value.shape for value in values))
+    return Value(name, shape, tuple(term for value in values for term in spread(value, shape).terms))
+
+
+def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
+    """Bounds of the groups along the given axes, which are numbers that rise."""
+    if axes not in value.gathered:
+        value.gathered[axes] = _gather(value, axes)
+    return value.gathered[axes]
+
+
+class _Part(NamedTuple):
+    """One term, in arrays `(groups, entries)`; what is missing has column -1."""
+
+    base: Base
+    column: np.ndarray
+    group: np.ndarray
+    label: np.ndarray
+    factor: np.ndarray
+    roundings: int
+
+
+def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
+    shape, rank = value.shape, len(value.shape)
+    outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
+        return ends.reshape(math.prod(outer), -1)
+
+    parts, fixed = [], []
+    for term in value.terms:
+        column, factor = rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
+        if isinstance(term.base, np.ndarray):
+            fixed.append(_norms_of_constant(term, column, factor))
+            continue
+        column = np.where(factor == 0, -1, column)
+        base, here = _finest(term.base, column), column >= 0
+        group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
+        parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
+    nothing = np.full(outer, ZERO, dtype=object)
+    bounds = Bounds(nothing, nothing, nothing)
+    if parts:
+        first, inverse = _alike(parts)
+        found = np.empty((3, len(first)), dtype=object)
+        for i, row in enumerate(first):
+            found[:, i] = _one_group(parts, row)
+        bounds = Bounds(*(each[inverse].reshape(outer) for each in found))
+    for radius, largest in fixed:
+        bounds = Bounds(bounds.radius + radius.reshape(outer), bounds.gain, bounds.largest + largest.reshape(outer))
+    return Bounds(*map(collapse, bounds))
+
+
+def collapse(array: np.ndarray) -> np.ndarray:
+    """The same numbers, with size 1 for axes along which they are equal."""
+    for axis, size in enumerate(array.shape):
+        first = array.take([0], axis)
+        if size > 1 and bool((array == first).all()):
+            array = first
+    return array
+
+
+def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Norm and largest entry of every group of a constant."""
+    content = np.where(column < 0, 0.0, abs(np.asarray(term.base)[column]))
+    with np.errstate(all="ignore"):
+        entries = content * abs(factor)
+    entries = np.where((content > 0) & (factor != 0), np.maximum(entries, SMALL), 0.0)
+    largest = entries.max(1)
+    require(bool((largest <= LARGE).all()), "the entries of a constant exceed 2^1000")
+    scale = np.where(largest > 0, largest, 1.0)
+    norms = np.sqrt(np.square(entries / scale[:, None]).sum(1)) * scale
+    margin = 1 + (entries.shape[1] + term.roundings + 8) * UNIT
+    exact = np.frompyfunc(Decimal, 1, 1)
+    return exact(norms * margin), exact(largest * (1 + (term.roundings + 4) * UNIT))
+
+
+def _finest(base: Base, column: np.ndarray) -> Base:
+    """The smallest groups, among those that were bounded, such that one part has all entries that are asked for."""
+    feature, here = column % base.shape[-1], column >= 0
+    low, high = np.where(here, feature, base.shape[-1]).min(1), np.where(here, feature, -1).max(1)
+    for parts in sorted(base.cuts, reverse=True):
+        width = base.shape[-1] // parts
+        if ((low // width == high // width) | (high < 0)).all():
+            return base.cuts[parts]
+    return base
+
+
+def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
+    """One of every kind of group, and the kind of each: alike are those that differ by the place in their bases."""
+    shifts: dict[int, list[np.ndarray]] = {}
+    for part in parts:
+        own = [np.where(each < 0, 2**60, each).min(1) for each in (part.column, part.group)]
+        known = shifts.get(id(part.base), own)
+        shifts[id(part.base)] = [np.minimum(a, b) for a, b in zip(known, own, strict=True)]
+    columns = []
+    for part in parts:
+        here = part.column >= 0
+        for each, shift in zip((part.column, part.group), shifts[id(part.base)], strict=True):
+            columns.append(np.where(here, each - shift[:, None], -1))
+        columns += [part.label, np.ascontiguousarray(part.factor).view(np.int64)]
+    kinds = np.ascontiguousarray(np.concatenate(columns, 1))
+    _, first, inverse = np.unique(kinds.view(f"V{kinds.shape[1] * 8}"), return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]:
+    """Radius, gain and largest entry of one group of the value."""
+    bases = list({id(part.base): part.base for part in parts}.values())
+    found = []
+    for number_of_term, part in enumerate(parts):
+        entry = np.flatnonzero(part.column[row] >= 0)
+        which = [np.full(len(entry), each) for each in (number_of_term, bases.index(part.base))]
+        found.append([entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))])
+    entry, term, base, column, group, label, factor = map(np.concatenate, zip(*found, strict=True))
+    if not len(entry):
+        return ZERO, ZERO, ZERO
+    _, atom = np.unique(np.stack([base, group]), axis=1, return_inverse=True)
+    atom = atom.reshape(-1)
+    order = np.argsort(atom, kind="stable")
+    ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
+    cluster, totals = _clusters(entry, atom), {}
+    for start, end in zip(ends[:-1], ends[1:], strict=True):
+        own = order[start:end]
+        size, top = _size(entry[own], column[own], factor[own], term[own], parts)
+        table, total = bases[base[own[0]]].table, totals.setdefault(cluster[atom[own[0]]], [ZERO] * 3)
+        for i, multiple in enumerate((size, size, top)):
+            total[i] = total[i] + multiple * table[i][label[own[0]]]
+    if len(totals) == 1:
+        ((radius, gain, largest),) = totals.values()
+    else:
+        radius, gain = (root(sum((t[i] * t[i] for t in totals.values()), ZERO)) for i in (0, 1))
+        largest = max(t[2] for t in totals.values())
+    return radius, gain, min(radius, largest)
+
+
+def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:
+    """For every atom (group of a base) the least one that it meets in an entry, directly or through others."""
+    first = np.full(entry.max() + 1, atom.max())
+    np.minimum.at(first, entry, atom)
+    parent = list(range(atom.max() + 1))
+
+    def top(a: int) -> int:
+        while parent[a] != a:
+            a = parent[a] = parent[parent[a]]
+        return a
+
+    for a, b in np.unique(np.stack([first[entry], atom]), axis=1).T:
+        low, high = sorted((top(int(a)), top(int(b))))
+        parent[high] = low
+    return [top(a) for a in range(len(parent))]
+
+
+def _size(
+    entry: np.ndarray, column: np.ndarray, factor: np.ndarray, term: np.ndarray, parts: list[_Part]
+) -> tuple[Decimal, Decimal]:
+    """Norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
+    slacks = {int(t): 1 + Decimal(parts[t].roundings * UNIT * 1.01) for t in np.unique(term)}
+    norm = top = ZERO
+    for t, slack in slacks.items():
+        own = term == t
+        most = Decimal(float(abs(factor[own]).max())) * slack
+        moves_only = len(np.unique(column[own])) == own.sum()
+        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own]) * slack
+        top += most
+    if len(slacks) > 1:
+        norm = min(norm, _gram_norm(entry, column, factor) * max(slacks.values()))
+    return norm, top
+
+
+def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray) -> Decimal:
+    scale = 2.0 ** math.frexp(float(abs(factor).max()))[1]
+    order = np.argsort(entry, kind="stable")
+    entry, factor = entry[order], factor[order] / scale
+    names, column = np.unique(column[order], return_inverse=True)
+    places, products = [], []
+    for distance in range(len(entry)):
+        i = np.flatnonzero(entry[distance:] == entry[: len(entry) - distance])
+        if not len(i):
+            break
+        j = i + distance
+        for a, b in ((i, j), (j, i)) if distance else ((i, j),):
+            places.append(column[a] * len(names) + column[b])
+            products.append(factor[a] * factor[b])
+    product = np.concatenate(products)
+    place, at = np.unique(np.concatenate(places), return_inverse=True)
+    row = place // len(names)
+    sums = np.bincount(row, abs(np.bincount(at, product)))
+    error = np.bincount(row, np.bincount(at, abs(product))) * ((len(product) + 3) * UNIT * 1.01)
+    return root(Decimal(float((sums + error).max() * (1 + 4 * UNIT)))) * Decimal(scale)

@@ -1,0 +1,73 @@
+"""Readers of untrusted fields: each returns what it names, or raises a `CheckError` that says what is wrong."""
+
+import decimal
+import math
+from decimal import Decimal
+from typing import Any
+
+UP = decimal.Context(prec=50, rounding=decimal.ROUND_CEILING, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+"""More digits than certificates have. Sums, products and quotients of non-negative numbers round up."""
+ZERO, ONE = Decimal(0), Decimal(1)
+
+
+class CheckError(ValueError):
+    """The certificate is not proved; says which field, tensor, claim or row failed, and why."""
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise a `CheckError` unless a condition holds."""
+    if not condition:
+        raise CheckError(sentence)
+
+
+def of_type(x: Any, kind: type | tuple[type, ...], what: str) -> Any:
+    """The value, if it has a type; booleans are no numbers."""
+    fits = isinstance(x, kind) and (kind is bool or not isinstance(x, bool))
+    require(fits, f"{what} is {str(x)[:60]!r}, which has the wrong type")
+    return x
+
+
+def field(mapping: Any, key: str, what: str) -> Any:
+    """An entry that must be there."""
+    require(key in of_type(mapping, dict, what), f"{what} lacks {key!r}")
+    return mapping[key]
+
+
+def number(x: Any, what: str) -> float:
+    """A finite float."""
+    of_type(x, (int, float), what)
+    require(abs(x) < 2**1023 and math.isfinite(x), f"{what} is not finite, or too large")
+    return float(x)
+
+
+def integers(x: Any, what: str, low: int = 0) -> tuple[int, ...]:
+    """A list of integers from `low` to 2^40."""
+    numbers = tuple(of_type(each, int, what) for each in of_type(x, (list, tuple), what))
+    require(all(low <= each < 2**40 for each in numbers), f"{what}={numbers} must be at least {low}, below 2^40")
+    return numbers
+
+
+def integer(x: Any, what: str, low: int = 0) -> int:
+    """One such integer."""
+    return integers([x], what, low)[0]
+
+
+def texts(x: Any, what: str) -> tuple[str, ...]:
+    """A list of strings."""
+    return tuple(of_type(each, str, what) for each in of_type(x, (list, tuple), what))
+
+
+def decimal_number(x: Any, what: str) -> Decimal:
+    """A finite decimal that is not negative, from its string."""
+    try:
+        value = Decimal(of_type(x, str, what))
+    except decimal.InvalidOperation as error:
+        raise CheckError(f"{what} is {x[:60]!r}, which is no decimal") from error
+    require(value.is_finite() and value >= 0, f"{what}={x[:60]} must be finite and not negative")
+    return value
+
+
+def root(x: Decimal | int) -> Decimal:
+    """A number that the square root does not exceed; decimal's own root rounds to nearest."""
+    x = Decimal(x)
+    return UP.next_plus(UP.sqrt(x)) if x else x
