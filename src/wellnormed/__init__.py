@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wellnormed._lazy import lazy_namespace
 
 if TYPE_CHECKING:
-    from wellnormed import certificates, constraints, matrix, models, modular, nn, norms, optim
+    from wellnormed import certificates, checker, constraints, matrix, models, modular, nn, norms, optim, propagation
     from wellnormed.certificates import certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
     from wellnormed.norms import ColNorm, Sign, Spectral, assign_norms, initialize_
@@ -32,6 +32,7 @@ __all__ = [
     "assign_norms",
     "certificates",
     "certify",
+    "checker",
     "constrain",
     "constraints",
     "initialize_",
@@ -42,6 +43,7 @@ __all__ = [
     "nn",
     "norms",
     "optim",
+    "propagation",
     "verify",
 ]
 

@@ -1,23 +1,21 @@
-"""Certificates: bound the executed model, prove it, search from below, write and check files."""
+"""Certificates: capture what a model executes, bound it, search from below, write files and prove them again."""
 
 from wellnormed._lazy import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
-        "Bound": ".bound",
         "Certificate": ".certificate",
-        "Claim": ".certificate",
+        "CheckError": "wellnormed.checker",
+        "Claim": "wellnormed.propagation.rows",
         "LowerBound": ".search",
-        "Recorder": ".recorder",
-        "Row": ".certificate",
-        "UncertifiableError": ".recorder",
-        "VerificationError": ".verification",
-        "VerificationReport": ".verification",
-        "certify": ".walker",
-        "function_rule": ".rules",
+        "Report": "wellnormed.checker",
+        "Row": "wellnormed.propagation.rows",
+        "UncertifiableError": "wellnormed.propagation.rows",
+        "certify": ".certifying",
+        "largest_rms": ".certificate",
         "lower_bound": ".search",
-        "rule": ".rules",
-        "verify": ".verification",
+        "require_same_model": ".verifying",
+        "verify": ".verifying",
     },
 )
