@@ -1,7 +1,7 @@
 """A captured model as a function in float64 of the variables that its certificate speaks of."""
 
-import warnings
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,9 @@ class Continuous:
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name of a variable -> its shape."""
         self.device = torch.device("cpu")
+        """Where the example lies."""
+        self.at_once = True
+        """Whether `many` computes together; switched off by the first operation that torch cannot vectorize."""
         self._variables: dict[fx.Node, str] = {}
         self._steps: list[tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._constants: dict[fx.Node, Any] = {}
@@ -85,9 +88,14 @@ class Continuous:
 
     def many(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The results for several values, one behind the other along an additional first axis."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop.*")  # operations that torch can only repeat
-            return torch.func.vmap(self)(dict(inputs))
+        if self.at_once:
+            try:
+                with _repeating():
+                    return torch.func.vmap(self)(dict(inputs))
+            except RuntimeError:
+                self.at_once = False
+        count = len(next(iter(inputs.values())))
+        return torch.stack([self({name: x[number] for name, x in inputs.items()}) for number in range(count)])
 
     def _needed(self, captured: Captured) -> set[fx.Node]:
         found = {self._result}
@@ -166,6 +174,8 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     name = name_of(node.target)
     if name == "aten.detach.default":
         return _itself, arguments[:1], {}
+    if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it
+        return _copied, arguments[:2], {}
     if name == "aten.view.dtype":
         raise UncertifiableError(f"{place(node)}: the bits of a number are read as another; use `.to(dtype)`")
     if name == "aten.rms_norm.default":
@@ -178,8 +188,22 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return node.target, arguments, keywords
 
 
+@contextlib.contextmanager
+def _repeating() -> Iterator[None]:
+    """Without a warning for every operation that torch has to repeat for several inputs, as it does batch norms."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[missing-attribute]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[missing-attribute]
+
+
 def _itself(x: Any) -> Any:
     return x
+
+
+def _copied(x: Tensor, source: Tensor) -> Tensor:
+    return source.expand_as(x).to(x.dtype)
 
 
 def _wide(each: Any) -> Any:

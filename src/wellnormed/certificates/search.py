@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
+from wellnormed.propagation.rows import UncertifiableError
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
@@ -91,7 +92,8 @@ def lower_bound(
         width: Entries of a token of an example that is made; found out if the model begins with a matrix.
 
     Raises:
-        UncertifiableError: The model cannot be captured, or nothing of its input is a variable.
+        UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
+            no derivative.
         ValueError: An example is needed, or a number is not positive.
 
     Example:
@@ -225,13 +227,21 @@ class _Search:
         return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
 
     def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
-        if self._twice:
+        while True:
+            at_once = self.function.at_once
             try:
-                return gains(self.function, x, u)
-            except (RuntimeError, NotImplementedError) as error:
-                if "derivative" not in str(error):
-                    raise
-                self._twice = False  # an operation has one derivative only
+                return gains(self.function, x, u) if self._twice else self._gains_without_ascent(x, u)
+            except RuntimeError as error:  # torch lacks a derivative: for several inputs, the second, or the first
+                if at_once:
+                    self.function.at_once = False
+                elif self._twice:
+                    self._twice = False
+                else:
+                    message = f"the search needs derivatives: {str(error).splitlines()[0]}"
+                    raise UncertifiableError(message) from error
+
+    def _gains_without_ascent(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
+        """As `gains`, of a function with one derivative: J times a direction is a difference."""
         values = {name: each.detach().requires_grad_() for name, each in x.items()}
         result = self.function.many(values)
         pulled = torch.autograd.grad((result * u).sum(), list(values.values()), materialize_grads=True)
