@@ -89,7 +89,9 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        print(f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}\n{report}")
+        print(
+            f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}\n{report}"
+        )
 
 
 @dataclass(frozen=True)

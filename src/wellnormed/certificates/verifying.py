@@ -62,7 +62,9 @@ def require_same_model(certificate: Certificate, model: nn.Module, example_input
     """
     fresh = certify(model, example_input, certificate.input_radius)
     if len(fresh.rows) != len(certificate.rows):
-        raise CheckError(f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}")
+        raise CheckError(
+            f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"
+        )
     for ours, theirs in zip(fresh.rows, certificate.rows, strict=True):
         for what in ("name", "operation", "inputs", "shape", "constants", "reads", "axes"):
             a, b = getattr(ours, what), getattr(theirs, what)

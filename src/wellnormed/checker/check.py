@@ -44,7 +44,9 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"for {each}" for each in self.inputs]
-        lines += [f"{self.output} is L-Lipschitz with L = {self.lipschitz:.6g}, from the largest RMS to the largest RMS"]
+        lines += [
+            f"{self.output} is L-Lipschitz with L = {self.lipschitz:.6g}, from the largest RMS to the largest RMS"
+        ]
         lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += [f"no row uses {', '.join(self.unused)}"] if self.unused else []
@@ -192,7 +194,9 @@ class _Check:
             fits = len(own) == len(shape) and all(
                 n == 1 or (n == m and axis not in axes) for axis, (n, m) in enumerate(zip(own, shape, strict=True))
             )
-            require(fits and len(values) == math.prod(own), f"its {what} has a shape {own} that does not fit its groups")
+            require(
+                fits and len(values) == math.prod(own), f"its {what} has a shape {own} that does not fit its groups"
+            )
             array = np.empty(len(values), dtype=object)
             array[:] = values
             arrays.append(array.reshape(own))

@@ -264,7 +264,9 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     for number_of_term, part in enumerate(parts):
         entry = np.flatnonzero(part.column[row] >= 0)
         which = [np.full(len(entry), each) for each in (number_of_term, bases.index(part.base))]
-        found.append([entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))])
+        found.append(
+            [entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))]
+        )
     entry, term, base, column, group, label, factor = map(np.concatenate, zip(*found, strict=True))
     if not len(entry):
         return ZERO, ZERO, ZERO

@@ -161,7 +161,9 @@ def _average(row: Row) -> Bounds:
     claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
     require(not claim.settings.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
-    require(tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits")
+    require(
+        tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits"
+    )
     require(all(n in (1, m) for n, m in zip(lead, row.shape, strict=False)), "its matrices are too many")
     require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
     require(not any(lead[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
@@ -308,11 +310,15 @@ def _convolution(row: Row) -> Bounds:
     groups = integer(row.constants.get("groups"), "groups", 1)
     token_wise = row.axes == (1,) and not adjoint
     settings = {"groups": groups} if token_wise else {"groups": groups, "size": image[2:], "stride": stride}
-    claim = row.claim(0, "taps", **settings) if token_wise else row.claim(0, "convolution", **settings, dilation=dilation)
+    claim = (
+        row.claim(0, "taps", **settings) if token_wise else row.claim(0, "convolution", **settings, dilation=dilation)
+    )
     kernel = row.tensor(claim.tensors[0]).shape
     require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
-    pixels = tuple((n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(image[2:], dilation, kernel[2:], stride, strict=True))
+    pixels = tuple(
+        (n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(image[2:], dilation, kernel[2:], stride, strict=True)
+    )
     require(result[2:] == pixels and min(pixels) > 0, f"its pixels must be {pixels}")
     row.groups(*((1,) if token_wise else range(1, count + 2)))
     require(0 not in row.axes, "its groups extend over several samples")
@@ -415,7 +421,9 @@ def _attention(row: Row) -> Bounds:
         k_size, v_size = sizes
         k_radius, v_radius = np.minimum(k_radius, k_size * radius), np.minimum(v_radius, v_size * radius)
         slope = scale * rq.radius * v_radius * k_size
-        gain = np.minimum(gain, change * _roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
+        gain = np.minimum(
+            gain, change * _roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain
+        )
         if len(row.claims) == 3:
             query = _origin(q)
             require(query is not None and query.row.inputs[0] is x, "its queries are no heads of maps of its tokens")
