@@ -12,15 +12,23 @@ from torch import nn
 from wellnormed.modular.builder import Builder, modular_rule
 from wellnormed.modular.combinators import IDENTITY, attention, residual
 from wellnormed.modular.tree import Bond, NormedModule, Scalar, compose
+from wellnormed.propagation.decimals import float_up
+from wellnormed.propagation.operations.activation import FUNCTIONS
 
-# Largest slopes: of exact GELU at sqrt 2, Phi(sqrt 2) + sqrt 2 phi(sqrt 2); of its tanh form at 1.4185, rounded up.
-_GELU_SLOPES = {"none": (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi), "tanh": 1.128994}
 
-_SLOPE_ONE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid)
+def activation(function: str, *numbers: float) -> Bond:
+    """An elementwise function of the book of operations, whose sensitivity is its largest slope."""
+    return Bond(function.replace("_", " "), float_up(FUNCTIONS[function](*numbers).slope))
+
+
+_FUNCTIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Tanh: "tanh", nn.Softsign: "softsign", nn.LogSigmoid: "log_sigmoid",
+    nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Mish: "mish", nn.Hardsigmoid: "hardsigmoid", nn.Hardswish: "hardswish",
+    nn.Tanhshrink: "tanhshrink", nn.Softshrink: "softshrink",
+}  # fmt: skip
 _BONDS: dict[type[nn.Module] | str, Bond] = {
-    **{kind: Bond(kind.__name__.lower()) for kind in _SLOPE_ONE},
-    nn.Sigmoid: Bond("sigmoid", 0.25),
-    nn.SiLU: Bond("silu", 1.09984),  # the slope at 2.3994, rounded up
+    **{kind: activation(function) for kind, function in _FUNCTIONS.items()},
+    nn.Softplus: Bond("softplus"),  # 1 but for its jump of 2e-9, which only certificates care about
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
     "wellnormed.nn.attention.Rotary": Bond("rotary"),
@@ -31,9 +39,10 @@ _BONDS: dict[type[nn.Module] | str, Bond] = {
 }
 for _layer, _bond in _BONDS.items():
     modular_rule(_layer)(lambda module, builder, bond=_bond: bond)
-modular_rule(nn.GELU)(lambda m, _: Bond("gelu", _GELU_SLOPES[m.approximate]))
-modular_rule(nn.LeakyReLU)(lambda m, _: Bond("leakyrelu", max(1.0, abs(m.negative_slope))))
-modular_rule(nn.ELU)(lambda m, _: Bond("elu", max(1.0, abs(m.alpha))))
+modular_rule(nn.GELU)(lambda m, _: activation("gelu_tanh" if m.approximate == "tanh" else "gelu"))
+modular_rule(nn.LeakyReLU)(lambda m, _: activation("leaky_relu", m.negative_slope))
+modular_rule(nn.ELU)(lambda m, _: activation("elu", m.alpha, 1.0, 1.0))
+modular_rule(nn.Hardtanh)(lambda m, _: activation("clamp", m.min_val, m.max_val))
 modular_rule("wellnormed.nn.scaling.Scale")(lambda m, _: Scalar(m.factor))
 
 
