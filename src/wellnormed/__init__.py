@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from wellnormed._lazy import lazy_namespace
 
 if TYPE_CHECKING:
-    from wellnormed import certificates, checker, constraints, matrix, models, modular, nn, norms, optim, propagation
+    from wellnormed import (
+        as_published,
+        certificates,
+        checker,
+        constraints,
+        matrix,
+        models,
+        modular,
+        nn,
+        norms,
+        optim,
+        propagation,
+    )
     from wellnormed.certificates import certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
     from wellnormed.norms import ColNorm, Sign, Spectral, assign_norms, initialize_
@@ -29,6 +41,7 @@ __all__ = [
     "Sign",
     "SoftCap",
     "Spectral",
+    "as_published",
     "assign_norms",
     "certificates",
     "certify",

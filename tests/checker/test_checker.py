@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-
 from tests.checker.documents import document_of
 from tests.checker.models import NAMES, small
+
 from wellnormed.checker import CheckError, check, check_folder
 from wellnormed.checker.check import MOVES
 from wellnormed.checker.proofs import norms_below
@@ -290,7 +290,9 @@ def test_a_folder_is_proved_by_a_command_without_torch(tmp_path: Any) -> None:
     (tmp_path / "certificate.json").write_text(json.dumps(document))
     names = document["tensors"].keys()
     save_file({n: tensors[n] for n in names}, tmp_path / "weights.safetensors")
-    save_file({n: np.ascontiguousarray(t) for n, t in tensors.items() if n not in names}, tmp_path / "certificate.safetensors")
+    save_file(
+        {n: np.ascontiguousarray(t) for n, t in tensors.items() if n not in names}, tmp_path / "certificate.safetensors"
+    )
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = [{!r}]; import runpy; runpy.run_module('wellnormed.checker', run_name='__main__')"
     command = [sys.executable, "-O", "-c", code.format(str(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -309,7 +311,15 @@ def test_damaged_files_end_in_a_sentence(tmp_path: Any) -> None:
     save_file(tensors, tmp_path / "weights.safetensors")
     weights = (tmp_path / "weights.safetensors").read_bytes()
     other = {**tensors, "0.weight": tensors["0.weight"] + 1}
-    for content in (b"", b"{", b"[1, NaN]", b'{"a": 1, "a": 2}', good.replace(b'"format": 3', b'"format": 2'), good[:-1], b"[" * 100000):
+    for content in (
+        b"",
+        b"{",
+        b"[1, NaN]",
+        b'{"a": 1, "a": 2}',
+        good.replace(b'"format": 3', b'"format": 2'),
+        good[:-1],
+        b"[" * 100000,
+    ):
         (tmp_path / "certificate.json").write_bytes(content)
         with pytest.raises(CheckError):
             check_folder(tmp_path)

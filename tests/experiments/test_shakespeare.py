@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 import wellnormed as wn
+from wellnormed import as_published
 from wellnormed.certificates import certify
 from wellnormed.data.characters import CharacterText
 from wellnormed.experiments import _nanogpt, _shakespeare, modula_gpt, shakespeare_best, shakespeare_tradeoff
 from wellnormed.experiments._first_modula import NormalizedAdam
-from wellnormed.experiments._shakespeare import LTRun, log10_as_published, lt_model, lt_task, rate_factors
+from wellnormed.experiments._shakespeare import LTRun, lt_model, lt_task, rate_factors
 from wellnormed.experiments.modula_gpt import Cell
 from wellnormed.norms import assign_norms
 from wellnormed.train.evaluate import scores_as_published
@@ -55,7 +56,7 @@ def published(cap, blocks=3):
 @pytest.mark.parametrize("cap", [0.5, 1.0, 2.0])
 def test_the_published_formula(cap, blocks):
     # bounds of float32 weights exceed their norms by a few units of 1e-7
-    assert 10 ** log10_as_published(at_caps(cap, blocks)) == pytest.approx(published(cap, blocks), rel=1e-4)
+    assert 10 ** as_published.transformer(at_caps(cap, blocks)) == pytest.approx(published(cap, blocks), rel=1e-4)
 
 
 def test_caps_are_those_at_which_the_formula_says_what_was_published():
@@ -68,7 +69,7 @@ def test_the_formula_is_below_what_is_proved_and_what_is_proved_is_no_less_than_
     certificate = certify(model)
     found = wn.certificates.lower_bound(model, steps=40, generator=torch.Generator().manual_seed(0))
     assert found.value <= certificate.lipschitz
-    assert log10_as_published(model) < certificate.log10_lipschitz
+    assert as_published.transformer(model) < certificate.log10_lipschitz
 
 
 def test_rates_are_masses_halved_for_every_residual_connection_that_follows():

@@ -45,4 +45,6 @@ def test_sensitivity_is_the_certified_constant(name):
         assigned.norm.initialize_(assigned.parameter, torch.Generator().manual_seed(0))
     sensitivity = modular_tree(model).sensitivity
     # norms are proved with a slack of 1e-9 each
-    assert wn.certify(model, torch.zeros(1, 3, 4, dtype=torch.float64)).lipschitz == pytest.approx(sensitivity, rel=1e-7)
+    assert wn.certify(model, torch.zeros(1, 3, 4, dtype=torch.float64)).lipschitz == pytest.approx(
+        sensitivity, rel=1e-7
+    )

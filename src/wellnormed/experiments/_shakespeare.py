@@ -9,7 +9,6 @@ and the embedding's vectors have RMS at most 1. Momentum is an average that keep
 """
 
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cache
 from typing import Literal
 
@@ -17,13 +16,13 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed import as_published
 from wellnormed.certificates import certify
 from wellnormed.constraints import Constraint, Hammer, SpectralNormalize
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
 from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
-from wellnormed.models.gpt import Attention
 from wellnormed.nn import constraints_of
 from wellnormed.norms import assign_norms
 from wellnormed.train.characters import TextTask
@@ -125,31 +124,4 @@ def bounds(model: GPT | PotentialGPT) -> dict[str, float]:
     """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula."""
     model = model.eval().cpu()
     proved = {"log10_proved": certify(model).log10_lipschitz}
-    return proved | ({"log10_as_published": log10_as_published(model)} if isinstance(model, GPT) else {})
-
-
-@torch.no_grad()
-def log10_as_published(model: GPT) -> float:
-    """LT appendix D as it is written, from norms of whole matrices; no bound of anything.
-
-    It divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the norm of
-    a whole projection for that of every head.
-    """
-
-    def norm(part: nn.Module) -> Decimal:
-        (weight,) = part.parameters()
-        return Decimal(float(wn.Spectral().upper_bound(weight)))
-
-    one, constant = Decimal(1), Decimal("1.1289")
-    radius = lipschitz = one
-    for residual in model.layers:
-        block, share = residual.block, Decimal(residual.strength)
-        if isinstance(block, Attention):
-            query, key, value, output = (norm(part) for part in (block.query, block.key, block.value, block.output))
-            functional = max(one, value * max(query, key) * radius**2)
-            size, own = output * value, functional * (query + key + value) * output / 3
-        else:
-            size = own = norm(block.input) * norm(block.output) / constant
-        lipschitz *= 1 - share + share * own
-        radius *= 1 - share + share * size
-    return float((lipschitz * norm(model.head)).log10())
+    return proved | ({"log10_as_published": as_published.transformer(model)} if isinstance(model, GPT) else {})

@@ -1,0 +1,98 @@
+"""Lipschitz bounds as papers state them, mistakes included: to be shown beside ours, never to be relied on.
+
+LT is "Training Transformers with Enforced Lipschitz Constants". A search exceeds `attention` for several heads and
+`transformer` with it (the test suite keeps such searches); `docs/sound-bounds.md` says what is wrong and what holds.
+"""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+
+import torch
+from torch import nn
+
+from wellnormed.models.gpt import GPT, Attention
+from wellnormed.norms import Spectral
+
+_ONE = Decimal(1)
+
+
+def attention(query: float, key: float, value: float, scale: float = 1.0, radius: float = 1.0) -> float:
+    """LT theorem D.1 with equations 20 to 23: `sqrt(s) max(1, v max(q, k) r^2) (q + k + v) / 3`.
+
+    From RMS -> RMS norms of whole matrices, for inputs of RMS at most `radius`, times the block's own factor of 1/3. It
+    is no bound for several heads, nor for a scale above 1.
+
+    Example:
+        >>> attention(1.0, 1.0, 1.0)
+        1.0
+    """
+    return math.sqrt(scale) * max(1.0, value * max(query, key) * radius**2) * (query + key + value) / 3
+
+
+@torch.no_grad()
+def transformer(model: GPT) -> float:
+    """Decimal logarithm of what LT section 4.2 and appendix D say of a `GPT`, from norms of whole matrices.
+
+    It divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the norm of
+    a whole projection for that of every head.
+
+    Example:
+        >>> from wellnormed.models import GPTConfig
+        >>> model = GPT(GPTConfig(width=16, blocks=1, length=8))
+        >>> nn.init.orthogonal_(model.head.weight).shape
+        torch.Size([65, 16])
+        >>> transformer(model) < 1
+        True
+    """
+
+    def norm(part: nn.Module) -> Decimal:
+        return Decimal(float(Spectral().upper_bound(next(p for p in part.parameters() if p.ndim == 2))))
+
+    constant = Decimal("1.1289")
+    radius = lipschitz = _ONE
+    for residual in model.layers:
+        block, share = getattr(residual, "block", None), Decimal(getattr(residual, "strength", 0.0))
+        if block is None:  # a ball projection, which the paper does not have
+            continue
+        if isinstance(block, Attention):
+            query, key, value, output = (norm(part) for part in (block.query, block.key, block.value, block.output))
+            functional = max(_ONE, value * max(query, key) * radius**2)
+            size, own = output * value, functional * (query + key + value) * output / 3
+        else:
+            size = own = norm(block.input) * norm(block.output) / constant
+        lipschitz *= 1 - share + share * own
+        radius *= 1 - share + share * size
+    return float((lipschitz * norm(model.head)).log10())
+
+
+def cosine_attention(
+    query: float, key: float, value: float, *, tokens: int = 128, tau: float = 12.0, nu: float = 1.0, eps: float = 1e-6
+) -> float:
+    """LipsFormer's theorem 1 of scaled cosine attention, from l2 norms of whole matrices (LT appendix E).
+
+    `2 N (N - 1) nu tau |K| / sqrt(eps) + 2 (N - 1) nu tau |Q| / sqrt(eps) + 2 N nu |V| / sqrt(eps)`. LT puts 128, the
+    width of a head, for N, which is the number of tokens; with its 1,024 tokens the first term is 64 times larger.
+
+    Example:
+        >>> f"{cosine_attention(1.0, 1.0, 1.0):.4g}"
+        '3.934e+08'
+    """
+    n, root = tokens, math.sqrt(eps)
+    return (2 * n * (n - 1) * nu * tau * key + 2 * (n - 1) * nu * tau * query + 2 * n * nu * value) / root
+
+
+def lipsformer(blocks: Sequence[tuple[float, float]]) -> float:
+    """Decimal logarithm of LipsFormer's equation 19, `prod (1 + alpha L)`, of the (alpha, L) of all residual blocks.
+
+    LT finds 1.97e129 with its trained norms, which it does not print; alpha is about 0.5 for attention and 0.15 for
+    feed-forward blocks.
+
+    Example:
+        Norms near 12 in every matrix of 12 blocks would give the published number:
+
+        >>> block = [(0.5, cosine_attention(12.0, 12.0, 12.0)), (0.15, 12.0**2)]
+        >>> round(lipsformer(block * 12))
+        129
+    """
+    return math.fsum(math.log10(1 + alpha * constant) for alpha, constant in blocks)
