@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,8 +110,9 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
                 steps = np.array(integers(table, "a table", -1), np.int64)
                 require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
             else:
-                steps = np.arange(size) * integer(table, "a table's step", -(2**40))
-                require(bool((abs(steps) < 2**60).all()), "its table's step is too large")
+                step = integer(table, "a table's step", -(2**40))
+                require(abs(step) * size < 2**50, "its table's step is too large")
+                steps = np.arange(size) * step
             absent = (steps < 0) & isinstance(table, list)
             view = [size if a == axis else 1 for a in range(len(shape))]
             positions = positions + np.where(absent, 0, steps).reshape(view)
@@ -264,7 +266,9 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     for number_of_term, part in enumerate(parts):
         entry = np.flatnonzero(part.column[row] >= 0)
         which = [np.full(len(entry), each) for each in (number_of_term, bases.index(part.base))]
-        found.append([entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))])
+        found.append(
+            [entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))]
+        )
     entry, term, base, column, group, label, factor = map(np.concatenate, zip(*found, strict=True))
     if not len(entry):
         return ZERO, ZERO, ZERO
@@ -273,7 +277,7 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     order = np.argsort(atom, kind="stable")
     ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
     cluster, totals = _clusters(entry, atom), {}
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in pairwise(ends):
         own = order[start:end]
         size, top = _size(entry[own], column[own], factor[own], term[own], parts)
         table, total = bases[base[own[0]]].table, totals.setdefault(cluster[atom[own[0]]], [ZERO] * 3)
@@ -308,20 +312,25 @@ def _size(
     entry: np.ndarray, column: np.ndarray, factor: np.ndarray, term: np.ndarray, parts: list[_Part]
 ) -> tuple[Decimal, Decimal]:
     """Norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
-    slacks = {int(t): 1 + Decimal(parts[t].roundings * UNIT * 1.01) for t in np.unique(term)}
+    roundings = {int(t): parts[t].roundings for t in np.unique(term)}
     norm = top = ZERO
-    for t, slack in slacks.items():
+    for t, count in roundings.items():
         own = term == t
-        most = Decimal(float(abs(factor[own]).max())) * slack
+        most = Decimal(float(abs(factor[own]).max())) * (1 + Decimal(count * UNIT * 1.01))
         moves_only = len(np.unique(column[own])) == own.sum()
-        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own]) * slack
+        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own], count)
         top += most
-    if len(slacks) > 1:
-        norm = min(norm, _gram_norm(entry, column, factor) * max(slacks.values()))
+    if len(roundings) > 1:
+        norm = min(norm, _gram_norm(entry, column, factor, max(roundings.values())))
     return norm, top
 
 
-def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray) -> Decimal:
+def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray, roundings: int) -> Decimal:
+    """Norm of a matrix given by its factors, from the row sums of its Gram matrix.
+
+    Relative to the sums of absolute values, an entry errs by the roundings of two factors, one of their product, and
+    one for each addend.
+    """
     scale = 2.0 ** math.frexp(float(abs(factor).max()))[1]
     order = np.argsort(entry, kind="stable")
     entry, factor = entry[order], factor[order] / scale
@@ -339,5 +348,5 @@ def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray) -> Dec
     place, at = np.unique(np.concatenate(places), return_inverse=True)
     row = place // len(names)
     sums = np.bincount(row, abs(np.bincount(at, product)))
-    error = np.bincount(row, np.bincount(at, abs(product))) * ((len(product) + 3) * UNIT * 1.01)
+    error = np.bincount(row, np.bincount(at, abs(product))) * ((len(product) + 3 + 2 * roundings) * UNIT * 1.01)
     return root(Decimal(float((sums + error).max() * (1 + 4 * UNIT)))) * Decimal(scale)
