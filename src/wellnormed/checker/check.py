@@ -166,7 +166,7 @@ class _Check:
             self._cut(base)
         self.rows.append(step)
         self.output = stated
-        self.values[name] = Value(name, shape, (Term(base, np.arange(math.prod(shape)).reshape(shape)),))
+        self.values[name] = Value(name, shape, (Term(base, base.order),))
 
     def _move(self, name: str, operation: str, inputs: list[Value], shape: tuple[int, ...], c: dict[str, Any]) -> Value:
         if operation == "constant":

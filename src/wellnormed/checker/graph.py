@@ -43,6 +43,11 @@ class Base:
     """The same entries in smaller groups, by the number of equal parts of the last axis."""
 
     @cached_property
+    def order(self) -> np.ndarray:
+        """The flat positions of all entries: the index of a term that moves nothing."""
+        return np.arange(math.prod(self.shape)).reshape(self.shape)
+
+    @cached_property
     def groups(self) -> np.ndarray:
         """The number of every flat entry's group."""
         return self._spread([1 if axis in self.axes else n for axis, n in enumerate(self.shape)])
@@ -183,6 +188,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
         return ends.reshape(math.prod(outer), -1)
 
+    if (sums := _unmoved(value, axes)) is not None:
+        return sums
     parts, fixed = [], []
     for term in value.terms:
         column, factor = rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
@@ -204,6 +211,23 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     for radius, largest in fixed:
         bounds = Bounds(bounds.radius + radius.reshape(outer), bounds.gain, bounds.largest + largest.reshape(outer))
     return Bounds(*map(collapse, bounds))
+
+
+def _unmoved(value: Value, axes: tuple[int, ...]) -> Bounds | None:
+    """The sum of bounds, if the groups are those of bases that differ, each times one number."""
+    wide = [axis for axis in axes if value.shape[axis] > 1]
+    bases, total = [], None
+    for term in value.terms:
+        base, factor = term.base, np.ones(()) if term.factor is None else term.factor
+        if not isinstance(base, Base) or term.index is not base.order or factor.ndim or any(base is b for b in bases):
+            return None
+        if [axis for axis in base.axes if value.shape[axis] > 1] != wide:
+            return None
+        size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
+        own = [size * each for each in base.bounds]
+        total = own if total is None else [a + b for a, b in zip(total, own, strict=True)]
+        bases.append(base)
+    return None if total is None else Bounds(*total)
 
 
 def collapse(array: np.ndarray) -> np.ndarray:
