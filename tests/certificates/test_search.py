@@ -11,7 +11,7 @@ from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.certificates.search import LowerBound, lower_bound, rms
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT
 from wellnormed.nn import BallProjection
-from wellnormed.propagation.rows import UncertifiableError
+from wellnormed.propagation.errors import UncertifiableError
 
 
 def search(model: nn.Module, *arguments: object, seed: int = 0, **keywords: object) -> LowerBound:

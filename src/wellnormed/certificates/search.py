@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
-from wellnormed.propagation.rows import UncertifiableError
+from wellnormed.propagation.errors import UncertifiableError
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9

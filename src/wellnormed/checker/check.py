@@ -165,7 +165,8 @@ class _Check:
         if operation == "linear" and constants["parts"] > 1:
             self._cut(base)
         self.rows.append(step)
-        self.values[name] = Value(name, shape, (Term(base, np.arange(math.prod(shape)).reshape(shape)),))
+        self.output = stated
+        self.values[name] = Value(name, shape, (Term(base, base.order),))
 
     def _move(self, name: str, operation: str, inputs: list[Value], shape: tuple[int, ...], c: dict[str, Any]) -> Value:
         if operation == "constant":
@@ -206,26 +207,28 @@ class _Check:
         """Lend the bounds of equal parts of the outputs of a linear row to that row, whose name is before the slash."""
         name, _, parts = cut.name.rpartition("/")
         require(name in self.values and parts == str(cut.shape[-2]), "its name must be that of a row, /, and its parts")
-        (term, *_), own = self.values[name].terms, cut.row
-        whole = term.base.row if isinstance(term.base, Base) and term.base.name == name else own
+        base, own = self.values[name].terms[0].base, cut.row
+        if not isinstance(base, Base) or base.name != name:
+            raise CheckError(f"{name} is no row that computes")
+        whole = base.row
         same = (
             whole.operation == "linear" and whole.inputs[0] is own.inputs[0] and whole.reads == own.reads
             and weight_of(whole) == weight_of(own) and whole.constants["parts"] == 1
             and [claim.tensors for claim in whole.claims] == [claim.tensors for claim in own.claims]
         )  # fmt: skip
         require(same, f"it is not the map of {name}, cut into parts")
-        least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, term.base.bounds, strict=True))
-        term.base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), own)
+        least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
+        base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), own)
 
     def _report(self, count: int) -> Report:
         inputs, output = [row for row in self.rows if row.operation == "input"], self.rows[-1]
         require(len(inputs) > 0, "there is no input")
-        gain = self.values[output.name].terms[0].base.bounds.gain.max()
+        gain = self.output.gain.max()
         sizes = {row.entries() for row in inputs}
-        lipschitz = self._result("lipschitz", gain / UP.next_minus(UP.sqrt(Decimal(output.entries()))))
+        lipschitz = self._result("lipschitz", gain, output.entries())
         l2 = None
         if len(sizes) == 1:
-            l2 = self._result("l2_lipschitz", gain / UP.next_minus(UP.sqrt(Decimal(sizes.pop()))))
+            l2 = self._result("l2_lipschitz", gain, sizes.pop())
         else:
             require(self.document.get("l2_lipschitz") is None, "l2_lipschitz must be null: groups of inputs differ")
         stated = of_type(self.document.get("attention_logits", {}), dict, "attention_logits")
@@ -242,9 +245,15 @@ class _Check:
         shown = f"{self._shown(output)}, in {_groups(output)},"
         return Report(domains, shown, lipschitz, l2, logits, count, len(self.proved), unused)
 
-    def _result(self, key: str, needed: Decimal) -> Decimal:
+    def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
+        """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""
         stated = decimal_number(self.document.get(key), key)
-        require(needed <= stated <= needed * _ROUNDED, f"{key}={stated:.20g} is not what follows, {needed:.20g}")
+        low, high = (
+            decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in ("ROUND_FLOOR", "ROUND_CEILING")
+        )
+        enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
+        needed = gain / UP.next_minus(UP.sqrt(Decimal(entries)))
+        require(enough and stated <= needed * _ROUNDED, f"{key}={stated:.20g} is not what follows, {needed:.20g}")
         return stated
 
     def _shown(self, row: Row) -> str:

@@ -12,7 +12,10 @@ import numpy as np
 
 from wellnormed.checker.reading import CheckError, field, integers, of_type, require
 
-_KINDS = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}  # fmt: skip
+_KINDS = {
+    "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?",
+    "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,11 @@ class Base:
     row: Any
     cuts: "dict[int, Base]" = field(default_factory=dict)
     """The same entries in smaller groups, by the number of equal parts of the last axis."""
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """The flat positions of all entries: the index of a term that moves nothing."""
+        return np.arange(math.prod(self.shape)).reshape(self.shape)
 
     @cached_property
     def groups(self) -> np.ndarray:
@@ -109,8 +115,9 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
                 steps = np.array(integers(table, "a table", -1), np.int64)
                 require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
             else:
-                steps = np.arange(size) * integer(table, "a table's step", -(2**40))
-                require(bool((abs(steps) < 2**60).all()), "its table's step is too large")
+                step = integer(table, "a table's step", -(2**40))
+                require(abs(step) * size < 2**50, "its table's step is too large")
+                steps = np.arange(size) * step
             absent = (steps < 0) & isinstance(table, list)
             view = [size if a == axis else 1 for a in range(len(shape))]
             positions = positions + np.where(absent, 0, steps).reshape(view)
@@ -181,6 +188,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
         return ends.reshape(math.prod(outer), -1)
 
+    if (sums := _unmoved(value, axes)) is not None:
+        return sums
     parts, fixed = [], []
     for term in value.terms:
         column, factor = rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
@@ -202,6 +211,23 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     for radius, largest in fixed:
         bounds = Bounds(bounds.radius + radius.reshape(outer), bounds.gain, bounds.largest + largest.reshape(outer))
     return Bounds(*map(collapse, bounds))
+
+
+def _unmoved(value: Value, axes: tuple[int, ...]) -> Bounds | None:
+    """The sum of bounds, if the groups are those of bases that differ, each times one number."""
+    wide = [axis for axis in axes if value.shape[axis] > 1]
+    bases, total = [], None
+    for term in value.terms:
+        base, factor = term.base, np.ones(()) if term.factor is None else term.factor
+        if not isinstance(base, Base) or term.index is not base.order or factor.ndim or any(base is b for b in bases):
+            return None
+        if [axis for axis in base.axes if value.shape[axis] > 1] != wide:
+            return None
+        size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
+        own = [size * each for each in base.bounds]
+        total = own if total is None else [a + b for a, b in zip(total, own, strict=True)]
+        bases.append(base)
+    return None if total is None else Bounds(*total)
 
 
 def collapse(array: np.ndarray) -> np.ndarray:
@@ -275,7 +301,7 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     order = np.argsort(atom, kind="stable")
     ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
     cluster, totals = _clusters(entry, atom), {}
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in pairwise(ends):
         own = order[start:end]
         size, top = _size(entry[own], column[own], factor[own], term[own], parts)
         table, total = bases[base[own[0]]].table, totals.setdefault(cluster[atom[own[0]]], [ZERO] * 3)
@@ -310,20 +336,25 @@ def _size(
     entry: np.ndarray, column: np.ndarray, factor: np.ndarray, term: np.ndarray, parts: list[_Part]
 ) -> tuple[Decimal, Decimal]:
     """Norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
-    slacks = {int(t): 1 + Decimal(parts[t].roundings * UNIT * 1.01) for t in np.unique(term)}
+    roundings = {int(t): parts[t].roundings for t in np.unique(term)}
     norm = top = ZERO
-    for t, slack in slacks.items():
+    for t, count in roundings.items():
         own = term == t
-        most = Decimal(float(abs(factor[own]).max())) * slack
+        most = Decimal(float(abs(factor[own]).max())) * (1 + Decimal(count * UNIT * 1.01))
         moves_only = len(np.unique(column[own])) == own.sum()
-        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own]) * slack
+        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own], count)
         top += most
-    if len(slacks) > 1:
-        norm = min(norm, _gram_norm(entry, column, factor) * max(slacks.values()))
+    if len(roundings) > 1:
+        norm = min(norm, _gram_norm(entry, column, factor, max(roundings.values())))
     return norm, top
 
 
-def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray) -> Decimal:
+def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray, roundings: int) -> Decimal:
+    """Norm of a matrix given by its factors, from the row sums of its Gram matrix.
+
+    Relative to the sums of absolute values, an entry errs by the roundings of two factors, one of their product, and
+    one for each addend.
+    """
     scale = 2.0 ** math.frexp(float(abs(factor).max()))[1]
     order = np.argsort(entry, kind="stable")
     entry, factor = entry[order], factor[order] / scale
@@ -341,5 +372,5 @@ def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray) -> Dec
     place, at = np.unique(np.concatenate(places), return_inverse=True)
     row = place // len(names)
     sums = np.bincount(row, abs(np.bincount(at, product)))
-    error = np.bincount(row, np.bincount(at, abs(product))) * ((len(product) + 3) * UNIT * 1.01)
+    error = np.bincount(row, np.bincount(at, abs(product))) * ((len(product) + 3 + 2 * roundings) * UNIT * 1.01)
     return root(Decimal(float((sums + error).max() * (1 + 4 * UNIT)))) * Decimal(scale)

@@ -1,4 +1,4 @@
-"""Claims on stored tensors, proved in float64 with a margin for every rounding. u = 2^-53, gamma_k = k u / (1 - k u)."""
+"""Claims on stored tensors, proved in float64 with a margin for all rounding. u = 2^-53, gamma_k = k u / (1 - k u)."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def read_claim(x: Any) -> Claim:
     require(len(names) == 1 + (measure == "product"), f"{measure} is claimed of {len(names)} tensors")
     given = of_type(x.get("constants", {}), dict, "a claim's constants")
     require(given.keys() <= defaults.keys(), f"{measure} has no settings {sorted(given.keys() - defaults.keys())}")
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, default in defaults.items():
         each = given.get(key, default)
         require(each is not None, f"{measure} lacks {key}")

@@ -8,13 +8,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from wellnormed.checker.graph import UNIT, Base, Bounds, Value, gather
 from wellnormed.checker.proofs import Claim
-from wellnormed.checker.reading import ONE, UP, ZERO, field, integer, integers, number, of_type, require, root
+from wellnormed.checker.reading import (
+    ONE,
+    UP,
+    ZERO,
+    CheckError,
+    field,
+    integer,
+    integers,
+    number,
+    of_type,
+    require,
+    root,
+)
 
 HALF, TWO = Decimal("0.5"), Decimal(2)
 
@@ -58,6 +71,10 @@ class Row:
         for read in [*self.reads, self.axes]:
             require(read == self.axes and set(axes) <= set(read), f"it must read and leave groups along {axes}")
 
+    def states(self, key: str, known: Any) -> None:
+        """Check that a constant, if it is there, says what is known without it."""
+        require(self.constants.get(key, known) == known, f"its {key} is not {known}")
+
     def keeps_shape(self) -> None:
         """Check that the result has the shape of all inputs."""
         require(all(x.shape == self.shape for x in self.inputs), "its result has another shape than its inputs")
@@ -80,6 +97,10 @@ def _exact(values: Any) -> np.ndarray:
     return found
 
 
+def _least(a: Any, b: Any) -> Any:
+    return np.minimum(a, b)
+
+
 def _bias(row: Row, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
     if len(row.claims) <= place:
         return [ZERO] * parts
@@ -96,8 +117,8 @@ def _input(row: Row) -> Bounds:
         claim, width = row.claim(0, "row_norm"), row.shape[-1]
         require(row.axes == (len(row.shape) - 1,), "the groups of an embedding are its vectors")
         require(row.tensor(claim.tensors[0]).shape[-1:] == (width,), f"its table has not {width} columns")
-        value = Decimal(claim.values[0])
-        require(value * value <= row.input_radius * row.input_radius * width, "its table has a row beyond the radius")
+        value, radius = Fraction(claim.values[0]), Fraction(row.input_radius)
+        require(value * value <= radius * radius * width, "its table has a row beyond the radius")
     gain = _exact(root(row.entries())).reshape([1] * len(row.shape))
     return Bounds(gain * row.input_radius, gain, gain * row.input_radius)
 
@@ -159,6 +180,7 @@ def _average(row: Row) -> Bounds:
     require(rank >= 2 and len(lead) == rank - 2, "it needs two axes, and a number of matrices for every other")
     measure = row.claims[0].measure
     claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
+    row.states("measure", measure)
     require(not claim.settings.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
     require(
@@ -190,7 +212,7 @@ def _product(row: Row) -> Bounds:
     row.groups()
     row.keeps_shape()
     a, b = row.bounds
-    radius = np.minimum(a.largest * b.radius, a.radius * b.largest)
+    radius = _least(a.largest * b.radius, a.radius * b.largest)
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
 
 
@@ -220,8 +242,8 @@ def _elementwise(row: Row) -> Bounds:
     given = of_type(row.constants.get("numbers", []), list, "numbers")
     numbers, name = [Decimal(number(each, "a number of its function")) for each in given], row.constants.get("function")
     counts = {"leaky_relu": 1, "elu": 3, "clamp": 2}
-    known = name in counts or (isinstance(name, str) and name in _FUNCTIONS)
-    require(known and len(numbers) == counts.get(name, 0), f"nothing is known of {name!r} of {len(numbers)} numbers")
+    known = isinstance(name, str) and name in {*counts, *_FUNCTIONS} and len(numbers) == counts.get(name, 0)
+    require(known, f"nothing is known of {str(name)[:60]!r} of {len(numbers)} numbers")
     at_zero, ceiling = ZERO, None
     if name == "leaky_relu":
         slope = growth = max(ONE, abs(numbers[0]))
@@ -235,14 +257,16 @@ def _elementwise(row: Row) -> Bounds:
         slope = growth = ONE
         at_zero, ceiling = max(ZERO, low, -high), max(abs(low), abs(high))
     else:
-        slope, growth, at_zero, ceiling = (None if each is None else Decimal(each) for each in _FUNCTIONS[str(name)])
+        *sizes, limit = _FUNCTIONS[str(name)]
+        slope, growth, at_zero = (Decimal(str(each)) for each in sizes)
+        ceiling = None if limit is None else Decimal(limit)
     if row.claims:  # learned slopes
         claim = row.claim(0, "max_abs")
         require(name == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
     radius, largest = growth * x.radius + at_zero * count, growth * x.largest + at_zero
     if ceiling is not None:
-        radius, largest = np.minimum(radius, ceiling * count), np.minimum(largest, ceiling)
+        radius, largest = _least(radius, ceiling * count), _least(largest, ceiling)
     return Bounds(radius, slope * x.gain, largest)
 
 
@@ -253,8 +277,8 @@ def _normalization(row: Row) -> Bounds:
     (x,), vector, eps = row.bounds, row.over(), Decimal(row.number("eps"))
     require(eps > 0, "its eps is not positive")
     slope = root(ONE / eps)
-    radius = np.minimum(slope * x.radius, root(row.entries()))
-    return Bounds(radius, slope * x.gain, np.minimum(radius, root(vector)))
+    radius = _least(slope * x.radius, root(row.entries()))
+    return Bounds(radius, slope * x.gain, _least(radius, root(vector)))
 
 
 def _ball(row: Row) -> Bounds:
@@ -263,8 +287,8 @@ def _ball(row: Row) -> Bounds:
     row.keeps_shape()
     (x,), vector, scale = row.bounds, row.over(), Decimal(row.number("scale"))
     require(scale > 0, "its scale is not positive")
-    radius = np.minimum(x.radius, root(row.entries() / scale))
-    return Bounds(radius, x.gain, np.minimum(np.minimum(x.largest, root(vector / scale)), radius))
+    radius = _least(x.radius, root(row.entries() / scale))
+    return Bounds(radius, x.gain, _least(_least(x.largest, root(vector / scale)), radius))
 
 
 def _unit(row: Row) -> Bounds:
@@ -274,8 +298,8 @@ def _unit(row: Row) -> Bounds:
     (x,), vector, eps = row.bounds, row.over(), Decimal(row.number("eps"))
     require(eps > 0, "its eps is not positive")
     slope, vectors = ONE / eps, row.entries() // vector
-    radius = np.minimum(slope * x.radius, root(vectors) if vectors > 1 else ONE)
-    return Bounds(radius, slope * x.gain, np.minimum(radius, ONE))
+    radius = _least(slope * x.radius, root(vectors) if vectors > 1 else ONE)
+    return Bounds(radius, slope * x.gain, _least(radius, ONE))
 
 
 def _softmax(row: Row) -> Bounds:
@@ -358,27 +382,27 @@ class _Origin:
     heads: list[int]
     tokens: np.ndarray
     factor: Decimal
+    stated: float
 
 
-def _origin(x: Value) -> _Origin | None:
-    """What is derived from where the entries of a value come from."""
-    term, width = x.terms[0], x.shape[-1]
-    if len(x.terms) != 1 or not isinstance(term.base, Base) or term.base.row.operation != "linear" or len(x.shape) < 3:
-        return None
-    base, factors = term.base, np.ones(1) if term.factor is None else term.factor.reshape(-1)
-    outputs = base.shape[-1]
-    if base.axes != (len(base.shape) - 1,) or base.row.constants["parts"] != 1 or outputs % width:
-        return None
+def _origin(x: Value, source: Value) -> _Origin:
+    """What is derived from where the entries of a value come from; a `CheckError` if that is nothing of the kind."""
+    term, width, what = x.terms[0], x.shape[-1], f"{x.name} is not made of heads of a linear map of {source.name}"
+    base = term.base
+    if not isinstance(base, Base) or base.row.operation != "linear" or len(x.terms) > 1 or len(x.shape) < 3:
+        raise CheckError(what)
+    factors, outputs = np.ones(1) if term.factor is None else term.factor.reshape(-1), base.shape[-1]
+    whole = base.axes == (len(base.shape) - 1,) and base.row.constants["parts"] == 1 and outputs % width == 0
     token, feature = np.divmod(term.index, outputs)
     first = feature[..., :1]
-    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all()
-    if not in_order or (term.index < 0).any() or (token != token[..., :1]).any() or (factors != factors[0]).any():
-        return None
+    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all() and (term.index >= 0).all()
+    alike = (token == token[..., :1]).all() and (factors == factors[0]).all()
+    require(whole and base.row.inputs[0] is source and bool(in_order and alike), what)
     part = (first // width).reshape(x.shape[0], -1, x.shape[-2])
-    if (part != part[:1, :, :1]).any():
-        return None
+    require(bool((part == part[:1, :, :1]).all()), what)
     factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
-    return _Origin(base.row, outputs // width, part[0, :, 0].tolist(), token[..., 0], factor)
+    heads = part[0, :, 0].tolist()
+    return _Origin(base.row, outputs // width, heads, token[..., 0], factor, float(factors[0]))
 
 
 def _attention(row: Row) -> Bounds:
@@ -396,6 +420,7 @@ def _attention(row: Row) -> Bounds:
     fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1] and len(k.shape) == rank
     require(rank >= 2 and fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys misfit")
     require(row.axes == (rank - 1,) and all(read == (rank - 1,) for read in row.reads[:3]), "it reads other groups")
+    row.states("radius", float(row.input_radius))
     rq, rk, rv = row.bounds[:3]
     k_radius, k_gain, v_radius, v_gain = (
         each.max(rank - 2, keepdims=True) for each in (rk.radius, rk.gain, rv.radius, rv.gain)
@@ -407,35 +432,32 @@ def _attention(row: Row) -> Bounds:
         x, (radius, change, _) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
         radius, change = radius.max(), change.max()
-        heads, key, value = [1, *batch[1:], 1, 1], _origin(k), _origin(v)
-        require(key is not None and value is not None, "its keys or values are no heads of linear maps")
-        linear = key.row.inputs[0] is x and value.row.inputs[0] is x and np.array_equal(key.tokens, value.tokens)
-        require(linear, "its keys and values do not come from the same tokens")
+        heads, key, value = [1, *batch[1:], 1, 1], _origin(k, x), _origin(v, x)
+        require(np.array_equal(key.tokens, value.tokens), "its keys and values do not come from the same tokens")
         sizes = []
-        for place, origin in enumerate((key, value)):
+        for place, (kind, origin) in enumerate({"key": key, "value": value}.items()):
+            row.states(kind, [origin.stated, *origin.heads])
             name, transposed = weight_of(origin.row)
             claim = row.claim(place, "spectral", parts=origin.parts, transposed=transposed)
             require(claim.tensors == (name,), f"its claim {place} is not of {name}")
             require(len(claim.values) == origin.parts, f"its claim {place} has not {origin.parts} values")
             sizes.append(origin.factor * _exact([claim.values[head] for head in origin.heads]).reshape(heads))
         k_size, v_size = sizes
-        k_radius, v_radius = np.minimum(k_radius, k_size * radius), np.minimum(v_radius, v_size * radius)
+        k_radius, v_radius = _least(k_radius, k_size * radius), _least(v_radius, v_size * radius)
         slope = scale * rq.radius * v_radius * k_size
-        gain = np.minimum(
-            gain, change * _roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain
-        )
+        gain = _least(gain, change * _roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
         if len(row.claims) == 3:
-            query = _origin(q)
-            require(query is not None and query.row.inputs[0] is x, "its queries are no heads of maps of its tokens")
+            query = _origin(q, x)
             require(len(query.row.claims) == 1, "its queries have a bias")
+            row.states("query", [query.stated, *query.heads])
             (a, turned_a), (b, turned_b) = weight_of(query.row), weight_of(key.row)
             pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
             settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}
             claim = row.claim(2, "product", **settings)
             require(claim.tensors == (a, b) and len(claim.values) == len(pairs), f"its product is not of {a} and {b}")
             t = scale * radius * radius * query.factor * key.factor * _exact(claim.values).reshape(heads)
-            gain = np.minimum(gain, change * v_size * (_roots(ONE + t * t) + t))
-            logits = np.minimum(logits, t) if len(key.row.claims) == 1 else logits
+            gain = _least(gain, change * v_size * (_roots(ONE + t * t) + t))
+            logits = _least(logits, t) if len(key.row.claims) == 1 else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
     row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
     return Bounds(result, gain, result)

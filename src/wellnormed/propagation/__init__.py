@@ -11,7 +11,7 @@ __getattr__, __dir__ = lazy_namespace(
         "Ledger": ".ledger",
         "Row": ".rows",
         "Stored": ".ledger",
-        "UncertifiableError": ".rows",
+        "UncertifiableError": ".errors",
         "Value": ".value",
         "operation": ".registry",
         "primitive": ".registry",

@@ -23,8 +23,8 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.movement import MOVES
-from wellnormed.propagation.rows import UncertifiableError
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
@@ -131,14 +131,14 @@ def _larger_batch(
         lambda each: {0: batch} if isinstance(each, Tensor) else None, (tuple(twice[0]), twice[1])
     )
     try:
-        symbolic = _export(model, *twice, output, axes)
+        symbolic = _export(model, twice[0], twice[1], output, axes)
     except UncertifiableError:
         return None
     ranges = symbolic.program.range_constraints.values()
     if not all(each.lower <= 2 and each.upper > 10**9 for each in ranges):
         return None
-    larger = _export(model, *twice, output)
-    _require_same_values(model, larger, *twice, output)
+    larger = _export(model, twice[0], twice[1], output)
+    _require_same_values(model, larger, twice[0], twice[1], output)
     return larger
 
 
@@ -214,12 +214,12 @@ class _Recording(TorchDispatchMode):
         self.executed: list[str] = []
         self._dependent = {id(each): each for each in tensors}
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        result = function(*arguments, **(keywords or {}))
-        if any(id(each) in self._dependent for each in _tensors((arguments, keywords))):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(id(each) in self._dependent for each in _tensors((args, kwargs))):
             found = _tensors(result)
             self._dependent |= {id(each): each for each in found}  # kept, so that no other tensor gets its number
-            packet = str(function).removeprefix("aten.").partition(".")[0]
+            packet = str(func).removeprefix("aten.").partition(".")[0]
             if packet not in MOVES:
                 self.executed.append(packet)
         return result

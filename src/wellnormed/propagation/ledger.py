@@ -10,8 +10,9 @@ from torch import Tensor
 
 from wellnormed.propagation import claims as measures
 from wellnormed.propagation.decimals import rounding_up
+from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.registry import PRIMITIVES, Read
-from wellnormed.propagation.rows import Claim, Row, UncertifiableError
+from wellnormed.propagation.rows import Claim, Row
 from wellnormed.propagation.value import Base, Linear, Term, Value, collapse, constant
 
 Reads = Sequence[tuple[Value, Iterable[int]]]

@@ -35,8 +35,8 @@ def operation(*targets: str | torch._ops.OpOverload) -> Callable[[F], F]:
     function gets the call's own arguments: a `Value` for a tensor that depends on the input, a `Stored` for one that
     does not, anything else as it stands. It returns what `step` derived from them.
 
-    An operation of your own that is 1-Lipschitz and keeps zero lowers to the primitive `contraction`, which the checker
-    knows:
+    An operation of your own that is 1-Lipschitz on every entry and keeps zero lowers to the primitive `contraction`,
+    which the checker knows:
 
     Example:
         >>> import torch

@@ -7,10 +7,6 @@ from typing import Any
 from wellnormed.propagation.value import Bounds
 
 
-class UncertifiableError(ValueError):
-    """The model does something that has no bound; names the operation, the module, the line of the model, a remedy."""
-
-
 @dataclass(frozen=True)
 class Claim:
     """A proved bound on what an operation uses of stored tensors."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.propagation.decimals import ZERO, Decimals, decimals, rounding_up, sqrt_up
+from wellnormed.propagation.errors import UncertifiableError
 
 _UNIT = 2.0**-53
 
@@ -99,6 +100,9 @@ class Term:
     def times(self, factor: Tensor, roundings: int = 1) -> "Term":
         """The term, times a constant that broadcasts to its value's shape."""
         product = factor if self.factor is None else self.factor * factor
+        zero = (factor == 0) if self.factor is None else (factor == 0) | (self.factor == 0)
+        if bool(((product.abs() < 2.0**-1000) & ~zero).any()) or not bool(torch.isfinite(product).all()):
+            raise UncertifiableError("the product of the constants it multiplies by is too small or large for a float")
         return replace(self, factor=product, roundings=self.roundings + roundings)
 
 
@@ -241,14 +245,14 @@ def _aligned_sum(terms: list[Term]) -> Bounds:
     total: Bounds | None = None
     for term in terms:
         assert isinstance(term.base, Base)
-        size = ZERO + Decimal(1 if term.factor is None else abs(float(term.factor)) * _slack(term.roundings))
+        size = ZERO + Decimal(1 if term.factor is None else abs(float(term.factor)) * slack(term.roundings))
         part = Bounds(*(size * each for each in term.base.bounds))
         total = part if total is None else Bounds(*(a + b for a, b in zip(total, part, strict=True)))
     assert total is not None
     return total
 
 
-def _slack(roundings: int) -> float:
+def slack(roundings: int) -> float:
     """More than so many rounding errors, and those of this product."""
     return 1 + 2 * (roundings + 2) * _UNIT if roundings else 1.0
 
@@ -263,7 +267,7 @@ def _constant_norms(
     if term.factor is not None:
         entries = entries * np.abs(term.factor.numpy())
     largest = entries.max(axis=axes, keepdims=True)
-    scale = largest.max(initial=0.0) or 1.0  # against underflow and overflow
+    scale = np.where(largest > 0, largest, 1.0)  # against underflow and overflow
     count = math.prod(shape[axis] for axis in axes)
     norms = np.sqrt(np.square(entries / scale).sum(axis=axes, keepdims=True)) * scale
     margin = 1 + 2 * (count + term.roundings + 8) * _UNIT
@@ -423,12 +427,12 @@ def _norm(parts: list[_Part], group: int) -> tuple[Decimal, Decimal, int]:
     masks = [(part.column >= 0) & (part.group == group) for part in parts]
     label = int(next(part.label[mask][0] for part, mask in zip(parts, masks, strict=True) if mask.any()))
     chosen = [(part.column[mask], part.factor[mask]) for part, mask in zip(parts, masks, strict=True)]
-    slack = Decimal(_slack(max(part.roundings for part in parts)))
+    margin = Decimal(slack(max(part.roundings for part in parts)))
     largest = sum((Decimal(float(np.abs(factor).max(initial=0.0))) for _, factor in chosen), ZERO)
     column = chosen[0][0]
     if len(parts) == 1 and len(np.unique(column)) == len(column):  # entries of the base, each times a number
-        return largest * slack, largest * slack, label
-    return _gram_norm(masks, parts) * slack, largest * slack, label
+        return largest * margin, largest * margin, label
+    return _gram_norm(masks, parts) * margin, largest * margin, label
 
 
 def _gram_norm(masks: list[np.ndarray], parts: list[_Part]) -> Decimal:
@@ -446,6 +450,6 @@ def _gram_norm(masks: list[np.ndarray], parts: list[_Part]) -> Decimal:
     gram = np.abs(np.bincount(entry.reshape(-1), product, len(entries)))
     row = np.unique(entries[:, 0], return_inverse=True)[1].reshape(-1)
     # relative to the sums of absolute values: three errors of a product, and one for each addend of the two sums
-    roundings = (3 + len(product)) * 2 * _UNIT
+    roundings = (3 + len(product) + 2 * max(part.roundings for part in parts)) * 2 * _UNIT
     error = np.bincount(row, np.bincount(entry.reshape(-1), np.abs(product), len(entries))) * roundings
     return sqrt_up(Decimal(float((np.bincount(row, gram) + error).max() * (1 + 4 * _UNIT)))) * Decimal(scale)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import ONE, Decimals, decimals, hypotenuse, least, rounding_up, sqrt_up
+from wellnormed.propagation.decimals import ONE, Decimals, decimals, float_up, hypotenuse, least, rounding_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim, Row
-from wellnormed.propagation.value import Base, Bounds, Value
+from wellnormed.propagation.value import Base, Bounds, Value, slack
 
 HALF = Decimal("0.5")
 
@@ -126,7 +126,7 @@ def origin_of(x: Value) -> Origin | None:
         width // entries,
         heads,
         token[..., 0],
-        float(factors[0]),
+        float_up(abs(Decimal(float(factors[0]))) * Decimal(slack(term.roundings))),
         linear.bias,
     )
 

@@ -1,0 +1,65 @@
+"""Bounds of any groups of a value hold for random entries, and are those of known matrices."""
+
+import decimal
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from wellnormed.checker.graph import Base, Bounds, Term, Value, gather
+from wellnormed.checker.reading import UP
+
+
+def base(random: np.random.Generator, axes: tuple[int, ...]) -> Base:
+    """Four rows of six entries, whose groups have random bounds."""
+    shape = [1 if axis in axes else n for axis, n in enumerate((4, 6))]
+    sizes = np.frompyfunc(Decimal, 1, 1)(random.uniform(0.5, 2.0, shape))
+    return Base("base", (4, 6), axes, Bounds(sizes, sizes, sizes), None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_sums_of_moved_entries(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    bases = [base(random, axes) for axes in ((1,), (0, 1), (0,), ())[: 1 + seed % 4]]
+    terms = []
+    for _ in range(1 + seed % 3):
+        own = bases[random.integers(len(bases))]
+        index = random.integers(-1, 24, (3, 5)) if seed % 2 else random.permutation(24)[:15].reshape(3, 5)
+        factor = (random.normal(size=(3, 5)), np.array(-0.7), random.normal(size=(3, 1)))[seed % 3]
+        terms.append(Term(own, index, factor, 1))
+    value = Value("value", (3, 5), tuple(terms))
+    for axes in ((), (0,), (1,), (0, 1)):
+        with decimal.localcontext(UP):
+            bounds = gather(value, axes)
+        for _ in range(50):
+            entries = {}
+            for own in bases:
+                x = random.normal(size=24) * (random.random(24) < 0.4)
+                norms = np.sqrt(np.bincount(own.groups, x * x))
+                x *= (own.table[0].astype(float) / np.where(norms > 0, norms, 1))[own.groups]
+                entries[id(own)] = x
+            y = np.zeros((3, 5))
+            for term in terms:
+                y += np.where(term.index < 0, 0, entries[id(term.base)][term.index]) * term.factor
+            lengths = np.sqrt(np.square(y).sum(axes, keepdims=True))
+            assert (lengths <= bounds.radius.astype(float) * (1 + 1e-12)).all()
+            assert (abs(y) <= bounds.largest.astype(float) * (1 + 1e-12)).all()
+
+
+def test_known_matrices() -> None:
+    one = np.full((1, 1), Decimal(1), dtype=object)
+    own = Base("base", (1, 4), (1,), Bounds(one, one, one), None)
+    order, zero = np.arange(4).reshape(1, 4), np.zeros((1, 4), int)
+    turn = np.array([[0.6, 0.6, 0.8, 0.8]])
+    other = np.array([[-0.8, -0.8, 0.6, 0.6]])
+    cases = {
+        "rotation": ([Term(own, order[:, [0, 1, 0, 1]], turn), Term(own, order[:, [2, 3, 2, 3]], other)], 1.0),
+        "twice": ([Term(own, order), Term(own, order)], 2.0),
+        "difference": ([Term(own, order), Term(own, order, np.array(-0.25))], 0.75),
+        "repeated": ([Term(own, zero)], 2.0),
+        "halves": ([Term(own, np.array([[0, 1, -1, -1]])), Term(own, np.array([[-1, -1, 2, 3]]))], 1.0),
+    }
+    for name, (terms, norm) in cases.items():
+        with decimal.localcontext(UP):
+            found = float(gather(Value(name, (1, 4), tuple(terms)), (1,)).radius.max())
+        assert norm * (1 - 1e-15) <= found <= norm * (1 + 1e-7), name
