@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,9 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.movement import MOVES
+from wellnormed.propagation.registry import name_of
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
-_RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+_COMPOUND = (
+    "aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm_cell.default",
+    "aten.gru_cell.default", "aten.einsum.default",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,15 +197,16 @@ def _argument(model: nn.Module, placeholder: str) -> str:
     return named[int(name)] if name.isdigit() and int(name) < len(named) else name
 
 
-def decomposed(captured: Captured) -> Captured:
-    """The same operations, without mutation, and recurrent layers as their steps."""
+@cache
+def _taken_apart() -> dict[Any, Any]:
     table = torch.export.default_decompositions()
-    wanted = {
-        operation: rule for operation, rule in table.items() if str(operation).removeprefix("aten.") in _RECURRENT
-    }
+    return {operation: rule for operation, rule in table.items() if name_of(operation) in _COMPOUND}
+
+
+def decomposed(captured: Captured) -> Captured:
+    """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
     with _quiet():
-        program = captured.program.run_decompositions(wanted)
-    return replace(captured, program=program)
+        return replace(captured, program=captured.program.run_decompositions(dict(_taken_apart())))
 
 
 class _Recording(TorchDispatchMode):

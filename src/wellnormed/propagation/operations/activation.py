@@ -45,7 +45,8 @@ FUNCTIONS: dict[str, Callable[..., Shape]] = {
     "softshrink": lambda: Shape(ONE),
     "log_sigmoid": lambda: Shape(ONE, at_zero=_d("0.69314718055994531")),
     "sigmoid": lambda: Shape(_d("0.25"), at_zero=_d("0.5"), ceiling=ONE),
-    "hardsigmoid": lambda: Shape(_d("0.16666666666666667"), at_zero=_d("0.5"), ceiling=ONE),
+    # torch multiplies by 1/6 rounded to float32, which is larger
+    "hardsigmoid": lambda: Shape(_d("0.16666667163372041"), at_zero=_d("0.5"), ceiling=ONE),
     "hardswish": lambda: Shape(_d("1.5"), growth=ONE),
     "erf": lambda: Shape(_d("1.1283791670955126"), ceiling=ONE),  # 2 / sqrt pi
     # Phi(sqrt 2) + sqrt 2 phi(sqrt 2); LT's 1.1289 is rounded down

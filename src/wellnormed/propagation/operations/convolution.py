@@ -122,6 +122,8 @@ def transposed_convolution(
     dilation: Any = 1,
 ) -> Value:
     """The adjoint of a convolution of the result; padding cuts the result."""
+    if not isinstance(weight, Stored):
+        raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
         batch = moves.pick(step, x, lambda t: t[None])
