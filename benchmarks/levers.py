@@ -155,7 +155,7 @@ def settings(model: Model, variant: Variant) -> tuple[dict[str, float], dict[str
         config = replace(PRESETS["caps"], model=variant.model)
         factors, kept = rate_factors(model, config), weight_constraints(model, config)
         if variant.relative_rates:
-            factors |= {name: held.cap for name, held in kept.items() if isinstance(held, wn.HardCap)}
+            factors |= {name: held.max_norm for name, held in kept.items() if isinstance(held, wn.HardCap | wn.SoftCap)}
         return factors, kept
     head_cap = LIPSCHITZ / _body_lipschitz(wn.certify(model))
     factors = rate_factors(model, replace(PRESETS["cpu"], model=variant.model)) | {"head.weight": head_cap}
