@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellnormed.propagation.errors import UncertifiableError
@@ -163,12 +164,7 @@ def _export(
             "depend on values of the input"
         ) from error
     signature = program.graph_signature
-    for kind, names in (("buffer", signature.buffers_to_mutate), ("input", signature.user_inputs_to_mutate)):
-        if names:
-            raise UncertifiableError(
-                f"it overwrites the {kind} {', '.join(_shown(name) for name in names.values())} while it runs; write "
-                "its result elsewhere, or call `model.eval()` if it is a running statistic"
-            )
+    _refuse_overwriting(program)
     persistent = model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, Tensor, bool]] = {}
     inputs: dict[str, tuple[str, Tensor]] = {}
@@ -197,6 +193,16 @@ def _argument(model: nn.Module, placeholder: str) -> str:
     return named[int(name)] if name.isdigit() and int(name) < len(named) else name
 
 
+def _refuse_overwriting(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    for kind, names in (("buffer", signature.buffers_to_mutate), ("input", signature.user_inputs_to_mutate)):
+        if names:
+            raise UncertifiableError(
+                f"it overwrites the {kind} {', '.join(_shown(name) for name in names.values())} while it runs; write "
+                "its result elsewhere, or call `model.eval()` if it is a running statistic"
+            )
+
+
 @cache
 def _taken_apart() -> dict[Any, Any]:
     table = torch.export.default_decompositions()
@@ -206,7 +212,9 @@ def _taken_apart() -> dict[Any, Any]:
 def decomposed(captured: Captured) -> Captured:
     """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
     with _quiet():
-        return replace(captured, program=captured.program.run_decompositions(dict(_taken_apart())))
+        program = captured.program.run_decompositions(dict(_taken_apart()))
+    _refuse_overwriting(program)  # what overwrites is known only without mutation
+    return replace(captured, program=program)
 
 
 class _Recording(TorchDispatchMode):
@@ -231,8 +239,22 @@ class _Recording(TorchDispatchMode):
         return result
 
 
-_READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")
+_READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "numpy", "tolist", "__array__", "__dlpack__")
 """Operations that carry values of tensors into Python."""
+
+
+class _Reading(TorchFunctionMode):
+    """Notes the methods among them, which execute no operation."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self._executed = recording.executed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READING:
+            self._executed.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def _require_same_values(
@@ -249,7 +271,7 @@ def _require_same_values(
         with torch.set_grad_enabled(grad):
             with _Recording(_tensors(inputs)) as ours:
                 expected = program(*inputs).detach()
-            with _Recording(_tensors(inputs)) as theirs:
+            with _Recording(_tensors(inputs)) as theirs, _Reading(theirs):
                 found = select(model(*inputs[0], **inputs[1]), output).detach()
         # a first call may fill caches; after it nothing may change
         before, state = state, _State(model)
@@ -341,7 +363,8 @@ def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
     elif isinstance(x, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType) or not hasattr(
         x, "__dict__"
     ):
-        return [x]
+        # what has no attributes may still count, as iterators do, and show it
+        return [x if isinstance(x, Tensor | nn.Module | int | float) else (x, repr(x))]
     else:
         held = [vars(x)]
     seen.add(id(x))
