@@ -91,8 +91,21 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
     """The operations that a model executes on an example. `confirm` checks that they are the whole truth.
 
+    Args:
+        model: Any module; it is left as it was.
+        example: A tensor, a tuple of arguments, or a dictionary of keywords.
+        output: Key, attribute or position of the result, where the model returns several.
+
     Raises:
         UncertifiableError: The model cannot be captured.
+        ValueError: The example has entries that are not finite.
+
+    Example:
+        >>> captured = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
+        >>> [str(node.target) for node in captured.nodes if node.op == "call_function"]
+        ['aten.linear.default', 'aten.relu.default']
+        >>> [name for name, _, _ in captured.stored.values()]
+        ['0.weight', '0.bias']
     """
     _refuse_hooks()
     # copies, so that a tensor that is given twice counts as two
@@ -105,7 +118,11 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
 
 
 def confirm(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
-    """Check that a model does what was captured, always; the same for twice the batch, if it takes batches of any size.
+    """Check that a model, run without the exporter, does what was captured, call after call.
+
+    Returns:
+        The capture of twice the batch, checked likewise, if the model's graph is the same for a batch of any size; None
+        otherwise.
 
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
