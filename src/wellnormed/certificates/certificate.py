@@ -44,7 +44,7 @@ class Certificate:
     computed: dict[str, Tensor] = field(repr=False, compare=False)
     """Those that the model computes from its own, such as rotary tables; the file holds them."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
-    """Row of an attention -> for every head, what no logit exceeds, whatever the input; before masks and biases."""
+    """Row of an attention -> for every head, what no logit exceeds in size for any input; before masks and biases."""
     any_batch: bool = False
     """Whether the graph was captured for two sizes of the batch, and is the same up to sizes."""
     lower_bound: float | None = None
@@ -74,7 +74,7 @@ class Certificate:
 
     @property
     def exact_l2_lipschitz(self) -> Decimal | None:
-        """As `l2_lipschitz`, exactly."""
+        """`l2_lipschitz` as the decimal that was derived."""
         sizes = {row.group_size for row in self.rows if row.operation == "input"}
         if len(sizes) != 1:
             return None
@@ -83,7 +83,7 @@ class Certificate:
 
     @property
     def l2_lipschitz(self) -> float | None:
-        """The bound from Euclidean norm to Euclidean norm, of the same groups; None if inputs differ in width."""
+        """As `lipschitz`, with Euclidean norms of groups in place of RMS; None if groups of inputs differ in size."""
         exact = self.exact_l2_lipschitz
         return None if exact is None else float_up(exact)
 

@@ -176,6 +176,8 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return _itself, arguments[:1], {}
     if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it
         return _copied, arguments[:2], {}
+    if name in ("aten.view.default", "aten._unsafe_view.default"):  # other kernels leave other strides
+        return torch.ops.aten.reshape.default, arguments, keywords
     if name == "aten.view.dtype":
         raise UncertifiableError(f"{place(node)}: the bits of a number are read as another; use `.to(dtype)`")
     if name == "aten.rms_norm.default":

@@ -28,9 +28,9 @@ Point = dict[str, Tensor]
 class LowerBound:
     """A gain that the model has: no Lipschitz constant in this norm is smaller.
 
-    It is a difference of two results over a difference of two inputs, so that it can be repeated:
-    `function(inputs + step * directions)` and `function(inputs)` of `function = continuous(model, example_input)`
-    differ by `value * step` in their largest group.
+    It is a difference of two results over a difference of two inputs, so that it can be repeated: with
+    `function = wellnormed.certificates.continuous.continuous(model, example_input)`, the results for `inputs` and for
+    `inputs[name] + step * directions[name]` differ by `value * step` in the RMS of their largest group.
     """
 
     value: float
@@ -75,9 +75,9 @@ def lower_bound(
     Every step does one alternation of the power method for the norm "largest group -> largest group" (the dual of a
     direction has RMS 1 in every group of the input; the dual of an output change is one unit vector in one group) and
     one ascent step on the inputs, all by double backward passes; without ascent where an operation of the model has no
-    second derivative. As many steps of a random search around the best input
-    follow, which cross the edges of piecewise linear functions; at the end it measures the same direction over finite
-    distances, and what it measured there is the value, so a wrong derivative cannot make a wrong bound.
+    second derivative. As many steps of a random search around the best input follow, which cross the edges of piecewise
+    linear functions. At the end it measures the best direction over finite distances, and what it measured there is the
+    value, so a wrong derivative cannot make a wrong bound.
 
     Args:
         model: As for `certify`.

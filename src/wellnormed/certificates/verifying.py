@@ -55,7 +55,12 @@ def require_same_model(certificate: Certificate, model: nn.Module, example_input
     """Refuse a model that executes other operations, on other tensors, than those that a certificate lists.
 
     Tensors that the model computes from its own are compared within rounding, which differs between machines; the
-    certificate is of those in its file.
+    certificate is of those in its file. `verify` proves the bound; this ties it to the model's code.
+
+    Args:
+        certificate: What the model is compared with.
+        model: As for `certify`.
+        example_input: As for `certify`; of the shape that the certificate states.
 
     Raises:
         CheckError: Names the first difference.

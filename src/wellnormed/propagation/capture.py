@@ -97,8 +97,21 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
     """The operations that a model executes on an example. `confirm` checks that they are the whole truth.
 
+    Args:
+        model: Any module; it is left as it was.
+        example: A tensor, a tuple of arguments, or a dictionary of keywords.
+        output: Key, attribute or position of the result, where the model returns several.
+
     Raises:
         UncertifiableError: The model cannot be captured.
+        ValueError: The example has entries that are not finite.
+
+    Example:
+        >>> captured = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
+        >>> [str(node.target) for node in captured.nodes if node.op == "call_function"]
+        ['aten.linear.default', 'aten.relu.default']
+        >>> [name for name, _, _ in captured.stored.values()]
+        ['0.weight', '0.bias']
     """
     _refuse_hooks()
     # copies, so that a tensor that is given twice counts as two
@@ -111,7 +124,11 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
 
 
 def confirm(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
-    """Check that a model does what was captured, always; the same for twice the batch, if it takes batches of any size.
+    """Check that a model, run without the exporter, does what was captured, call after call.
+
+    Returns:
+        The capture of twice the batch, checked likewise, if the model's graph is the same for a batch of any size; None
+        otherwise.
 
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
@@ -211,8 +228,11 @@ def _taken_apart() -> dict[Any, Any]:
 
 def decomposed(captured: Captured) -> Captured:
     """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
-    with _quiet():
-        program = captured.program.run_decompositions(dict(_taken_apart()))
+    try:
+        with _quiet():
+            program = captured.program.run_decompositions(dict(_taken_apart()))
+    except RuntimeError as error:  # of tensors that are overwritten although nothing registers them
+        raise UncertifiableError(f"the model cannot be captured: {_first_line(error)}") from error
     _refuse_overwriting(program)  # what overwrites is known only without mutation
     return replace(captured, program=program)
 

@@ -31,11 +31,16 @@ class Stored:
 
 
 class Ledger:
-    """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`."""
+    """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`.
+
+    Args:
+        radius: Largest root mean square of a group of the input.
+        proved: A ledger of the same model, whose claims need no second proof.
+    """
 
     def __init__(self, radius: float, proved: "Ledger | None" = None) -> None:
         self.radius = radius
-        """Largest norm of an input."""
+        """Largest root mean square of a group of the input."""
         self.rows: dict[str, Row] = {}
         """Rows by name, in order."""
         self.used: dict[str, Stored] = {}
@@ -54,7 +59,11 @@ class Ledger:
         self._names: dict[str, int] = {}
 
     def refuse(self, reason: str) -> UncertifiableError:
-        """The error to raise, with the operation's place in the model; the reason ends with a remedy."""
+        """The error to raise, as in `raise step.refuse(...)`, with the operation's place in the model.
+
+        Args:
+            reason: What is wrong, as a sentence that goes on after the operation's name, and what to do about it.
+        """
         return UncertifiableError(f"{self.where}: {reason}")
 
     def unique_name(self, name: str | None = None) -> str:
@@ -78,7 +87,7 @@ class Ledger:
         """Apply a primitive of the registry, write its row and return the result.
 
         Args:
-            primitive: Its name.
+            primitive: Its name, such as `elementwise`; `docs/sound-bounds.md` lists all.
             reads: The inputs, each with the axes of the groups that the primitive is told the bounds of.
             shape: Of the result.
             axes: Axes of the result's groups; those of the first input if None.
@@ -86,6 +95,18 @@ class Ledger:
             claims: What `prove` returned for its weights.
             linear: Set if the result is linear in an input.
             name: Of the row; that of the operation at work if None.
+
+        Raises:
+            UncertifiableError: A constant is not finite.
+
+        Example:
+            >>> from wellnormed.propagation.operations.source import source
+            >>> step = Ledger(radius=1.0)
+            >>> x = source(step, (1, 4), "x")  # a vector of 4 entries: its gain is 2
+            >>> sigmoid = {"function": "sigmoid", "numbers": []}
+            >>> y = step.derive("elementwise", [(x, [-1])], shape=(1, 4), constants=sigmoid, name="y")
+            >>> float(step.rows["y"].bounds.gain.max())  # the slope of a sigmoid is at most 1/4
+            0.5
         """
         constants = dict(constants or {})
         self._require_finite(constants)
@@ -110,7 +131,7 @@ class Ledger:
         return Value(row.name, row.shape, (Term(base),))
 
     def moved(self, move: str, inputs: Sequence[Value], value: Value, constants: Mapping[str, Any]) -> Value:
-        """Write the row of a move, whose result is given, and name the result after it."""
+        """Write the row of a move, whose result is given, and name the result after it; see `propagation.moves`."""
         constants = dict(constants)
         self._require_finite(constants)
         name = self.unique_name()
@@ -137,7 +158,21 @@ class Ledger:
         return Stored(full, tensor, computed=True, transpose_of=transpose_of)
 
     def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
-        """A proved bound on what an operation uses of stored tensors."""
+        """A proved bound on what an operation uses of stored tensors, to be passed to `derive`.
+
+        Args:
+            measure: Name of the proof, such as `spectral`; see `propagation.claims`.
+            tensors: What it is of.
+            constants: Settings of the measure, such as `parts=4` for the norms of four heads.
+
+        Raises:
+            UncertifiableError: A tensor is empty, or has entries that are not finite.
+
+        Example:
+            >>> claim = Ledger(radius=1.0).prove("spectral", Stored("weight", torch.diag(torch.tensor([3.0, 2.0]))))
+            >>> 3 <= claim.values[0] < 3 + 1e-6
+            True
+        """
         for stored in tensors:
             self.use(stored)
         names = tuple(stored.name for stored in tensors)

@@ -25,7 +25,18 @@ Table = int | list[int]
 def pick(step: Ledger, x: Value, move: Move) -> Value:
     """What an operation that only moves entries makes of a value.
 
-    It is given as a function of float64 tensors of the value's shape; where it puts zeros, nothing comes from it.
+    Args:
+        step: The operation at work.
+        x: The value.
+        move: The operation, as a function of float64 tensors of the shape of x. Where it puts zeros, as padding does,
+            the result has zeros.
+
+    Example:
+        >>> from wellnormed.propagation.operations.source import source
+        >>> step = Ledger(radius=1.0)
+        >>> padded = pick(step, source(step, (1, 4), "x"), lambda entries: torch.nn.functional.pad(entries, (1, 1)))
+        >>> padded.shape, float(padded.gather([-1]).radius.max())
+        ((1, 6), 2.0)
     """
 
     def apply(index: Tensor) -> Tensor:
@@ -80,7 +91,7 @@ def _shifted(table: list[Any]) -> list[tuple[Any, int]]:
 
 
 def side_by_side(step: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
-    """Values laid beside one another without overlap, as `place` lays tensors of their shapes."""
+    """Values laid beside one another without overlap, as `place` lays a list of tensors of their shapes."""
 
     def alone(number: int) -> Move:
         return lambda x: place([x if i == number else x.new_zeros(other.shape) for i, other in enumerate(xs)])
@@ -94,7 +105,11 @@ def add(step: Ledger, xs: Sequence[Value]) -> Value:
 
 
 def times(step: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
-    """The product with a number or a stored tensor, or the quotient."""
+    """The product with a number or a stored tensor whose shape broadcasts, or the quotient.
+
+    Raises:
+        UncertifiableError: It divides by zero, or a factor is not finite.
+    """
     if isinstance(factor, Stored):
         step.use(factor)
         tensor, constant = factor.tensor.detach().double(), factor.name

@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Read(NamedTuple):
-    """What a primitive sees of one input."""
+    """What a primitive sees of one input: bounds of the groups that the row reads, however its entries came there."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -35,8 +35,8 @@ def operation(*targets: str | torch._ops.OpOverload) -> Callable[[F], F]:
     function gets the call's own arguments: a `Value` for a tensor that depends on the input, a `Stored` for one that
     does not, anything else as it stands. It returns what `step` derived from them.
 
-    An operation of your own that is 1-Lipschitz on every entry and keeps zero lowers to the primitive `contraction`,
-    which the checker knows:
+    The checker proves what follows from the derived rows; that they bound the operation is yours to prove. Here every
+    entry of the result moves by no more than that of x, and is no larger, so it is a `contraction`:
 
     Example:
         >>> import torch
@@ -59,7 +59,11 @@ def operation(*targets: str | torch._ops.OpOverload) -> Callable[[F], F]:
 
 
 def primitive(name: str) -> Callable[[F], F]:
-    """Decorate the bound of a primitive, `f(reads, constants, claims) -> Bounds`; the checker must know it too."""
+    """Decorate the bound of a primitive, `f(reads, constants, claims) -> Bounds`.
+
+    It runs in decimal arithmetic that rounds up. Besides the row's own, `constants` has the result's `shape` and the
+    `axes` of its groups. A certificate with the primitive is proved only by a checker that has a rule for it too.
+    """
 
     def register(function: F) -> F:
         PRIMITIVES[name] = function

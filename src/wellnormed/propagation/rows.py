@@ -16,7 +16,7 @@ class Claim:
     tensors: tuple[str, ...]
     """Names among the stored tensors."""
     values: tuple[float, ...]
-    """One for each part."""
+    """The bounds: one, or one for each part, such as the heads of a projection."""
     constants: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of the measure, such as a convolution's stride."""
 

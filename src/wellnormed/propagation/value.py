@@ -53,7 +53,7 @@ class Linear:
     """Whether it is stored as `(inputs, outputs)`."""
     bias: bool
     cut: Callable[[int], "Base"]
-    """The base with a bound for each of so many equal parts of the outputs."""
+    """Number of equal parts -> the base whose groups are those parts of the outputs, each with a bound of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,13 @@ class Value:
     _gathered: dict[tuple[int, ...], Bounds] = field(default_factory=dict, repr=False)
 
     def move(self, name: str, apply: Callable[[Tensor], Tensor]) -> "Value":
-        """What an operation makes of it that only moves entries, given as a function of tensors of its shape."""
+        """What an operation makes of it that only moves entries.
+
+        Args:
+            name: Of the result.
+            apply: The operation, as a function of tensors of this shape. It is called with positions of entries
+                and with factors of terms.
+        """
         terms = []
         for term in self.terms:
             index = apply(term.positions(self.shape))
@@ -127,7 +133,7 @@ class Value:
         return Value(name, tuple(terms[0].index.shape), tuple(terms))  # type: ignore[union-attr]
 
     def times(self, name: str, factor: Tensor, roundings: int = 1) -> "Value":
-        """The product with a constant."""
+        """The product with a constant of a shape that broadcasts, which carries so many rounding errors."""
         shape = tuple(np.broadcast_shapes(self.shape, tuple(factor.shape)))
         terms = self.spread(name, shape).terms
         return Value(name, shape, tuple(term.times(factor.double(), roundings) for term in terms))
@@ -137,7 +143,11 @@ class Value:
         return self if shape == self.shape else self.move(name, lambda x: x.broadcast_to(shape))
 
     def inner_axes(self) -> tuple[int, ...]:
-        """Axes along which entries lie in one group of every base, and are not one entry repeated."""
+        """Axes along which all entries lie in one group of every base, and are not one entry repeated.
+
+        An operation on single entries asks for groups along these: no finer ones lose nothing, and no coarser ones have
+        to be gathered.
+        """
         return tuple(
             axis
             for axis, size in enumerate(self.shape)
@@ -145,7 +155,24 @@ class Value:
         )
 
     def gather(self, axes: Iterable[int]) -> Bounds:
-        """Bounds of the groups along the given axes."""
+        """Bounds of the groups along the given axes: of any groups, whichever the bases had.
+
+        Args:
+            axes: Axes of a group, in any order; the entries that differ only along them are one group.
+
+        Returns:
+            Arrays with as many axes as the value, of size 1 inside a group.
+
+        Example:
+            >>> from wellnormed.propagation import Ledger
+            >>> from wellnormed.propagation.operations.source import source
+            >>> tokens = source(Ledger(radius=1.0), (1, 2, 9), "tokens")  # two vectors of norm at most 3
+            >>> float(tokens.gather([-1]).radius.max())
+            3.0
+            >>> side_by_side = tokens.move("flat", lambda entries: entries.reshape(1, 18))
+            >>> round(float(side_by_side.gather([-1]).radius.max()), 4)  # the root of 3 x 3 + 3 x 3
+            4.2426
+        """
         key = tuple(sorted(axis % len(self.shape) for axis in axes))
         if key not in self._gathered:
             with rounding_up():
@@ -166,7 +193,7 @@ def constant(name: str, tensor: Tensor) -> Value:
 
 
 def join(name: str, values: Sequence[Value], apply: Callable[[list[Tensor]], Tensor]) -> Value:
-    """Values side by side, as `apply` lays tensors of their shapes."""
+    """Values side by side, as `apply` lays a list of tensors of their shapes, such as `torch.cat`."""
     terms = []
     for number, value in enumerate(values):
         for term in value.terms:
@@ -290,14 +317,12 @@ class _Part(NamedTuple):
 
 
 def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:
-    bases: list[Base] = []
-    number: list[int] = []
+    whole = list({id(term.base): term.base for term in terms}.values())
+    bases = [_cut(base, [term for term in terms if term.base is base], shape, axes) for base in whole]
+    number = [next(i for i, base in enumerate(whole) if base is term.base) for term in terms]
     parts: list[list[np.ndarray]] = []
-    for term in terms:
-        base, index = _cut(term, shape, axes), term.positions(shape).numpy()
-        if all(base is not other for other in bases):
-            bases.append(base)
-        number.append(next(i for i, other in enumerate(bases) if other is base))
+    for term, place in zip(terms, number, strict=True):
+        base, index = bases[place], term.positions(shape).numpy()
         present = index >= 0
         safe = np.where(present, index, 0)
         factor = np.ones(1) if term.factor is None else term.factor.numpy()
@@ -339,17 +364,21 @@ def _row(part: _Part, row: int) -> _Part:
     return part._replace(column=part.column[row], group=part.group[row], label=part.label[row], factor=part.factor[row])
 
 
-def _cut(term: Term, shape: tuple[int, ...], axes: tuple[int, ...]) -> Base:
-    """The base, cut into parts of its outputs if the groups asked for are such parts."""
-    base = term.base
-    assert isinstance(base, Base)
-    if base.linear is None or term.index is None:
+def _cut(base: Any, terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Base:
+    """The base, cut into parts of its outputs if every group asked for lies in one such part."""
+    if base.linear is None or all(term.index is None for term in terms):
         return base
-    outputs, entries = base.shape[-1], math.prod(shape[axis] for axis in axes)
-    features = term.index.numpy() % outputs
-    low, high = features.min(axis=axes, keepdims=True), features.max(axis=axes, keepdims=True)
-    width = int((high - low).max()) + 1
-    if width >= outputs or width > entries or outputs % width or (low % width).any() or (term.index < 0).any():
+    outputs = base.shape[-1]
+    lows, highs = [], []
+    for term in terms:
+        index = term.positions(shape).numpy()
+        feature, missing = index % outputs, index < 0
+        lows.append(np.where(missing, outputs, feature).min(axis=axes, keepdims=True))
+        highs.append(np.where(missing, -1, feature).max(axis=axes, keepdims=True))
+    low, high = np.min(lows, axis=0), np.max(highs, axis=0)
+    some = high >= 0
+    width = int((high - low)[some].max(initial=0)) + 1
+    if width >= outputs or outputs % width or (low[some] % width).any():
         return base
     return base.linear.cut(outputs // width)
 

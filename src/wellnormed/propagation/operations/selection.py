@@ -25,7 +25,7 @@ def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False) -> Value:
 
 @primitive("contraction")
 def _contraction(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, entry by entry or along axes in it."""
+    """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and no entry beyond those of x."""
     return reads[0].bounds
 
 
