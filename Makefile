@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-portable lint types bench bench-gpu bench-step pages docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,11 @@ test-portable: $(STAMP)  ## The numerical tests under other kernels of MKL and t
 test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Lightning, which it installs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
 	$(PYTEST) tests/examples
+
+# NANOGPT is the path of nanoGPT's model.py; without it that model is left out.
+test-models: $(STAMP)  ## Certificates of public models with random weights, proved again; installs transformers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[models]" -c constraints.txt
+	$(BIN)/python -m benchmarks.public_models $(NANOGPT)
 
 # Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.
 WHEEL := build/wheel
