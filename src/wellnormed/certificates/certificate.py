@@ -94,6 +94,15 @@ class Certificate:
         return None if exact is None else _log10(exact)
 
     @property
+    def margin(self) -> float | None:
+        """Largest change of the difference of two logits, over the RMS change of the input; None if not asked for.
+
+        A prediction whose best logit leads by `gap` stays for all changes of RMS less than `gap / margin`.
+        """
+        rows = [row for row in self.rows if row.operation == "margin"]
+        return float_up(_greatest(rows[0], "gain")) if rows else None
+
+    @property
     def largest_logit(self) -> float | None:
         """The largest of `attention_logits`, rounded up; None for a model without attention."""
         logits = [each for heads in self.attention_logits.values() for each in heads]

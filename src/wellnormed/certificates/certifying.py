@@ -20,7 +20,12 @@ from wellnormed.propagation.walk import Walk
 
 
 def certify(
-    model: nn.Module, example_input: Any = None, radius: float = 1.0, *, output: str | int | None = None
+    model: nn.Module,
+    example_input: Any = None,
+    radius: float = 1.0,
+    *,
+    output: str | int | None = None,
+    margins: bool = False,
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
 
@@ -34,6 +39,8 @@ def certify(
             be left out for a model with a method `example_input()`, such as those of `wellnormed.models`.
         radius: Largest RMS of an input vector, token or sample.
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
+        margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a
+            linear map; time grows with the square of its outputs.
 
     Raises:
         UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
@@ -53,9 +60,9 @@ def certify(
         raise ValueError(f"radius={radius} must be positive and finite")
     captured = capture(model, example_of(model, example_input, "certify"), output)
     walk = Walk(decomposed(captured), float(radius))
-    walk.run()
+    walk.run(margins)
     larger = confirm(model, captured, output)
-    any_batch = larger is not None and _same_bounds(walk, decomposed(larger), float(radius))
+    any_batch = larger is not None and _same_bounds(walk, decomposed(larger), float(radius), margins)
     used = sorted(walk.step.used.items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),
@@ -69,10 +76,10 @@ def certify(
     )
 
 
-def _same_bounds(walk: Walk, larger: Captured, radius: float) -> bool:
+def _same_bounds(walk: Walk, larger: Captured, radius: float, margins: bool) -> bool:
     """Whether twice the batch has the same bounds, from the same tensors."""
     other = Walk(larger, radius, walk.step)
-    other.run()
+    other.run(margins)
     rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))
     return (
         len(walk.step.rows) == len(other.step.rows)

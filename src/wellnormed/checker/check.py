@@ -15,7 +15,7 @@ from wellnormed.checker import files, graph, reading
 from wellnormed.checker.graph import Base, Bounds, Term, Value
 from wellnormed.checker.proofs import prove, read_claim
 from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts
-from wellnormed.checker.rules import RULES, Row, idle_ball, weight_of
+from wellnormed.checker.rules import RULES, Row, idle_ball, margin_of, weight_of
 
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
 _ENTRIES = 2**28  # of a tensor; more than a machine should be asked for
@@ -35,6 +35,8 @@ class Report:
     """Largest RMS of a change of a group of the output, over the largest RMS of the change of a group of the inputs."""
     l2_lipschitz: Decimal | None
     """The same with Euclidean norms; None where groups of the inputs differ in size."""
+    margin: Decimal | None
+    """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention and head, what no logit exceeds."""
     rows: int
@@ -48,6 +50,7 @@ class Report:
             f"{self.output} is L-Lipschitz with L = {self.lipschitz:.6g}, from the largest RMS to the largest RMS"
         ]
         lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
+        lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += [f"no row uses {', '.join(self.unused)}"] if self.unused else []
         return "\n".join(lines)
@@ -240,10 +243,13 @@ class _Check:
             enough = len(own) == len(needed) and all(a >= b for a, b in zip(own, needed, strict=True))
             require(enough, f"the attention_logits of {name} are less than what follows")
             logits[name] = own
+        margins = [row for row in self.rows if row.operation == "margin"]
+        require(len(margins) < 2, "there are two rows of margins")
+        margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
         unused = tuple(sorted(self.stored.keys() - self.arrays.keys()))
         domains = tuple(f"{self._shown(row)} with RMS <= {float(self.radius)} in {_groups(row)}" for row in inputs)
         shown = f"{self._shown(output)}, in {_groups(output)},"
-        return Report(domains, shown, lipschitz, l2, logits, count, len(self.proved), unused)
+        return Report(domains, shown, lipschitz, l2, margin, logits, count, len(self.proved), unused)
 
     def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
         """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""

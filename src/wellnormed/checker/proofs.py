@@ -207,12 +207,18 @@ def _taps(w: np.ndarray, values: tuple[float, ...], groups: int) -> bool:
     return total * (1 + (w[0, 0].size + 4) * UNIT) <= values[0]
 
 
+def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) -> bool:
+    rows = matrix(w, transposed)
+    return len(values) == 1 and all(_rows_below(rows - row, values[0] * (1 - 2 * UNIT)) for row in rows)
+
+
 _PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
     "spectral": (_spectral, {"parts": 1, "transposed": False}),
     "product": (_product, {"pairs": None, "parts": None, "transposed": None}),
     "group_norm": (_group_norm, {"parts": 1}),
     "positive_norm": (lambda x, values: _group_norm(np.maximum(x, 0), values, 1), {}),
     "row_norm": (lambda x, v: len(v) == 1 and _rows_below(x.reshape(-1, x.shape[-1]), v[0]), {}),
+    "row_difference": (_row_difference, {"transposed": False}),
     "row_sum": (_row_sum, {"parts": 1}),
     "max_abs": (lambda x, values: len(values) == 1 and float(abs(x).max()) <= values[0], {}),
     "convolution": (_convolution, {"size": None, "stride": None, "dilation": None, "groups": None}),

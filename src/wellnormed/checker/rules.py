@@ -469,11 +469,43 @@ def _roots(values: np.ndarray) -> np.ndarray:
     return found
 
 
+def _margin(row: Row) -> Bounds:
+    """The difference of any two entries of `factor (W x + b)`."""
+    row.only(1, (1, 2))
+    claim, factor, last = row.claim(0, "row_difference"), abs(Decimal(row.number("factor"))), len(row.shape) - 1
+    shape = row.tensor(claim.tensors[0]).shape
+    columns = shape[0] if claim.settings["transposed"] else math.prod(shape[1:])
+    (x,), (r,) = row.inputs, row.bounds
+    require(x.shape == (*row.shape[:-1], columns) and row.shape[-1] == 1, "its weight or its result misfits")
+    require(row.reads == [(last,)] and row.axes == (last,), "it reads other groups")
+    size, shift = factor * Decimal(claim.values[0]), ZERO
+    if len(row.claims) > 1:
+        bias = row.claim(1, "max_abs")
+        require(row.tensor(bias.tensors[0]).size == row.tensor(claim.tensors[0]).size // columns, "its bias misfits")
+        shift = TWO * factor * Decimal(bias.values[0])
+    return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
+
+
+def margin_of(row: Row, logits: Value) -> Decimal:
+    """What a row of margins says of the model's result, which must be the map that it is of."""
+    term = logits.terms[0]
+    require(len(logits.terms) == 1 and isinstance(term.base, Base), "the margin is of a result that is a sum")
+    own: Row = term.base.row  # type: ignore[union-attr]
+    claim, factors = row.claims[0], np.ones(1) if term.factor is None else abs(term.factor)
+    require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
+    require(weight_of(own) == (claim.tensors[0], claim.settings["transposed"]), "the margin is of another weight")
+    require([c.tensors for c in own.claims[1:]] == [c.tensors for c in row.claims[1:]], "the margin has another bias")
+    in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
+    most = Decimal(float(factors.max())) * (1 + Decimal(term.roundings * UNIT))
+    require(in_order and most <= abs(Decimal(row.number("factor"))), "the margin has a factor that is too small")
+    return row.bounds[0].gain.max() * abs(Decimal(row.number("factor"))) * Decimal(claim.values[0])
+
+
 RULES: dict[str, Callable[[Row], Bounds]] = {
     "input": _input, "output": _same, "contraction": _contraction, "linear": _linear, "average": _average,
     "matrix_product": _matrix_product, "product": _product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": _attention,
-    "convolution": _convolution, "convex_potential": _convex_potential,
+    "convolution": _convolution, "convex_potential": _convex_potential, "margin": _margin,
 }  # fmt: skip
 
 

@@ -67,6 +67,17 @@ def row_norm(tensor: Tensor) -> tuple[float]:
     return (max(_norm(row) for row in candidates),)
 
 
+def row_difference(weight: Tensor, transposed: bool = False) -> tuple[float]:
+    """Bound on the largest Euclidean norm of the difference of two rows of a matrix, or of its transpose."""
+    rows = matrix(weight, transposed)
+    scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
+    rows = rows / scale
+    # differences and sums of squares, in any order, and the same again for whoever checks it
+    margin = 1 + 4 * (rows.shape[1] + 8) * _UNIT
+    largest = max(float((rows - row).square().sum(1).max()) for row in rows)
+    return (_times(math.sqrt(largest) * margin, scale) if largest else 0.0,)
+
+
 def max_abs(tensor: Tensor) -> tuple[float]:
     """The largest absolute value of an entry; exact."""
     return (float(_wide(tensor).abs().max()),)
@@ -106,6 +117,7 @@ def _with_slack(bound: float) -> float:
 
 
 MEASURES: dict[str, Callable[..., tuple[float, ...]]] = {
-    proof.__name__: proof for proof in (spectral, product, group_norm, positive_norm, row_norm, row_sum, max_abs)
+    proof.__name__: proof
+    for proof in (spectral, product, group_norm, positive_norm, row_norm, row_difference, row_sum, max_abs)
 }
 """Name of a measure -> the proof; convolutions add theirs."""

@@ -51,7 +51,8 @@ class Linear:
     """W, a `Stored`."""
     transposed: bool
     """Whether it is stored as `(inputs, outputs)`."""
-    bias: bool
+    bias: Any
+    """b, a `Stored`, or None."""
     cut: Callable[[int], "Base"]
     """Number of equal parts -> the base whose groups are those parts of the outputs, each with a bound of its own."""
 

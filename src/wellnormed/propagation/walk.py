@@ -11,6 +11,7 @@ from wellnormed.propagation import operations as operations  # registers the bou
 from wellnormed.propagation.capture import Captured, owner, place
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
+from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import Tokens, default_axes, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, spelled_attention
 from wellnormed.propagation.registry import OPERATIONS, name_of
@@ -36,8 +37,8 @@ class Walk:
         self.dependent = self._dependent()
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
-    def run(self) -> Value:
-        """The model's result, in the groups that a certificate speaks of."""
+    def run(self, margins: bool = False) -> Value:
+        """The model's result, in the groups that a certificate speaks of; before it, if asked, a row of its margins."""
         needed = self._needed()
         for node in self.captured.nodes:
             if node in needed and node.op in ("placeholder", "call_function"):
@@ -50,6 +51,10 @@ class Walk:
             raise self.step.refuse(
                 "the model's result is not computed from the certified input: floats, or what an embedding looks up"
             )
+        if margins:
+            self.step.name = "margin"
+            margin(self.step, result)
+            self.step.name = "output"
         if not result.shape:
             result = pick(self.step, result, lambda t: t[None])
         return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)

@@ -127,7 +127,7 @@ def origin_of(x: Value) -> Origin | None:
         heads,
         token[..., 0],
         float_up(abs(Decimal(float(factors[0]))) * Decimal(slack(term.roundings))),
-        linear.bias,
+        linear.bias is not None,
     )
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import Decimals, decimals, sqrt_up
+from wellnormed.propagation.decimals import Decimals, decimals, float_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value
+from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value, slack
 
 aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
                 claims=[step.prove("spectral", weight, parts=parts, **settings)]
                 + ([] if bias is None else [step.prove("group_norm", bias, parts=parts)]),
                 name=f"{whole.name}/{parts}" if several else None,
-                linear=Linear(x, weight, transposed, bias is not None, cut),
+                linear=Linear(x, weight, transposed, bias, cut),
             )
             .terms[0]
             .base
@@ -197,3 +197,37 @@ def mean(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywo
 def total(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The sum over axes."""
     return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)
+
+
+def margin(step: Ledger, logits: Value) -> Value:
+    """The difference of any two entries of a linear map's result, for every vector that it maps."""
+    term = logits.terms[0]
+    base = term.base
+    one_factor = term.factor is None or term.factor.numel() == 1
+    if len(logits.terms) != 1 or not isinstance(base, Base) or base.linear is None or term.index is not None:
+        raise step.refuse("its result is no linear map, so that differences of its entries have no bound of their own")
+    if not one_factor:
+        raise step.refuse("the entries of its result have factors of their own; multiply all by one number")
+    linear, settings = base.linear, {"transposed": True} if base.linear.transposed else {}
+    rows = linear.weight.tensor.shape[1 if linear.transposed else 0]
+    if rows**2 * linear.source.shape[-1] > _MOST_DIFFERENCES:
+        raise step.refuse(f"all pairs of {rows} outputs take too long; leave margins out")
+    claims = [step.prove("row_difference", linear.weight, **settings)]
+    claims += [] if linear.bias is None else [step.prove("max_abs", linear.bias)]
+    factor = 1.0 if term.factor is None else float_up(abs(Decimal(float(term.factor))) * Decimal(slack(term.roundings)))
+    shape = (*linear.source.shape[:-1], 1)
+    return step.derive("margin", [(linear.source, [-1])], shape=shape, constants={"factor": factor}, claims=claims)
+
+
+_MOST_DIFFERENCES = 10**11
+"""Operations, some minutes of one core."""
+
+
+@primitive("margin")
+def _margin(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """`|(w_a - w_b) . x + b_a - b_b|`, and `|w_a - w_b|` times the change of x."""
+    (x,), factor = reads, decimals(c["factor"]).item()
+    size = factor * decimals(claims[0].values).item()
+    shift = 2 * factor * decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
+    radius = size * x.bounds.radius + shift
+    return Bounds(radius, size * x.bounds.gain, radius)
