@@ -356,20 +356,35 @@ def _convolution(row: Row) -> Bounds:
 
 
 def _convex_potential(row: Row) -> Bounds:
-    """`x - f W^T relu(W x + b)`: the Jacobian `I - f W^T D W` has eigenvalues in `[1 - f |W|^2, 1]`."""
+    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
+
+    A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
+    """
     row.only(1, (1, 2))
     row.keeps_shape()
-    row.groups(len(row.shape) - 1)
-    claim, factor, (x,) = row.claim(0, "spectral", parts=1, transposed=False), Decimal(row.number("factor")), row.bounds
-    require(factor >= 0, "its factor is negative")
-    kernel, norm, shift = row.tensor(claim.tensors[0]).shape, Decimal(claim.values[0]), ZERO
-    require(len(kernel) == 2 and kernel[1] == row.shape[-1], f"its weight has not {row.shape[-1]} columns")
+    factor, (x,), entries = Decimal(row.number("factor")), row.bounds, row.shape[-1]
+    if "padding" in row.constants:
+        padding = integers(row.constants["padding"], "padding")
+        size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
+        claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
+        kernel, inputs = row.tensor(claim.tensors[0]).shape, row.shape[1] // claim.settings["groups"]
+        row.groups(*range(1, len(row.shape)))
+        vectors = row.entries() // math.prod(row.shape[1:]) * math.prod(size)
+        require(len(kernel) == len(row.shape), "its kernel misfits")
+    else:
+        claim = row.claim(0, "spectral", parts=1, transposed=False)
+        kernel, inputs, vectors = row.tensor(claim.tensors[0]).shape, entries, row.entries() // entries
+        row.groups(len(row.shape) - 1)
+        require(len(kernel) == 2, "its weight is no matrix")
+    require(kernel[1] == inputs, f"its weight has not {inputs} columns")
+    norm, shift = Decimal(claim.values[0]), ZERO
     if len(row.claims) > 1:
         bias = row.claim(1, "positive_norm")
         require(row.tensor(bias.tensors[0]).shape == kernel[:1], f"its bias has not {kernel[0]} entries")
         shift = Decimal(bias.values[0])
-    slope = max(ONE, factor * norm * norm - ONE)
-    radius = slope * x.radius + factor * norm * shift * root(row.entries() // row.shape[-1])
+    squared = abs(factor) * norm * norm
+    slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
+    radius = slope * x.radius + abs(factor) * norm * shift * root(vectors)
     return Bounds(radius, slope * x.gain, radius)
 
 

@@ -16,7 +16,7 @@ from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.activation import apply
 from wellnormed.propagation.operations.attention import attend
 from wellnormed.propagation.operations.normalization import normalize, project, to_unit
-from wellnormed.propagation.operations.potential import convex_potential
+from wellnormed.propagation.operations.potential import convex_potential, convolutional_potential
 from wellnormed.propagation.registry import name_of
 from wellnormed.propagation.value import Value
 
@@ -184,7 +184,27 @@ _RETURN = tuple(
         ),
     )
 )
+_CONVOLVED = tuple(
+    _one("relu.default", _one(name, X, Anything("weight"), rest="forward"))
+    for name in ("conv1d.default", "conv2d.default", "conv3d.default")
+)
+_ADJOINT = ("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+_CONVOLUTIONAL_POTENTIAL = tuple(
+    _one("sub.Tensor", X, back)
+    for name, hidden in zip(_ADJOINT, _CONVOLVED, strict=True)
+    for back in (
+        _mul(_one(name, hidden, Anything("weight"), rest="back"), Number("factor")),
+        _one(name, _mul(hidden, Number("factor")), Anything("weight"), rest="back"),
+        _one(name, hidden, Anything("weight"), rest="back"),
+    )
+)
 _POTENTIAL = tuple(_one("sub.Tensor", X, back) for back in _RETURN)
+
+
+def _bound_convolutional(step: Ledger, f: Mapping[str, Any]) -> Value:
+    bias, *forward = f["forward"] or [None]
+    return convolutional_potential(step, f["x"], f["weight"], bias, f.get("factor", 1.0), forward, f["back"])
+
 
 Lowering = Callable[[Ledger, Mapping[str, Any]], Value]
 PATTERNS: list[tuple[Any, Lowering]] = [
@@ -200,6 +220,7 @@ PATTERNS: list[tuple[Any, Lowering]] = [
             step, f["x"], f["weight"], f["bias"][0] if f.get("bias") else None, f.get("factor", 1.0)
         ),
     ),
+    (_CONVOLUTIONAL_POTENTIAL, _bound_convolutional),
 ]
 """Each with what bounds it, of the bindings with values and stored tensors in the place of nodes."""
 

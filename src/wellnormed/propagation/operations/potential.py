@@ -1,11 +1,13 @@
 """The convex-potential layer, whose bound does not follow from those of its operations."""
 
+import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from wellnormed.propagation.decimals import ONE, decimals
+from wellnormed.propagation.decimals import ONE, decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.linear import tokens_of
 from wellnormed.propagation.registry import Read, primitive
@@ -23,13 +25,58 @@ def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None
     return step.derive("convex_potential", [(x, axes)], shape=x.shape, constants={"factor": factor}, claims=claims)
 
 
+def convolutional_potential(
+    step: Ledger,
+    x: Value,
+    weight: Stored,
+    bias: Stored | None,
+    factor: float,
+    forward: Sequence[Any],
+    back: Sequence[Any],
+) -> Value:
+    """`x - factor A^T relu(A x + b)` for a convolution A of stride 1, whose adjoint is the transposed convolution.
+
+    `forward` holds what follows the bias in the arguments of the convolution, `back` what follows the kernel in those
+    of the transposed one.
+    """
+    if not isinstance(weight, Stored) or isinstance(bias, Value):
+        raise step.refuse("its kernel and bias depend on the input; store them")
+    count = weight.tensor.ndim - 2
+    stride, padding, dilation, groups = (*forward, *(1, 0, 1, 1)[len(forward) :])
+    other_bias, *rest = (*back, *(None, 1, 0, 0, 1, 1)[len(back) :])
+    settings = [_each(each, count) for each in (stride, padding, dilation)]
+    same = [_each(each, count) for each in (rest[0], rest[1], rest[4])] == settings and rest[3] == groups
+    if other_bias is not None or not same or settings[0] != [1] * count or any(_each(rest[2], count)):
+        raise step.refuse("its convolutions are not adjoint; give both the same settings, and a stride of 1")
+    size = [n + 2 * p for n, p in zip(x.shape[2:], settings[1], strict=True)]
+    claims = [step.prove("convolution", weight, size=size, stride=settings[0], dilation=settings[2], groups=groups)]
+    claims += [] if bias is None else [step.prove("positive_norm", bias)]
+    constants = {"factor": factor, "padding": settings[1]}
+    axes = {*x.inner_axes(), *range(1, len(x.shape))}
+    return step.derive("convex_potential", [(x, axes)], shape=x.shape, constants=constants, claims=claims)
+
+
+def _each(value: Any, count: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+def _vectors(x: Read, claim: Claim) -> Decimal:
+    """Square root of how many times the bias stands in a group, at most."""
+    if claim.measure == "spectral":
+        return tokens_of(x, x.shape[-1])
+    # the result of the first convolution has no more pixels than the padded image
+    samples = math.prod(x.shape[axis] for axis in x.axes) // math.prod(x.shape[1:])
+    return sqrt_up(samples * math.prod(claim.constants["size"]))
+
+
 @primitive("convex_potential")
 def _convex_potential(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`I - f W^T D W` has eigenvalues between 1 and `1 - f w^2`; zero goes to `-f W^T relu(b)`."""
+    """`I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`; zero goes to `-f A^T relu(b)`."""
     (x,), factor = reads, decimals(c["factor"]).item()
     norm = decimals(claims[0].values).item()
     squared = abs(factor) * norm * norm
     slope = max(ONE, squared - 1) if factor >= 0 else ONE + squared
     shift = decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
-    radius = slope * x.bounds.radius + abs(factor) * norm * shift * tokens_of(x, x.shape[-1])
+    radius = slope * x.bounds.radius + abs(factor) * norm * shift * _vectors(x, claims[0])
     return Bounds(radius, slope * x.bounds.gain, np.asarray(radius))
