@@ -77,9 +77,13 @@ def test_what_is_executed_is_bounded(name: str) -> None:
     assert constant <= certify(build().eval(), torch.randn(4)).lipschitz <= constant * (1 + 1e-6)
 
 
-def test_what_is_done_for_one_size_of_a_batch_is_not_said_of_others() -> None:
-    certificate = certify(Model(lambda s, x: 5 * x if len(x) == 2 else x), torch.randn(2, 4))
-    assert certificate.lipschitz == pytest.approx(5, rel=1e-12)
+unseen = pytest.mark.xfail(strict=True, reason="a comparison of sizes is no range, which is all that is looked at")
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=unseen), pytest.param(1, marks=unseen)])
+def test_what_is_done_for_one_size_of_a_batch_is_not_said_of_others(size: int) -> None:
+    certificate = certify(Model(lambda s, x: 5 * x if x.shape[0] == size else x), torch.randn(2, 4))
+    assert certificate.lipschitz == pytest.approx(5 if size == 2 else 1, rel=1e-12)
     assert not certificate.any_batch
 
 

@@ -175,7 +175,6 @@ def test_a_forged_certificate_is_refused(tmp_path, capsys):
     for document in (
         forged(potential, claims=(lie, positive)),
         forged(potential, claims=(spectral, quiet)),
-        forged(potential, claims=(spectral,)),
         forged(potential, claims=(positive, spectral)),
         forged(potential, constants={"factor": -2.0}),
         forged(join, claims=()),
@@ -186,9 +185,9 @@ def test_a_forged_certificate_is_refused(tmp_path, capsys):
         with pytest.raises(CheckError):
             verify(document, model.state_dict())
 
-    # a proof that is true, but of another tensor, is found where the model is read again
+    # true proofs, but of another tensor and without a bias, are found where the model is read again
     by_norm = sorted((rows[f"layers.{number}.sub"] for number in (2, 5, 6)), key=lambda row: row.claims[0].values)
-    exchanged = forged(by_norm[-1], claims=(by_norm[0].claims[0], by_norm[-1].claims[1]))
+    exchanged = forged(by_norm[-1], claims=by_norm[0].claims[:1])
     verify(exchanged, model.state_dict())  # what it states is still true
     exchanged.save(export(model, tmp_path / "model") / "certificate.json")
     assert main(["verify", str(tmp_path / "model")]) == 1
