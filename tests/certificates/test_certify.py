@@ -96,7 +96,7 @@ def test_norms_have_the_constant_of_their_floor_never_one() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "blocks", "stream", "ball", "bias", "rotary", "size"),
-    [(1, 2, None, 0.5, True, False, 0.5), (2, 1, 1.0, None, False, True, 0.5), (4, 1, None, None, True, False, 0.1)],
+    [(1, 1, None, 0.5, True, False, 0.5), (2, 1, 1.0, None, False, True, 0.5)],
 )
 def test_random_transformers(
     heads: int, blocks: int, stream: float | None, ball: float | None, bias: bool, rotary: bool, size: float

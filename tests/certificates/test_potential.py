@@ -39,7 +39,7 @@ def constrained(config: PotentialConfig, lipschitz: float, lr: float = 0.05) -> 
     return model, optimizer
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_gain_of_a_random_model_exceeds_the_bound(seed):
     draw = random.Random(seed)
     config = PotentialConfig(
@@ -95,7 +95,7 @@ def test_a_model_that_is_trained_to_break_its_bound_does_not():
         optimizer.param_groups[0]["lr"] *= 0.97
     bound = certify(model).lipschitz
     assert bound <= 4.0
-    found = lower_bound(model, steps=40, generator=torch.Generator().manual_seed(0)).value
+    found = lower_bound(model, steps=20, generator=torch.Generator().manual_seed(0)).value
     assert max(float(gain.detach()), found) <= bound
     assert found > 0.6 * bound  # the attack is a real one
 
