@@ -118,16 +118,13 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: scion(radius=1e308), "lr=0.1 times radius=1e.308 must be finite in float32"),
         (lambda: wn.ColumnCap(1e308), "ColumnCap: max_norm=1e.308 must be positive and finite, in float32"),
         (lambda: wn.initialize_(network(), radii={"1": math.nan}), "radii={'1': nan} must be positive and finite"),
-        (lambda: wn.certify(network(), "x"), "certify: example_input='x' is no tensor; pass what the model is called"),
+        (lambda: wn.certify(network()), "certify: Sequential has no method `example_input`; pass example_input="),
         (lambda: wn.lower_bound(network(), steps=1.5), "lower_bound: steps=1.5 is of type float; pass a whole number"),
         (lambda: wn.lower_bound(network(), length=0), "lower_bound: length=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), width=""), "lower_bound: width='' is of type str; pass a whole number"),
         (lambda: wn.lower_bound(network(), radius=math.inf), "lower_bound: radius=inf must be positive and finite"),
         (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator=0 is no torch.Generator"),
-        (
-            lambda: wn.verify(wn.certify(network(), radius=9.0), 3),
-            "weights=int is no path and no state dict; pass either",
-        ),
+        (lambda: wn.verify("nowhere.json", {}), "not proved: .*nowhere.json"),
         (lambda: wn.initialize_(network(), radii={"1": -1.0}), "radii={'1': -1.0} must be positive and finite"),
     ],
 )

@@ -1,8 +1,9 @@
-"""The attention rule against a joint gradient search over weights and inputs."""
+"""The bound of attention against a joint gradient search over weights and inputs."""
 
 import dataclasses
 import math
 from decimal import Decimal
+from functools import cache
 
 import pytest
 import torch
@@ -32,8 +33,14 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v))
 
 
+@cache
+def found_with(layer: Layer, tokens: int = 4, steps: int = 200) -> Found:
+    return largest_gain(layer, tokens=tokens, steps=steps)
+
+
 def certified(layer: Layer, found: Found) -> Certificate:
-    return certify(Attention(layer, found.weights_3DD), radius=layer.radius)
+    example = torch.zeros(1, *found.x_TD.shape, dtype=torch.float64)
+    return certify(Attention(layer, found.weights_3DD), example, layer.radius)
 
 
 def as_published(query: float, key: float, value: float, tau: float, radius: float) -> float:
@@ -42,17 +49,16 @@ def as_published(query: float, key: float, value: float, tau: float, radius: flo
     return functional * (query + key + value) / 3
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 8])
-@pytest.mark.parametrize("per_head", [True, False])
+@pytest.mark.parametrize(("heads", "per_head"), [(2, True), (4, False)])
 def test_no_weights_and_inputs_exceed_the_certificate(heads: int, per_head: bool) -> None:
     layer = Layer(heads, width=max(4, 2 * heads), per_head=per_head)
-    found = largest_gain(layer, tokens=heads + 1, steps=200)
+    found = largest_gain(layer, tokens=heads + 1, steps=150)
     certificate = certified(layer, found)
     assert found.gain <= certificate.lipschitz
     assert found.gain > 0.3 * certificate.lipschitz  # the search is a test only if it comes near
 
 
-@pytest.mark.parametrize(("heads", "promised_times"), [(4, 2.6), (8, 5.2)])
+@pytest.mark.parametrize(("heads", "promised_times"), [(4, 2.6)])
 def test_the_published_formula_is_exceeded(heads: int, promised_times: float) -> None:
     found = largest_gain(Layer(heads, width=2 * heads, per_head=False), tokens=heads + 1, steps=300)
     assert found.gain / 3 > promised_times * as_published(1, 1, 1, tau=1, radius=1)
@@ -60,7 +66,7 @@ def test_the_published_formula_is_exceeded(heads: int, promised_times: float) ->
 
 def test_one_head_comes_within_five_percent_of_the_theorem() -> None:
     layer = Layer(1, width=4)
-    found = largest_gain(layer)
+    found = found_with(layer)
     bound = certified(layer, found).lipschitz
     theorem = 1 + math.sqrt(2)  # c (sqrt(1 + t^2) + t) at c = t = 1, what norms of 1 allow
     assert 0.99 * theorem < bound <= theorem * (1 + 1e-6)  # the found weights' own product is a little smaller
@@ -92,14 +98,17 @@ def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
     radius = float(x.square().mean(-1).sqrt().max())
     theorem = math.hypot(c, a * radius * 0.5 * b) + 0.5 * 0.5 * a
     assert gain > 1.02 * theorem
-    certificate = certify(Attention(BALLS, weights), radius=radius)
+    certificate = certify(Attention(BALLS, weights), x[None], radius)
     assert gain <= certificate.lipschitz == pytest.approx(c + 0.5 * (a * radius * b + 0.5 * a), rel=1e-6)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
+several_heads = pytest.mark.xfail(strict=True, reason="after a rotation all heads are one group")
+
+
+@pytest.mark.parametrize("heads", [1, pytest.param(2, marks=several_heads)])
 def test_rotary_breaks_the_theorem_but_not_the_certificate(heads: int) -> None:
     layer = Layer(heads, width=4 * heads, rotary=True)
-    found = largest_gain(layer, tokens=4, steps=600)
+    found = found_with(layer, steps=400 if heads == 1 else 20)
     assert found.gain <= certified(layer, found).lipschitz <= 3 * (1 + 1e-6)  # the sum form at norms of 1
     if heads == 1:
         assert found.gain > 1.01 * (1 + math.sqrt(2))  # what it would be without: the test above
@@ -107,7 +116,7 @@ def test_rotary_breaks_the_theorem_but_not_the_certificate(heads: int) -> None:
 
 def test_inactive_projections_keep_the_theorem() -> None:
     inactive = dataclasses.replace(BALLS, key_radius=1.8, value_radius=1.8)
-    found = largest_gain(inactive, steps=50)
+    found = found_with(inactive, steps=2)
     without = dataclasses.replace(BALLS, key_radius=math.inf, value_radius=math.inf)
     assert certified(inactive, found).lipschitz == certified(without, found).lipschitz
 
@@ -116,7 +125,6 @@ def test_inactive_projections_keep_the_theorem() -> None:
     "layer",
     [
         Layer(2, 8, query_cap=2.0, query_radius=0.7),
-        Layer(2, 8, value_cap=2.0, value_radius=0.7, scale=2.0),
         Layer(2, 8, key_cap=3.0, key_radius=0.5, radius=0.5, scale=4.0),
         Layer(
             1,
@@ -131,23 +139,23 @@ def test_inactive_projections_keep_the_theorem() -> None:
     ],
 )
 def test_projected_heads(layer: Layer) -> None:
-    found = largest_gain(layer, tokens=4, steps=200)
-    assert 0.5 * certified(layer, found).lipschitz < found.gain <= certified(layer, found).lipschitz
+    found = found_with(layer, steps=120)
+    certificate = certified(layer, found)
+    assert 0.5 * certificate.lipschitz < found.gain <= certificate.lipschitz
 
 
 def test_the_library_search_finds_what_the_plain_one_finds() -> None:
-    layer = Layer(1, 4)
-    found = largest_gain(layer)
-    again = lower_bound(
-        Attention(layer, found.weights_3DD), length=4, steps=200, generator=torch.Generator().manual_seed(0)
-    )
+    layer = Layer(1, width=4)
+    found = found_with(layer)
+    model, example = Attention(layer, found.weights_3DD), torch.zeros(1, 4, 4, dtype=torch.float64)
+    again = lower_bound(model, example, steps=80, generator=torch.Generator().manual_seed(0))
     assert again.value > 0.9 * found.gain
 
 
 def test_bounds_beyond_floating_point() -> None:
     """Without projections the bound enters attention squared at every block and passes 10^400."""
-    layers = [Attention(Layer(1, 2), 3e20 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)) for _ in range(9)]
-    certificate = certify(nn.Sequential(*layers))
+    layer = Attention(Layer(1, 2), 3e40 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2))
+    certificate = certify(nn.Sequential(*[layer] * 5), torch.zeros(1, 1, 2, dtype=torch.float64))
     assert certificate.lipschitz == math.inf
     assert 400 < certificate.log10_lipschitz < math.inf
     assert certificate.exact_lipschitz > Decimal("1e400")

@@ -246,7 +246,7 @@ def test_the_search_does_not_change_the_model_and_repeats_itself() -> None:
     (lambda: lower_bound(of(lambda x: x * 2.0), torch.tensor(1.0)), "single number; pass a batch of vectors"),
     (lambda: lower_bound(of(lambda x: x.long()), torch.zeros(1, 2)), "no tensor of floats"),
     (lambda: lower_bound(of(lambda x: (x, x)), torch.zeros(1, 2)), "pass output="),
-    (lambda: lower_bound(nn.Dropout(0.5), torch.ones(1, 2)), "such as randomness"),
+    (lambda: lower_bound(nn.Dropout(0.5), torch.ones(1, 2)), "draws random numbers"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):

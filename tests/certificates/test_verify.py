@@ -1,201 +1,238 @@
-"""The file and its verifier: what was tampered with does not pass."""
+"""The file and its proof: what was tampered with does not pass. The checker's own rules are tested beside it."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from wellnormed.certificates import Certificate, Row, VerificationError, certify, verify
+from wellnormed.certificates import Certificate, CheckError, Row, certify, require_same_model, verify
 from wellnormed.models import GPT, GPTConfig
-from wellnormed.nn import BallProjection
+from wellnormed.nn import HeadProjection, Rotary
 
 
-def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+@cache
+def small() -> tuple[nn.Module, Certificate]:
     config = GPTConfig(vocabulary_size=5, length=4, width=4, heads=2, blocks=1, expansion=2, key_radius=0.3)
     model = GPT(config).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
-    return model.to(dtype)
+    return model, certify(model, radius=2.0)
+
+
+@cache
+def matrix() -> tuple[nn.Module, Certificate]:
+    model = nn.Linear(3, 3)
+    return model, certify(model, torch.zeros(3))
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    model = small_model()
-    certify(model, radius=2.0).save(tmp_path / "certificate.json")
+    model, certificate = small()
+    certificate.save(tmp_path / "certificate.json")
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     return tmp_path / "certificate.json", tmp_path / "model.safetensors"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_certificate_passes_with_its_weights(tmp_path: Path, dtype: torch.dtype) -> None:
-    model = small_model(dtype)
-    certificate = certify(model, radius=2.0)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    report = verify(certificate, tmp_path / "model.safetensors")
-    assert report.lipschitz == certificate.lipschitz
-    assert report == verify(certificate, model.state_dict())
-
-
-def test_numpy_weights_pass() -> None:
-    model = nn.Sequential(nn.Linear(3, 5), nn.GELU("tanh"), nn.LayerNorm(5), nn.Linear(5, 2), nn.SiLU())
-    assert verify(certify(model), {name: w.numpy() for name, w in model.state_dict().items()}).rows == 6
+def test_a_certificate_passes_with_its_weights(files: tuple[Path, Path]) -> None:
+    model, certificate = small()
+    report = verify(*files)
+    assert report.lipschitz == certificate.exact_lipschitz > 0
+    assert report.l2_lipschitz == certificate.exact_l2_lipschitz
+    assert report.attention_logits == certificate.attention_logits
+    assert report.rows == len(certificate.rows)
+    assert report.unused == ("layers.1.block.attend.bias_HT", "position.weight")
+    assert verify(certificate, model.state_dict()) == dataclasses.replace(report, unused=())
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    certificate = certify(small_model(), radius=2.0).with_lower_bound(0.01)
+    certificate = small()[1].with_lower_bound(0.01)
     certificate.save(tmp_path / "certificate.json")
-    assert Certificate.load(tmp_path / "certificate.json") == certificate
+    loaded = Certificate.load(tmp_path / "certificate.json")
+    assert loaded.document() == certificate.document()
+    assert str(loaded) == str(certificate)
+    assert loaded.computed.keys() == certificate.computed.keys() != set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate.json", "certificate.safetensors"]
+    matrix()[1].save(tmp_path / "certificate.json")  # which has no computed tensors
     assert [path.name for path in tmp_path.iterdir()] == ["certificate.json"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_and_numpy_weights_pass(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.GELU("tanh"), nn.LayerNorm(5), nn.SiLU()).to(dtype)
+    certificate = certify(model, torch.zeros(3, dtype=dtype))
+    weights = model.state_dict()
+    if dtype == torch.float64:
+        weights = {name: weight.numpy() for name, weight in weights.items()}
+    assert verify(certificate, weights).lipschitz == certificate.exact_lipschitz > 0
+
+
+def test_rotary_tables_are_in_the_file_and_may_differ_by_rounding() -> None:
+    model, example = nn.Sequential(HeadProjection(4, 2), Rotary(2)), torch.zeros(1, 3, 4)
+    certificate = certify(model, example)
+    assert verify(certificate, model.state_dict()).lipschitz == certificate.exact_lipschitz > 0
+    name, table = next((n, t) for n, t in certificate.computed.items() if t.is_floating_point() and t.abs().sum() > 0)
+
+    def with_table(factor: float) -> Certificate:
+        return dataclasses.replace(certificate, computed={**certificate.computed, name: factor * table})
+
+    require_same_model(with_table(1 + 1e-7), model, example)
+    with pytest.raises(CheckError, match="which the model computes, is another tensor"):
+        require_same_model(with_table(1.01), model, example)
 
 
 def test_every_changed_byte_of_the_weights_fails(files: tuple[Path, Path]) -> None:
     certificate, weights = Certificate.load(files[0]), files[1]
     content = weights.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    for index in [*range(header), *range(header, len(content), 7)]:
+    places = json.loads(content[8:header])
+    used = [header + places[name]["data_offsets"][0] + byte for name in certificate.tensors for byte in (0, 1, 2, 3)]
+    for index in [*range(9), *used]:
         weights.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
-        with pytest.raises(VerificationError):
+        with pytest.raises(CheckError):
             verify(certificate, weights)
     weights.write_bytes(content + b"\0")
-    with pytest.raises(VerificationError):
+    with pytest.raises(CheckError):
         verify(certificate, weights)
 
 
+@pytest.mark.xfail(strict=True, reason="a certificate does not name the tensors that others are computed from")
+def test_a_changed_tensor_from_which_another_is_computed_fails() -> None:
+    model, certificate = small()
+    with pytest.raises(CheckError):
+        verify(certificate, {**model.state_dict(), "position.weight": 9 * model.position.weight})
+
+
 def test_every_changed_byte_of_the_certificate_fails(files: tuple[Path, Path]) -> None:
-    path, _ = files
-    content = path.read_bytes()
-    for index in range(0, len(content), 11):
-        path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
-        with pytest.raises(ValueError, match="not an intact certificate"):
-            Certificate.load(path)
-    for changed in (content + b"\n", content[:-1], b"\xef\xbb\xbf" + content, b"", b"{}", b"[" * 100000):
-        path.write_bytes(changed)
-        with pytest.raises(VerificationError):
-            verify(path, files[1])
+    for path in (files[0], files[0].with_suffix(".safetensors")):
+        content = path.read_bytes()
+        for index in range(0, len(content), max(11, len(content) // 200)):
+            path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
+            with pytest.raises(ValueError, match="not an intact certificate"):
+                Certificate.load(files[0])
+        for changed in (content + b"\n", content[:-1], b"\xef\xbb\xbf" + content, b"", b"{}", b"[" * 100000):
+            path.write_bytes(changed)
+            with pytest.raises(CheckError, match="not proved"):
+                verify(*files)
+        path.write_bytes(content)
+    files[0].with_suffix(".safetensors").unlink()
+    with pytest.raises(CheckError, match="not proved"):
+        verify(*files)
 
 
-def changed(certificate: Certificate, rule: str, change: Callable[[Row], Row]) -> Certificate:
+def changed(certificate: Certificate, operation: str, change: Callable[[Row], Row]) -> Certificate:
     """The certificate with one row rewritten; whoever does that also writes a fitting digest."""
-    index = next(i for i, row in enumerate(certificate.layers) if row.rule == rule)
-    rows = list(certificate.layers)
-    rows[index] = change(rows[index])
-    return dataclasses.replace(certificate, layers=tuple(rows))
+    row = next(row for row in certificate.rows if row.operation == operation)
+    return dataclasses.replace(
+        certificate, rows=tuple(change(each) if each is row else each for each in certificate.rows)
+    )
 
 
-def _half(numbers: tuple[Decimal, ...]) -> tuple[Decimal, ...]:
-    return tuple(number / 2 for number in numbers)
+def _times(what: str, factor: str) -> Callable[[Row], Row]:
+    def change(row: Row) -> Row:
+        bounds = row.bounds._replace(**{what: getattr(row.bounds, what) * Decimal(factor)})
+        return dataclasses.replace(row, bounds=bounds)
+
+    return change
+
+
+def _constant(name: str, value: object) -> Callable[[Row], Row]:
+    return lambda row: dataclasses.replace(row, constants={**row.constants, name: value})
+
+
+def _less(row: Row) -> Row:
+    claim = row.claims[0]
+    less = dataclasses.replace(claim, values=(claim.values[0] * (1 - 1e-7),))
+    return dataclasses.replace(row, claims=(less, *row.claims[1:]))
 
 
 FORGERIES: dict[str, tuple[str, Callable[[Row], Row], str]] = {
-    "scale": ("attention", lambda r: dataclasses.replace(r, constants={"scale": 9.0}), "lipschitz"),
-    "no balls": ("ball_projection", lambda r: dataclasses.replace(r, constants={"radius": 99.0}), "radius"),
-    "slope": ("scaled_gelu", lambda r: dataclasses.replace(r, lipschitz=_half(r.lipschitz)), "lipschitz"),
-    "radius": ("linear", lambda r: dataclasses.replace(r, radius=_half(r.radius)), "radius"),
-    "result": ("scale", lambda r: dataclasses.replace(r, lipschitz=_half(r.lipschitz)), "lipschitz"),
-    "rule": ("linear", lambda r: dataclasses.replace(r, rule="identity"), "less than"),
-    "unknown rule": ("linear", lambda r: dataclasses.replace(r, rule="magic"), "magic"),
+    "scale": ("attention", _constant("scale", 9.0), "less than what follows"),
+    "ball": ("ball", _constant("scale", 1e-4), "radius .* less than"),
+    "negative ball": ("ball", _constant("scale", -1.0), "its scale is not positive"),
+    "slope": ("elementwise", _times("gain", "0.5"), "gain .* less than"),
+    "radius": ("linear", _times("radius", "0.5"), "radius .* less than"),
+    "result": ("output", _times("gain", "0.5"), "gain .* less than"),
+    "operation": ("linear", lambda r: dataclasses.replace(r, operation="contraction"), ""),
+    "unknown operation": ("linear", lambda r: dataclasses.replace(r, operation="magic"), "magic"),
     "input": ("linear", lambda r: dataclasses.replace(r, inputs=("nowhere",)), "nowhere"),
-    "weights": (
-        "linear",
-        lambda r: dataclasses.replace(
-            r, weights=(dataclasses.replace(r.weights[0], values=(r.weights[0].values[0] * (1 - 1e-7),)),)
-        ),
-        "could not be proved",
-    ),
-    "not a number": (
-        "scale",
-        lambda r: dataclasses.replace(r, constants={"factor": float("nan")}),
-        "cannot be derived",
-    ),
-    "infinite": ("scale", lambda r: dataclasses.replace(r, lipschitz=(Decimal("NaN"),)), "lipschitz"),
+    "claim": ("linear", _less, "could not be proved"),
+    "no claim": ("linear", lambda r: dataclasses.replace(r, claims=()), "claim"),
+    "not a number": ("times", _constant("factor", float("nan")), "factor"),
+    "infinite": ("output", _times("gain", "NaN"), "gain"),
+    "input without end": ("input", _constant("radius", 1e-3), ""),
 }
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_rows_fail(name: str) -> None:
-    rule, change, reason = FORGERIES[name]
-    model = small_model()
-    certificate = certify(model, radius=2.0)
-    verify(certificate, model.state_dict())
-    with pytest.raises(VerificationError, match=reason):
-        verify(changed(certificate, rule, change), model.state_dict())
+    operation, change, reason = FORGERIES[name]
+    model, certificate = small()
+    with pytest.raises(CheckError, match=reason or None):
+        verify(changed(certificate, operation, change), model.state_dict())
 
 
-@pytest.mark.parametrize("field", ["domain", "norms", "arithmetic", "input_radius"])
-def test_a_larger_promise_fails(field: str) -> None:
-    model = nn.Linear(3, 3)
-    promise = {field: 9.0 if field == "input_radius" else "everything"}
-    with pytest.raises(VerificationError):
-        verify(dataclasses.replace(certify(model), **promise), model.state_dict())
+@pytest.mark.parametrize(
+    "promise",
+    [{"arithmetic": "float32"}, {"input_radius": 9.0}, {"input_radius": -1.0}, {"attention_logits": {}}],
+)
+def test_a_larger_promise_fails(promise: dict[str, object]) -> None:
+    model, certificate = small()
+    with pytest.raises(CheckError):
+        verify(dataclasses.replace(certificate, **promise), model.state_dict())
 
 
 def test_wider_numbers_pass_for_they_are_bounds_too() -> None:
-    model = nn.Linear(3, 3)
-    wider = changed(certify(model), "linear", lambda r: dataclasses.replace(r, lipschitz=(2 * r.lipschitz[0],)))
-    assert verify(wider, model.state_dict()).lipschitz == wider.lipschitz
+    model, certificate = matrix()
+    wider = certificate
+    for operation in ("linear", "output"):
+        wider = changed(wider, operation, _times("gain", "2"))
+    assert verify(wider, model.state_dict()).lipschitz == wider.exact_lipschitz > certificate.exact_lipschitz
 
 
-def test_missing_and_added_tensors_fail() -> None:
-    model = nn.Linear(3, 3)
-    certificate = certify(model)
-    with pytest.raises(VerificationError, match="lack bias"):
+def test_missing_and_changed_tensors_fail_and_added_ones_are_left_out() -> None:
+    model, certificate = matrix()
+    with pytest.raises(CheckError, match="no stored tensor 'bias'"):
         verify(certificate, {"weight": model.weight})
-    with pytest.raises(VerificationError, match="add more"):
-        verify(certificate, dict(model.state_dict()) | {"more": np.zeros(1)})
+    with pytest.raises(CheckError, match="weight is not the certified tensor: its SHA-256 differs"):
+        verify(certificate, {"weight": model.weight * 0.5, "bias": model.bias})
+    verify(certificate, {**model.state_dict(), "more": torch.zeros(1)})
+    with pytest.raises(CheckError, match="weights=int is no path and no state dict; pass either"):
+        verify(certificate, 3)
 
 
-def test_active_projections_may_not_use_the_theorem_for_linear_heads() -> None:
-    """Widening an active ball would give attention a smaller constant; its radius then fails."""
-    model = small_model()
-    certificate = certify(model, radius=2.0)
-    name = next(row.name for row in certificate.layers if row.name.endswith("key.1"))
-    rows = tuple(
-        dataclasses.replace(row, constants={"radius": 50.0}) if row.name == name else row for row in certificate.layers
-    )
-    with pytest.raises(VerificationError, match="radius"):
-        verify(dataclasses.replace(certificate, layers=rows), model.state_dict())
+def test_a_certificate_is_of_one_model() -> None:
+    model, certificate = matrix()
+    require_same_model(certificate, model, torch.zeros(3))
+    for other, message in (
+        (nn.Sequential(model), "operation '0.linear' of the model has name"),
+        (nn.Linear(3, 3, bias=False), "of the model uses"),
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "executes 4 operations, the certificate has 3"),
+    ):
+        with pytest.raises(CheckError, match=message):
+            require_same_model(certificate, other, torch.zeros(3))
 
 
-def test_the_verifier_needs_no_torch() -> None:
-    code = "import sys, wellnormed.certificates.verification; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_verifier_refuses_without_assertions() -> None:
+def test_the_checker_refuses_without_assertions_and_without_torch(files: tuple[Path, Path]) -> None:
     """Python's -O switches assertions off; a ball of negative radius must be refused all the same."""
     code = (
-        "from decimal import Decimal\n"
-        "from wellnormed.certificates.certificate import Certificate, Row\n"
-        "from wellnormed.certificates.verification import VerificationError, verify\n"
-        "one, none = (Decimal(1),), (Decimal(0),)\n"
-        "rows = (Row('input', 'input', (), {'radius': 1.0}, (), one, one),\n"
-        "        Row('ball', 'ball_projection', ('input',), {'radius': -1.0}, (), none, one))\n"
+        "import sys; sys.modules['torch'] = None\n"
+        "from wellnormed.checker import CheckError, check_folder\n"
         "try:\n"
-        "    verify(Certificate(rows, {}, 'all inputs whose tokens have RMS <= 1.0', 1.0), {})\n"
-        "except VerificationError as error:\n"
+        f"    print(check_folder({str(files[0].parent)!r}))\n"
+        "except CheckError as error:\n"
         "    print(error)\n"
     )
-    found = subprocess.run([sys.executable, "-O", "-c", code], check=True, capture_output=True, text=True)
-    assert "row ball (ball_projection) cannot be derived" in found.stdout
-
-
-def test_projection_row_counts() -> None:
-    assert verify(certify(BallProjection(0.5)), {}).rows == 2
-
-
-def test_the_verifier_knows_rotary_attention() -> None:
-    config = GPTConfig(vocabulary_size=5, length=4, width=4, heads=2, blocks=1, rotary=True, key_radius=0.3)
-    model = GPT(config, torch.Generator().manual_seed(0)).eval()
-    model.head.weight.data.fill_(0.5)
-    certificate = certify(model)
-    assert "rotary" in {row.rule for row in certificate.layers}
-    assert verify(certificate, model.state_dict()).lipschitz == certificate.lipschitz > 0
+    run = [sys.executable, "-O", "-c", code]
+    assert "L-Lipschitz" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    changed(small()[1], "ball", _constant("scale", -1.0)).save(files[0])
+    assert "its scale is not positive" in subprocess.run(run, check=True, capture_output=True, text=True).stdout

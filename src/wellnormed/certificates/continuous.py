@@ -29,8 +29,8 @@ class Continuous:
         captured: As `capture` returns it.
 
     Raises:
-        UncertifiableError: Nothing of the input is a variable, the result is none of numbers, or the model runs a graph
-            within the graph.
+        UncertifiableError: Nothing of the input is a variable, the result is none of numbers, the model draws random
+            numbers, or it runs a graph within the graph.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -52,7 +52,7 @@ class Continuous:
         dependent: set[fx.Node] = set()
         for node in captured.nodes:
             if _is_variable(node, captured):
-                self._add_variable(node)
+                self._add_variable(node, captured)
                 dependent.add(node)
             elif node not in needed or node.op == "output":
                 continue
@@ -74,6 +74,10 @@ class Continuous:
         """Name of a variable -> axes of a group of its entries, counted from the last."""
         self.output_axes = _groups(tuple(example.shape) or (1,))
         """Axes of a group of the result's entries, counted from the last."""
+        ones = {name: torch.ones(s, dtype=torch.float64, device=self.device) for name, s in self.shapes.items()}
+        with torch.no_grad():
+            if not torch.allclose(self(ones), self(ones), equal_nan=True):
+                raise UncertifiableError("the model draws random numbers; call `model.eval()`, and take noise out")
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result for one value of every variable, each of its shape in `shapes`."""
@@ -108,12 +112,15 @@ class Continuous:
                     front.append(each)
         return found
 
-    def _add_variable(self, node: fx.Node) -> None:
+    def _add_variable(self, node: fx.Node, captured: Captured) -> None:
         example = node.meta["val"]
+        name = captured.inputs[node.name][0] if node.op == "placeholder" else node.name
         if not example.ndim:
-            raise UncertifiableError(f"the input {node.name} is a single number; pass a batch of vectors")
-        self._variables[node] = node.name
-        self.shapes[node.name] = tuple(example.shape)
+            raise UncertifiableError(f"the input {name} is a single number; pass a batch of vectors")
+        if name in self.shapes:  # an argument has the name of a lookup
+            name = f"{name}#{len(self.shapes)}"
+        self._variables[node] = name
+        self.shapes[name] = tuple(example.shape)
         self.device = example.device
 
     def _constant(self, node: fx.Node, captured: Captured) -> Any:
@@ -122,6 +129,8 @@ class Continuous:
             return captured.stored[node.name][1].detach() if node.name in captured.stored else _example(node, captured)
         if node.op == "get_attr":
             raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`, and take noise out")
         arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self._constants.__getitem__)
         with torch.no_grad():
             return node.target(*arguments, **keywords)  # type: ignore[operator]
