@@ -102,10 +102,7 @@ def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
     assert gain <= certificate.lipschitz == pytest.approx(c + 0.5 * (a * radius * b + 0.5 * a), rel=1e-6)
 
 
-several_heads = pytest.mark.xfail(strict=True, reason="after a rotation all heads are one group")
-
-
-@pytest.mark.parametrize("heads", [1, pytest.param(2, marks=several_heads)])
+@pytest.mark.parametrize("heads", [1, 2])
 def test_rotary_breaks_the_theorem_but_not_the_certificate(heads: int) -> None:
     layer = Layer(heads, width=4 * heads, rotary=True)
     found = found_with(layer, steps=400 if heads == 1 else 20)

@@ -77,10 +77,7 @@ def test_what_is_executed_is_bounded(name: str) -> None:
     assert constant <= certify(build().eval(), torch.randn(4)).lipschitz <= constant * (1 + 1e-6)
 
 
-unseen = pytest.mark.xfail(strict=True, reason="a comparison of sizes is no range, which is all that is looked at")
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=unseen), pytest.param(1, marks=unseen)])
+@pytest.mark.parametrize("size", [2, 3, 1])
 def test_what_is_done_for_one_size_of_a_batch_is_not_said_of_others(size: int) -> None:
     certificate = certify(Model(lambda s, x: 5 * x if x.shape[0] == size else x), torch.randn(2, 4))
     assert certificate.lipschitz == pytest.approx(5 if size == 2 else 1, rel=1e-12)
@@ -158,19 +155,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }  # fmt: skip
 """Model -> a word of the reason; None where only the refusal counts."""
 
-wrong = pytest.mark.xfail(strict=True, reason="mutations are looked for before the graph is made free of them")
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=wrong) if n == "buffer that is written" else n for n in REFUSED]
-)
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_bounded_is_refused(name: str) -> None:
     build, reason = REFUSED[name]
     with pytest.raises(UncertifiableError, match=reason):
         certify(build().eval(), torch.randn(4))
 
 
-@wrong
 @pytest.mark.parametrize("model", [Model(_overwriting), nn.ReLU(inplace=True)])
 def test_an_input_that_is_overwritten_is_refused_with_a_sentence(model: nn.Module) -> None:
     with pytest.raises(UncertifiableError, match="overwrites the input"):

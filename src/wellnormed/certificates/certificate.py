@@ -40,7 +40,7 @@ class Certificate:
     input_radius: float
     """Largest RMS of a group of the input."""
     tensors: dict[str, str]
-    """Name of every tensor that the rows use -> SHA-256 over its dtype, shape and bytes."""
+    """Name of every tensor of the model that its result depends on -> SHA-256 over its dtype, shape and bytes."""
     computed: dict[str, Tensor] = field(repr=False, compare=False)
     """Those that the model computes from its own, such as rotary tables; the file holds them."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)

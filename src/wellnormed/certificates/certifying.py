@@ -67,7 +67,7 @@ def certify(
     return Certificate(
         rows=tuple(walk.step.rows.values()),
         input_radius=float(radius),
-        tensors={name: raw_tensor(stored.tensor).digest for name, stored in used if not stored.computed},
+        tensors={name: raw_tensor(stored.tensor).digest for name, stored in sorted(walk.stored.items())},
         computed={name: stored.tensor.detach().cpu().clone() for name, stored in used if stored.computed},
         attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
         any_batch=any_batch,

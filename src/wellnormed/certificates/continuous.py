@@ -129,7 +129,8 @@ class Continuous:
             return captured.stored[node.name][1].detach() if node.name in captured.stored else _example(node, captured)
         if node.op == "get_attr":
             raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
             raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`, and take noise out")
         arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self._constants.__getitem__)
         with torch.no_grad():
@@ -181,6 +182,8 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A node's call without conversions to fewer digits, without detaching, and with the eps that it has."""
     arguments, keywords = fx.node.map_aggregate((node.args, dict(node.kwargs)), _wide)
     name = name_of(node.target)
+    if name in ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default") and arguments[2]:
+        raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`")
     if name == "aten.detach.default":
         return _itself, arguments[:1], {}
     if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it

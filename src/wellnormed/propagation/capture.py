@@ -8,6 +8,7 @@ and computes what it computes, call after call, with and without gradients.
 import contextlib
 import copy
 import inspect
+import operator
 import random
 import re
 import warnings
@@ -25,9 +26,10 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.movement import MOVES
-from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.registry import OPERATIONS, name_of
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _COMPOUND = (
@@ -157,8 +159,7 @@ def _larger_batch(
         symbolic = _export(model, twice[0], twice[1], output, axes)
     except UncertifiableError:
         return None
-    ranges = symbolic.program.range_constraints.values()
-    if not all(each.lower <= 2 and each.upper > 10**9 for each in ranges):
+    if not all(_always_holds(guard) for guard in _guards(symbolic)):
         return None
     larger = _export(model, twice[0], twice[1], output)
     _require_same_values(model, larger, twice[0], twice[1], output)
@@ -201,6 +202,30 @@ def _export(
     return Captured(program, stored, inputs, (arguments, keywords))
 
 
+def _guards(symbolic: Captured) -> list[Any]:
+    """What a capture for a batch of any size found the model's Python code to ask of the size."""
+    for node in symbolic.nodes:
+        if isinstance(value := node.meta.get("val"), Tensor) and hasattr(value, "fake_mode"):
+            environment = value.fake_mode.shape_env
+            return [guard.expr for guard in environment.guards] + list(symbolic.program.range_constraints.items())
+    return [False]
+
+
+def _always_holds(guard: Any) -> bool:
+    """Whether a condition on the size of the batch holds for every size from 2 on.
+
+    It is asked of all sizes below 200, and may have no number above 64: what is periodic or monotone is found out.
+    """
+    if isinstance(guard, tuple):
+        _, limits = guard
+        return bool(limits.lower <= 2 and limits.upper > 10**9)
+    numbers = [abs(int(each)) for each in guard.atoms() if each.is_Integer]
+    (size, *others) = guard.free_symbols or {None}
+    if size is None:
+        return bool(guard)
+    return not others and max(numbers, default=0) <= 64 and all(bool(guard.subs(size, n)) for n in range(2, 200))
+
+
 def _argument(model: nn.Module, placeholder: str) -> str:
     """The name of an argument of the model."""
     kind, _, name = placeholder.partition("_")
@@ -211,12 +236,11 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 
 
 def _refuse_overwriting(program: ExportedProgram) -> None:
-    signature = program.graph_signature
-    for kind, names in (("buffer", signature.buffers_to_mutate), ("input", signature.user_inputs_to_mutate)):
-        if names:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name != "USER_OUTPUT":
             raise UncertifiableError(
-                f"it overwrites the {kind} {', '.join(_shown(name) for name in names.values())} while it runs; write "
-                "its result elsewhere, or call `model.eval()` if it is a running statistic"
+                f"it overwrites {_shown(spec.target or 'a tensor')} while it runs; write its result elsewhere, or call "
+                "`model.eval()` if it is a running statistic"
             )
 
 
@@ -226,8 +250,26 @@ def _taken_apart() -> dict[Any, Any]:
     return {operation: rule for operation, rule in table.items() if name_of(operation) in _COMPOUND}
 
 
+def _is_plain(captured: Captured) -> bool:
+    """Whether no operation overwrites anything, and all that depend on the input have bounds as they are."""
+    dependent = {node for node in captured.nodes if node.op == "placeholder" and node.name in captured.inputs}
+    for node in captured.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+                return False
+            if any(each in dependent for each in node.all_input_nodes):
+                dependent.add(node)
+                if name_of(node.target) not in OPERATIONS:
+                    return False
+        elif any(each in dependent for each in node.all_input_nodes):
+            dependent.add(node)
+    return True
+
+
 def decomposed(captured: Captured) -> Captured:
     """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
+    if _is_plain(captured):
+        return captured
     try:
         with _quiet():
             program = captured.program.run_decompositions(dict(_taken_apart()))

@@ -155,6 +155,23 @@ class Value:
             if size > 1 and all(_is_inner(term, axis, self.shape) for term in self.terms)
         )
 
+    def with_inner_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
+        """The given axes, with the inner ones along which no part of a linear map's outputs changes into another.
+
+        An operation on every head of a projection by itself keeps the heads' own bounds in this way.
+        """
+        own = {axis % len(self.shape) for axis in axes}
+        return tuple(sorted(own | {axis for axis in self.inner_axes() if axis in own or not self._parts(axis)}))
+
+    def _parts(self, axis: int) -> bool:
+        """Whether entries along an axis are different outputs of one linear map."""
+        for term in self.terms:
+            if isinstance(term.base, Base) and term.base.linear is not None:
+                feature = term.positions(self.shape).numpy() % term.base.shape[-1]
+                if (feature != feature.take([0], axis)).any():
+                    return True
+        return False
+
     def gather(self, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups along the given axes: of any groups, whichever the bases had.
 

@@ -33,7 +33,9 @@ class Walk:
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
         results: Any = output.args[0]
-        self.result: fx.Node = results[0]
+        (self.result,) = results
+        self.stored: dict[str, Stored] = {}
+        """The model's own tensors that its result depends on, by name."""
         self.dependent = self._dependent()
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
@@ -166,7 +168,10 @@ class Walk:
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:
             name, tensor, persistent = self.captured.stored[node.name]
-            return Stored(name, tensor.detach()) if persistent else self.step.computed(name, tensor.detach())
+            if not persistent:
+                return self.step.computed(name, tensor.detach())
+            self.stored[name] = Stored(name, tensor.detach())
+            return self.stored[name]
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
             return self.step.computed(f"input.{name}", example)

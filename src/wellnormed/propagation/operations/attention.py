@@ -185,7 +185,7 @@ def _largest_logits(row: Row, q: Value, k: Value, key: Origin | None) -> list[De
 @operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
 def softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """Not negative, of sum 1, and 1/2-Lipschitz."""
-    axes = {*x.inner_axes(), dim % len(x.shape)}
+    axes = x.with_inner_axes([dim])
     return step.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
@@ -200,7 +200,7 @@ def _softmax(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim
 @operation("aten.log_softmax.int", "aten._log_softmax.default")
 def log_softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """`x - log sum exp x`; its Jacobian `I - 1 p^T` has a norm of at most `sqrt n`."""
-    axes = {*x.inner_axes(), dim % len(x.shape)}
+    axes = x.with_inner_axes([dim])
     return step.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 

@@ -17,7 +17,8 @@ _ONE_RESULT = {
     "default": "view _unsafe_view reshape view_as reshape_as permute t swapaxes swapdims unsqueeze squeeze expand "
     "expand_as broadcast_to narrow diagonal unfold flip fliplr flipud rot90 roll repeat tile index_select "
     "take_along_dim gather tril triu diag_embed im2col pixel_shuffle pixel_unshuffle channel_shuffle "
-    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+    "mT numpy_T matrix_H mH reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d",
     "int": "transpose unflatten movedim select",
@@ -184,7 +185,8 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
         if not bool(chosen.any()):
             continue
         parts.append(pick(step, value, masked))
-    shape = torch.broadcast_shapes(keep.shape, *(part.shape for part in parts))
+    shapes = [each.shape if isinstance(each, Value) else torch.as_tensor(_plain(each)).shape for each in (x, y)]
+    shape = torch.broadcast_shapes(keep.shape, *shapes)
     total = add(step, parts)
     return total if total.shape == tuple(shape) else pick(step, total, lambda t: t.broadcast_to(shape))
 

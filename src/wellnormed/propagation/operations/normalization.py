@@ -27,7 +27,7 @@ def normalize(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: flo
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
     dims = _axes(x, dims)
     return step.derive(
-        "normalization", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants={"eps": float(eps), "over": dims}
+        "normalization", [(x, x.with_inner_axes(dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
     )
 
 
@@ -144,7 +144,7 @@ def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: flo
         if all(r * r * decimals(scale).item() <= entries for r in x.gather(dims).radius.flat):
             # nothing of the domain lies outside: what is linear stays so
             return step.moved("idle_ball", [x], x, constants)
-    return step.derive("ball", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants=constants)
+    return step.derive("ball", [(x, x.with_inner_axes(dims))], shape=x.shape, constants=constants)
 
 
 @primitive("ball")
@@ -163,7 +163,7 @@ def to_unit(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
     dims = _axes(x, dims)
     constants = {"eps": float(eps), "over": dims}
-    return step.derive("unit", [(x, {*x.inner_axes(), *dims})], shape=x.shape, constants=constants)
+    return step.derive("unit", [(x, x.with_inner_axes(dims))], shape=x.shape, constants=constants)
 
 
 @primitive("unit")

@@ -17,7 +17,7 @@ from wellnormed.propagation.value import Bounds, Value
 def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False) -> Value:
     """The largest (or least) entry along an axis: `|max x - max y| <= |x - y|`."""
     dim %= len(x.shape)
-    axes = {*x.inner_axes(), dim}
+    axes = x.with_inner_axes([dim])
     kept = [1 if axis == dim else size for axis, size in enumerate(x.shape)]
     result = step.derive("contraction", [(x, axes)], shape=kept)
     return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(dim))
@@ -48,7 +48,7 @@ def extreme_along(step: Ledger, x: Value, dim: int, keepdim: bool = False) -> li
 @operation("aten.sort.default", "aten.msort.default")
 def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False) -> list[Any]:
     """Sorting along an axis is 1-Lipschitz; the positions have no bound."""
-    return [step.derive("contraction", [(x, {*x.inner_axes(), dim % len(x.shape)})], shape=x.shape), None]
+    return [step.derive("contraction", [(x, x.with_inner_axes([dim]))], shape=x.shape), None]
 
 
 @operation("aten.maximum.default", "aten.minimum.default", "aten.max.other", "aten.min.other")
