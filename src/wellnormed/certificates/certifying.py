@@ -61,8 +61,8 @@ def certify(
     captured = capture(model, example_of(model, example_input, "certify"), output)
     walk = Walk(decomposed(captured), float(radius))
     walk.run(margins)
-    larger = confirm(model, captured, output)
-    any_batch = larger is not None and _same_bounds(walk, decomposed(larger), float(radius), margins)
+    others = confirm(model, captured, output)
+    any_batch = bool(others) and all(_same_bounds(walk, decomposed(o), float(radius), margins) for o in others)
     used = sorted(walk.step.used.items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),
@@ -77,7 +77,7 @@ def certify(
 
 
 def _same_bounds(walk: Walk, larger: Captured, radius: float, margins: bool) -> bool:
-    """Whether twice the batch has the same bounds, from the same tensors."""
+    """Whether another batch has the same bounds, from the same tensors."""
     other = Walk(larger, radius, walk.step)
     other.run(margins)
     rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))

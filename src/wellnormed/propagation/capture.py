@@ -125,12 +125,11 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
         return _export(model, arguments, keywords, output)
 
 
-def confirm(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
-    """Check that a model, run without the exporter, does what was captured, call after call.
+def confirm(model: nn.Module, captured: Captured, output: Any = None) -> list[Captured]:
+    """Check that a model does what was captured, always.
 
-    Returns:
-        The capture of twice the batch, checked likewise, if the model's graph is the same for a batch of any size; None
-        otherwise.
+    If the model can be captured for a batch of any size, the result is the same for twice the batch, and for a batch of
+    one; otherwise nothing.
 
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
@@ -140,16 +139,15 @@ def confirm(model: nn.Module, captured: Captured, output: Any = None) -> Capture
     with _quiet(), _restoring(state):
         _require_same_values(model, captured, arguments, keywords, output)
         state.restore()
-        return _larger_batch(model, arguments, keywords, output)
+        return _other_batches(model, arguments, keywords, output)
 
 
-def _larger_batch(
+def _other_batches(
     model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-) -> Captured | None:
-    """The capture of twice the batch, if the model can be captured for a batch of any size; None otherwise."""
+) -> list[Captured]:
     tensors = _tensors((arguments, keywords))
     if len({t.shape[0] if t.ndim > 1 else None for t in tensors} | {None}) != 2 or any(t.ndim < 2 for t in tensors):
-        return None
+        return []
     twice = _map(lambda each: torch.cat([each, each.flip(-1)]), (arguments, keywords))
     batch = torch.export.Dim.DYNAMIC
     axes = torch.utils._pytree.tree_map(
@@ -158,12 +156,16 @@ def _larger_batch(
     try:
         symbolic = _export(model, twice[0], twice[1], output, axes)
     except UncertifiableError:
-        return None
+        return []
     if not all(_always_holds(guard) for guard in _guards(symbolic)):
-        return None
-    larger = _export(model, twice[0], twice[1], output)
-    _require_same_values(model, larger, twice[0], twice[1], output)
-    return larger
+        return []
+    others = [twice]
+    if len(tensors[0]) > 1:  # which a capture for any size leaves out
+        others.append(_map(lambda each: each[:1], (arguments, keywords)))
+    found = [_export(model, each[0], each[1], output) for each in others]
+    for each, other in zip(others, found, strict=True):
+        _require_same_values(model, other, each[0], each[1], output)
+    return found
 
 
 def _export(
@@ -238,9 +240,10 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 def _refuse_overwriting(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind.name != "USER_OUTPUT":
+            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else _shown(spec.target or "a tensor")
             raise UncertifiableError(
-                f"it overwrites {_shown(spec.target or 'a tensor')} while it runs; write its result elsewhere, or call "
-                "`model.eval()` if it is a running statistic"
+                f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
+                "running statistic"
             )
 
 
