@@ -133,8 +133,8 @@ def test_a_small_disk_is_one_line_and_after_making_room_the_same_bits(place, tmp
 
 
 FILES = [
-    "config.json", "environment.json", "metrics.jsonl", "certificate.json", "results.json", "sample.txt",
-    "model.safetensors", "manifest.json", "report.html", ".lock",
+    "config.json", "environment.json", "metrics.jsonl", "certificate.json", "certificate.safetensors", "results.json",
+    "sample.txt", "model.safetensors", "manifest.json", "report.html", ".lock",
     *(f"checkpoints/step-0000000{step}/{name}" for step in (4, 6)
       for name in ("weights.safetensors", "state.safetensors", "metrics.jsonl", "manifest.json")),
 ]  # fmt: skip
@@ -204,12 +204,13 @@ def test_other_commands_on_damage_succeed_or_say_one_line(command, name, damaged
     needed = {
         "sample": {"config.json", "model.safetensors", "manifest.json"},
         "certify": {"config.json", "model.safetensors", "manifest.json"},
-        "verify": {"config.json", "model.safetensors", "manifest.json", "certificate.json"},
+        "verify": {"config.json", "model.safetensors", "manifest.json", "certificate.json", "certificate.safetensors"},
         "report": {
             "config.json",
             "environment.json",
             "metrics.jsonl",
             "certificate.json",
+            "certificate.safetensors",
             "results.json",
             "manifest.json",
         },

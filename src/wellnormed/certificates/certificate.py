@@ -171,8 +171,7 @@ class Certificate:
         content = path.read_bytes()
         try:
             document = parse_json(content, "its text", "it proves nothing", sealed=True)
-            beside = path.with_suffix(".safetensors")
-            computed = load_tensors(read_bytes(beside, "")) if document.get("computed") else {}
+            computed = _read_computed(path.with_suffix(".safetensors"), document["computed"])
             certificate = _certificate(document, computed)
             if certificate._text().encode() != content:
                 raise ValueError("its bytes are not those that were written")
@@ -246,6 +245,19 @@ def _groups(row: Row) -> str:
     if len(row.axes) > 1:
         return "whole samples"
     return {1: "vectors", 2: "vectors"}.get(len(row.shape), "tokens")
+
+
+def _read_computed(path: Path, digests: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors beside a certificate, which must be those that it names."""
+    if not digests:
+        return {}
+    try:
+        tensors = load_tensors(read_bytes(path, "it is written with the certificate"))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if {name: raw_tensor(tensor).digest for name, tensor in tensors.items()} != digests:
+        raise ValueError(f"{path} holds other tensors than were written")
+    return tensors
 
 
 def _row_document(row: Row) -> dict[str, Any]:
