@@ -121,6 +121,26 @@ def limits_of(walk: Walk) -> list[Limit]:
     return found
 
 
+class Logits(NamedTuple):
+    """Of an attention that is executed as one operation: what no logit exceeds, for every head."""
+
+    queries: str
+    keys: str
+    scale: float
+    largest: list[float]
+
+
+def logits_of(walk: Walk) -> list[Logits]:
+    """The bounds on logits whose queries and keys are tensors of the graph."""
+    found: list[Logits] = []
+    for node, value in walk.values.items():
+        if isinstance(value, Value) and value.name in walk.step.logits and "scaled_dot" in name_of(node.target):
+            scale = float(walk.step.rows[value.name].constants["scale"])
+            largest = list(map(float_up, walk.step.logits[value.name]))
+            found.append(Logits(node.args[0].name, node.args[1].name, scale, largest))  # type: ignore[union-attr]
+    return found
+
+
 def _limit(node: fx.Node, primitive: str, shape: Sequence[int], axes: Sequence[int], bounds: Bounds) -> Limit:
     floats = {kind: np.vectorize(float_up, otypes=[float])(getattr(bounds, kind)) for kind in KINDS}
     operation = "input" if node.op == "placeholder" else name_of(node.target).removeprefix("aten.")
@@ -143,14 +163,17 @@ class Outcome:
     seconds: float = 0.0
     shares: list[tuple[str, str, float, float]] = field(default_factory=list)
     """Executed operation, primitive, and the largest shares of its bounds on gain and norm that were met."""
+    logit_share: float | None = None
+    """Of the proved largest logit, what was met."""
     commit: str | None = None
 
 
 class Measurement:
     """Compares what is measured with all bounds of a certificate."""
 
-    def __init__(self, limits: list[Limit]) -> None:
-        self.limits = limits
+    def __init__(self, limits: list[Limit], logits: list[Logits]) -> None:
+        self.limits, self.logits = limits, logits
+        self.logit_share = 0.0
         self.shares = [dict.fromkeys(KINDS, 0.0) for _ in limits]
         self.violations: list[str] = []
 
@@ -161,6 +184,14 @@ class Measurement:
                 self._compare(number, "radius", _lengths(x, limit.axes), where)
                 largest = x.abs().amax(limit.axes, keepdim=True) if limit.axes else x.abs()
                 self._compare(number, "largest", largest, where)
+        for each in self.logits:
+            q, k = values[each.queries].detach(), values[each.keys].detach()
+            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if q.ndim > 3 else k
+            found = (each.scale * q @ k.mT).abs().amax((0, -2, -1)).reshape(-1) * (1 - ROUNDING)
+            share = float((found / torch.tensor(each.largest, dtype=torch.float64).clamp(min=1e-300)).max())
+            self.logit_share = max(self.logit_share, share)
+            if share > 1:
+                self.violations.append(f"a logit of {each.queries} and {each.keys} is {share} times its bound, {where}")
 
     def gains(self, changes: Mapping[str, Tensor], distance: float, where: str, error: float) -> None:
         """Changes of all tensors for a change of the input by `distance`.
@@ -204,12 +235,12 @@ def _lengths(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 class Attack:
     """Searches of one captured model, with its bounds."""
 
-    def __init__(self, captured: Captured, limits: list[Limit], radius: float, seed: int) -> None:
+    def __init__(self, captured: Captured, walk: Walk, radius: float, seed: int) -> None:
         # it is taken apart already, and doing so takes longer than anything else here
         with patch("wellnormed.certificates.continuous.decomposed", lambda each: each):
             self.function = Every(captured)
-        self.radius, self.limits = radius, limits
-        self.measurement = Measurement(limits)
+        self.radius, self.limits = radius, limits_of(walk)
+        self.measurement = Measurement(self.limits, logits_of(walk))
         self.generator = torch.Generator().manual_seed(seed)
         self._choice = np.random.default_rng(seed)
         self._forward = True
@@ -343,7 +374,7 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
     bound = float_up(wn.certificates.largest_rms(row, "gain"))
     if full:
         print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.program.graph, sep="\n")
-    attack = Attack(captured, limits_of(walk), drawn.radius, drawn.number)
+    attack = Attack(captured, walk, drawn.radius, drawn.number)
     outcome.share = attack.run(bound)
     measured = attack.measurement
     best: dict[tuple[str, str], list[float]] = {}
@@ -353,6 +384,7 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
         known = best.setdefault((limit.operation, limit.primitive), [0.0, 0.0])
         known[:] = max(known[0], shares["gain"]), max(known[1], shares["radius"])
     outcome.shares = [(*names, round(gain, 4), round(radius, 4)) for names, (gain, radius) in best.items()]
+    outcome.logit_share = measured.logit_share if measured.logits else None
     if drawn.number % VERIFIED == 0:
         certificate = wn.certify(drawn.model, drawn.example, drawn.radius)
         try:
@@ -381,6 +413,8 @@ def summary(outcomes: Sequence[Mapping[str, Any]], seed: int, command: str) -> d
         for operation, primitive, gain, radius in each["shares"]:
             shares["primitive", primitive].append((gain, radius))
             shares["operation", operation].append((gain, radius))
+        if each["logit_share"] is not None:
+            shares["logits", "all heads"].append((each["logit_share"], each["logit_share"]))
         if each["share"] is not None:
             if len(each["layers"]) == 1:
                 shares["layer alone", each["layers"][0]].append((each["share"], each["share"]))
