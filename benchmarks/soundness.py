@@ -375,7 +375,7 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
     except FloatingPointError as error:
         outcome.status, outcome.reason = "not finite", str(error)
     except Exception:  # whatever it is, it belongs into the list of what is wrong
-        outcome.status, outcome.reason = "crashed", traceback.format_exc()
+        outcome.status, outcome.reason = "crashed", traceback.format_exc().replace(f"{Path.cwd()}/", "")
     outcome.seconds = round(time.perf_counter() - start, 3)
     return outcome
 
