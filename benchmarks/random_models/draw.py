@@ -1,6 +1,7 @@
 """What models are drawn from: a stream of draws, a registry of layers, and layers that fit a shape."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,7 +136,8 @@ def draw_layer(draw: Draw, shape: Shape, family: str, name: str = "") -> tuple[s
     name = name or draw.choice(list(members))
     try:
         built = members[name][0](draw, shape)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of settings that are slow
             made = None if built is None else tuple(built(torch.zeros(shape)).shape)
     except (RuntimeError, ValueError, IndexError, TypeError):  # torch says which settings do not fit a shape
         return None
