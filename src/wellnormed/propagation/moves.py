@@ -47,6 +47,8 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
 
     positions = apply(torch.arange(math.prod(x.shape)).reshape(x.shape))
     result = x.move(x.name, carry)
+    if not positions.numel():  # nothing, which needs no row
+        return result
     tables = _tables(positions)
     if tables is None:
         place = step.use(step.computed(f"{step.unique_name(step.name)}.positions", positions))

@@ -1,5 +1,6 @@
 """Operations that only move entries: views, slices, padding, windows, repetitions, concatenation."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,8 +108,8 @@ def convert(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
 @operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
 def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Side by side."""
-    # an empty tensor of one dimension may stand among others
-    kept = [x for x in xs if (x.shape if isinstance(x, Value) else tuple(x.tensor.shape)) != (0,)]
+    shapes = [x.shape if isinstance(x, Value) else tuple(x.tensor.shape) for x in xs]
+    kept = [x for x, shape in zip(xs, shapes, strict=True) if math.prod(shape)]  # nothing may stand among others
     return side_by_side(step, [as_value(step, x) for x in kept], lambda ts: torch.cat(ts, dim))
 
 
