@@ -160,7 +160,7 @@ def levers() -> Iterator[str]:
     files = {path.stem: load(f"levers/{path.name}") for path in sorted((ROOT / "results" / "levers").glob("*.json"))}
     for title, constant, prefix in (
         ("One change of the default run at a time", "constant 10", ""),
-        ("Reading the content of 256 characters", "constant 10", "long-"),
+        ("Reading the content of 256 characters", "constant 10 at the start", "long-"),
         ("One change of the published architecture at a time", "the preset `caps`, whose constant is 21.3", "caps-"),
     ):
         names = [name for name in files if (name[:5] if name[:5] in ("long-", "caps-") else "") == prefix]
@@ -179,6 +179,7 @@ def levers() -> Iterator[str]:
                 "validation loss",
                 "training loss",
                 "constant before the head",
+                "proved constant",
                 "found",
                 "commit",
             ),
@@ -189,6 +190,7 @@ def levers() -> Iterator[str]:
                     f"{found['validation_loss']:.4f}",
                     f"{found['training_loss']:.4f}",
                     f"{found['body_lipschitz']:.3f}",
+                    f"{10 ** found['log10_lipschitz']:.2f}",
                     f"{found['lower_bound']:.3g}",
                     files[name]["commit"][:10],
                 )
