@@ -14,6 +14,7 @@ import copy
 import json
 import math
 import re
+import sys
 import time
 import traceback
 import warnings
@@ -221,6 +222,7 @@ class Measurement:
             raise FloatingPointError(f"the bound of {limit.node} is beyond float64")
         size = np.where(np.isfinite(size), size, np.inf)
         share = float(np.max(np.divide(size, bound, out=np.where(size > 0, np.inf, 0.0), where=bound > 0), initial=0.0))
+        share = min(share, sys.float_info.max)  # which JSON can hold
         self.shares[number][kind] = max(self.shares[number][kind], share)
         if share > 1:
             self.violations.append(
