@@ -14,6 +14,7 @@ import copy
 import json
 import math
 import re
+import sys
 import time
 import traceback
 import warnings
@@ -217,9 +218,11 @@ class Measurement:
     def _compare(self, number: int, kind: str, measured: Tensor, where: str) -> None:
         size, limit = measured.numpy() * (1 - ROUNDING), self.limits[number]
         bound = np.broadcast_to(limit.bounds[kind], size.shape)
-        if not np.isfinite(size).all():
-            raise FloatingPointError(f"{limit.node} is not finite")
+        if not np.isfinite(bound).all():
+            raise FloatingPointError(f"the bound of {limit.node} is beyond float64")
+        size = np.where(np.isfinite(size), size, np.inf)
         share = float(np.max(np.divide(size, bound, out=np.where(size > 0, np.inf, 0.0), where=bound > 0), initial=0.0))
+        share = min(share, sys.float_info.max)  # which JSON can hold
         self.shares[number][kind] = max(self.shares[number][kind], share)
         if share > 1:
             self.violations.append(
@@ -374,7 +377,7 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
             _attack(drawn, outcome, full)
     except UncertifiableError as error:
         outcome.status, outcome.reason = "refused", _reason(str(error))
-    except FloatingPointError as error:
+    except FloatingPointError as error:  # nothing can be compared
         outcome.status, outcome.reason = "not finite", str(error)
     except Exception:  # whatever it is, it belongs into the list of what is wrong
         outcome.status, outcome.reason = "crashed", traceback.format_exc().replace(f"{Path.cwd()}/", "")

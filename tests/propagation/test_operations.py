@@ -504,3 +504,9 @@ def test_refusals_of_attention():
         layer.function = case
         with pytest.raises(UncertifiableError):
             bounds_of(layer, _random(1, 3, 4))
+
+
+def test_a_window_that_holds_nothing_is_refused():
+    model = Net(lambda s, x: x * F.hardtanh(F.max_pool2d(x, (1, 2), 1, (0, 1), 2)))
+    with pytest.raises(UncertifiableError, match="window lies in the padding"):
+        bounds_of(model, torch.randn(1, 1, 2, 1), 0.1)

@@ -70,6 +70,9 @@ def max_pool(
     settings = [_each(each, count) for each in (kernel, stride or kernel, padding, dilation)]
     if ceil:
         raise step.refuse("ceil_mode=True cuts the last window; pad the input instead")
+    held = windows(torch.ones(1, *x.shape[-count:]), *settings)
+    if not bool(held.any(-1).all()):
+        raise step.refuse("a window lies in the padding as a whole, whose largest entry is -infinity; pad less")
     return largest(step, moves.pick(step, x, lambda t: windows(t, *settings)), -1)
 
 
