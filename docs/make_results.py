@@ -348,7 +348,7 @@ def soundness() -> Iterator[str]:
         f"{content['models']:,} random models, of them {content['sound']:,} sound, {len(content['violations'])} with a "
         f"violated bound, {len(content['crashes'])} crashed, {content['refused']} refused and {content['not_finite']} "
         f"beyond float64. Of one in {content['config']['verified_one_of']}, {content['verified']} in all, the whole "
-        f"certificate was made and proved again; {len(content.get('not_proved', []))} such the checker refused. "
+        f"certificate was made and proved again; {len(content['not_proved'])} such the checker refused. "
         "For each primitive, and for each layer in models of it alone: the share of the proved gain that a short "
         "search found, at best and in the median. A small share is a loose bound, or too short a search.",
         "",

@@ -10,10 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.capture import Captured, capture, decomposed, place
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.operations.source import default_axes
+from wellnormed.propagation.operations.source import MOVES_OF_TOKENS, default_axes
 from wellnormed.propagation.registry import name_of
-
-_MOVES_OF_TOKENS = ("view", "reshape", "_unsafe_view", "expand", "clone", "contiguous", "to", "_to_copy", "alias")
 
 
 class Continuous:
@@ -164,7 +162,7 @@ def _is_variable(node: fx.Node, captured: Captured) -> bool:
         return False
     tokens = node.args[1]
     while isinstance(tokens, fx.Node) and name_of(tokens.target).split(".")[1:2] and tokens.op == "call_function":
-        if name_of(tokens.target).split(".")[1] not in _MOVES_OF_TOKENS:
+        if name_of(tokens.target).split(".")[1] not in MOVES_OF_TOKENS:
             return False
         tokens = tokens.args[0]
     return isinstance(tokens, fx.Node) and tokens.name in captured.inputs

@@ -1,10 +1,11 @@
-"""Tensors as bytes, from a safetensors file, a NumPy array or a torch tensor; never by pickle."""
+"""Tensors as bytes, of the kind that the checker reads."""
 
-import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+
+from wellnormed.checker.files import Stored
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",
@@ -12,36 +13,10 @@ DTYPES = {
 }  # fmt: skip
 """Names of dtypes in torch and NumPy -> in the safetensors format."""
 
-_NUMPY = {name: np.dtype("<u2" if name == "BF16" else of).newbyteorder("<") for of, name in DTYPES.items()}
 
-
-@dataclass(frozen=True)
-class RawTensor:
-    """One tensor's dtype (as safetensors names it), shape and bytes (row-major, little-endian)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    content: bytes
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over the name of the dtype, the shape and the bytes."""
-        head = f"{self.dtype} {','.join(map(str, self.shape))}\n".encode()
-        return hashlib.sha256(head + self.content).hexdigest()
-
-    def array(self) -> np.ndarray:
-        """Its entries in float64; exact for the floating dtypes."""
-        entries = np.frombuffer(self.content, dtype=_NUMPY[self.dtype]).reshape(self.shape)
-        if self.dtype == "BF16":  # the upper half of a float32
-            entries = (entries.astype("<u4") << 16).view("<f4")
-        return entries.astype(np.float64)
-
-
-def raw_tensor(value: Any) -> RawTensor:
+def raw_tensor(value: Any) -> Stored:
     """The bytes of a NumPy array or of a torch tensor; a `ValueError` for a dtype that certificates do not cover."""
-    if hasattr(value, "detach"):  # a torch tensor: its bytes, for NumPy knows no bfloat16
-        import torch
-
+    if isinstance(value, torch.Tensor):  # its bytes, for NumPy knows no bfloat16
         shape, dtype = tuple(value.shape), str(value.dtype).removeprefix("torch.")
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
@@ -52,4 +27,4 @@ def raw_tensor(value: Any) -> RawTensor:
         raise ValueError(
             f"dtype {dtype} is not one that a certificate covers; store floats or integers: {list(DTYPES)}"
         )
-    return RawTensor(DTYPES[dtype], shape, value.tobytes())
+    return Stored(DTYPES[dtype], shape, value.tobytes())

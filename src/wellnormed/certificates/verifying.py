@@ -97,7 +97,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _stored(value: Any) -> Stored:
     try:
-        raw = raw_tensor(value)
+        return raw_tensor(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckError(f"not proved: {error}") from error
-    return Stored(raw.dtype, raw.shape, raw.content)

@@ -11,6 +11,7 @@ import inspect
 import operator
 import random
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -503,8 +504,6 @@ def _first_line(error: BaseException) -> str:
 
 def _line(error: BaseException) -> str:
     """The innermost line of the traceback outside torch."""
-    import traceback
-
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH) and file != __file__]
     return f" at {own[-1]}" if own else ""

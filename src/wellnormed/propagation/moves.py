@@ -58,6 +58,17 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
     return step.moved("pick", [x], result, {"offset": tables[0], "tables": tables[1]})
 
 
+def spread(step: Ledger, x: Value, shape: Sequence[int]) -> Value:
+    """Broadcast to a shape."""
+    return x if x.shape == tuple(shape) else pick(step, x, lambda t: t.broadcast_to(shape))
+
+
+def each_axis(setting: Any, count: int) -> list[Any]:
+    """A setting of windows for each of so many axes, given as one for all or as a list."""
+    values = list(setting) if isinstance(setting, list | tuple) else [setting]
+    return values * count if len(values) == 1 else values
+
+
 def _tables(positions: Tensor) -> tuple[int, list[Table]] | None:
     """Offset and tables of positions that are sums over the axes; a table with equal steps is its step."""
     if not positions.numel() or not bool((positions >= 0).any()):

@@ -47,14 +47,6 @@ class Op:
     rest: str = ""
 
 
-@dataclass(frozen=True)
-class Maybe:
-    """A pattern in an operation, or without it; the operation's bindings are then missing."""
-
-    outer: Callable[[Any], Any]
-    inner: Any
-
-
 def _mul(a: Any, b: Any) -> Op:
     return Op(("aten.mul.Tensor", "aten.mul.Scalar"), (a, b), either_order=True)
 
@@ -86,9 +78,6 @@ def match(pattern: Any, node: Any, found: Found) -> Found | None:
     """The bindings of a pattern at a node, added to those found; None if it does not match."""
     if isinstance(pattern, tuple):
         return next((each for option in pattern if (each := match(option, node, found)) is not None), None)
-    if isinstance(pattern, Maybe):
-        outer = match(pattern.outer(pattern.inner), node, found)
-        return match(pattern.inner, node, found) if outer is None else outer
     node = peel(node)
     if isinstance(pattern, Number):
         is_number = isinstance(node, float | int) and not isinstance(node, bool)
@@ -159,7 +148,7 @@ _ERF = (
     _one("erf.default", _mul(X, 1 / math.sqrt(2))),
     _one("erf.default", _mul(X, math.sqrt(0.5))),
 )
-_SIGMOID = _one("sigmoid.default", Maybe(lambda p: _mul(p, Number("steepness")), X))
+_SIGMOID = _one("sigmoid.default", (_mul(X, Number("steepness")), X))
 
 
 def _gated(gates: tuple[Op, ...]) -> tuple[Op, ...]:

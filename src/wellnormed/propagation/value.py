@@ -210,23 +210,6 @@ def constant(name: str, tensor: Tensor) -> Value:
     return Value(name, tuple(content.shape), (Term(content),))
 
 
-def join(name: str, values: Sequence[Value], apply: Callable[[list[Tensor]], Tensor]) -> Value:
-    """Values side by side, as `apply` lays a list of tensors of their shapes, such as `torch.cat`."""
-    terms = []
-    for number, value in enumerate(values):
-        for term in value.terms:
-            index = apply(
-                [term.positions(v.shape) if i == number else torch.full(v.shape, -1) for i, v in enumerate(values)]
-            )
-            factor = term.factor
-            if factor is not None and factor.ndim:
-                full = [torch.zeros(v.shape, dtype=torch.float64) for v in values]
-                full[number] = factor.broadcast_to(value.shape)
-                factor = apply(full)
-            terms.append(replace(term, index=index, factor=factor))
-    return Value(name, tuple(terms[0].index.shape), tuple(terms))  # type: ignore[union-attr]
-
-
 def collapse(bounds: Bounds) -> Bounds:
     """The same bounds, with size 1 for every axis along which they do not differ."""
     return Bounds(*map(_collapse, bounds))

@@ -12,15 +12,11 @@ from wellnormed.propagation.capture import Captured, owner, place
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
-from wellnormed.propagation.operations.source import Tokens, default_axes, source
+from wellnormed.propagation.operations.source import MOVES_OF_TOKENS, Tokens, default_axes, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, spelled_attention
 from wellnormed.propagation.registry import OPERATIONS, name_of
 from wellnormed.propagation.value import Value
 
-_MOVES_OF_TOKENS = (
-    "view", "reshape", "_unsafe_view", "flatten", "expand", "clone", "contiguous", "to", "_to_copy", "alias", "slice",
-    "select", "narrow", "transpose", "permute", "t", "unsqueeze", "squeeze", "detach",
-)  # fmt: skip
 _LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "take_along_dim", "one_hot", "scatter")
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 
@@ -130,7 +126,7 @@ class Walk:
                 raise self.step.refuse("the positions of entries in their order are used, which have no bound")
             return chosen
         if isinstance(arguments[0] if arguments else None, Tokens):
-            if _packet(node) not in _MOVES_OF_TOKENS:
+            if _packet(node) not in MOVES_OF_TOKENS:
                 raise self.step.refuse(
                     "it computes with the input's integers; they may go into embeddings only, for the vectors looked "
                     "up are the input that a certificate speaks of"

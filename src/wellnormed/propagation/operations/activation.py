@@ -9,6 +9,8 @@ import torch
 
 from wellnormed.propagation.decimals import ONE, ZERO, least, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.moves import pick
+from wellnormed.propagation.operations.elementwise import multiply
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
@@ -172,8 +174,5 @@ def softplus(step: Ledger, x: Value, *arguments: Any) -> Value:
 @operation("aten.glu.default")
 def glu(step: Ledger, x: Value, dim: int = -1) -> Value:
     """One half times the sigmoid of the other."""
-    from wellnormed.propagation.moves import pick
-    from wellnormed.propagation.operations.elementwise import multiply
-
     a, b = (pick(step, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))
     return multiply(step, a, apply(step, "sigmoid", b))

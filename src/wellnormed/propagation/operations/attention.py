@@ -48,10 +48,7 @@ def attention(
 def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     """The bound of attention: the best that the origin of queries, keys and values allows."""
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (
-        x if x.shape[:-2] == batch else moves.pick(step, x, lambda t, s=(*batch, *x.shape[-2:]): t.broadcast_to(s))
-        for x in (q, k, v)
-    )
+    q, k, v = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (q, k, v))
     reads: list[tuple[Value, Iterable[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
     constants: dict[str, Any] = {"scale": scale}
     claims: list[Claim] = []

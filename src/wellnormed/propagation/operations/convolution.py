@@ -1,7 +1,7 @@
 """Convolutions and their adjoints: bounded in l2 over the whole sample, or token by token where only that is known."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from wellnormed.propagation import moves
 from wellnormed.propagation.claims import MEASURES, spectral
 from wellnormed.propagation.decimals import decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.linear import linear
 from wellnormed.propagation.operations.selection import windows
 from wellnormed.propagation.registry import Read, operation, primitive
@@ -19,11 +20,6 @@ from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
 aten = torch.ops.aten
-
-
-def _each(value: Any, count: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * count if len(values) == 1 else values
 
 
 @operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
@@ -43,16 +39,17 @@ def convolution(
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        batch = moves.pick(step, x, lambda t: t[None])
-        return moves.pick(
-            step, convolution(step, batch, weight, bias, stride, padding, dilation, groups), lambda t: t[0]
-        )
-    stride, dilation, kernel = _each(stride, count), _each(dilation, count), list(weight.tensor.shape[2:])
+        return _alone(convolution, step, x, weight, bias, stride, padding, dilation, groups)
+    stride, dilation, kernel = (
+        each_axis(stride, count),
+        each_axis(dilation, count),
+        list(weight.tensor.shape[2:]),
+    )
     reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     if padding == "same":
         pads = [(r // 2, r - r // 2) for r in reach]
     else:
-        pads = [(p, p) for p in _each(0 if padding == "valid" else padding, count)]
+        pads = [(p, p) for p in each_axis(0 if padding == "valid" else padding, count)]
     if any(p for pair in pads for p in pair):
         flat = [p for pair in reversed(pads) for p in pair]
         x = moves.pick(step, x, lambda t: F.pad(t, flat))
@@ -78,6 +75,11 @@ def convolution(
         constants=constants,
         claims=claims,
     )
+
+
+def _alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
+    """The bound of an operation on a batch, for one image without the axis of a batch."""
+    return moves.pick(step, bound(step, moves.pick(step, x, lambda t: t[None]), *settings), lambda t: t[0])
 
 
 @primitive("convolution")
@@ -126,10 +128,8 @@ def transposed_convolution(
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        batch = moves.pick(step, x, lambda t: t[None])
-        result = transposed_convolution(step, batch, weight, bias, stride, padding, output_padding, groups, dilation)
-        return moves.pick(step, result, lambda t: t[0])
-    stride, dilation, padding, extra = (_each(each, count) for each in (stride, dilation, padding, output_padding))
+        return _alone(transposed_convolution, step, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    stride, dilation, padding, extra = (each_axis(each, count) for each in (stride, dilation, padding, output_padding))
     kernel = weight.tensor.shape[2:]
     size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
     claims = [step.prove("convolution", weight, size=size, stride=stride, dilation=dilation, groups=groups)]

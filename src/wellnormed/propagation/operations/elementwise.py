@@ -68,7 +68,7 @@ def divide(step: Ledger, a: Operand, b: Operand) -> Value:
 
 def _product(step: Ledger, a: Value, b: Value) -> Value:
     shape = tuple(np.broadcast_shapes(a.shape, b.shape))
-    a, b = (x if x.shape == shape else moves.pick(step, x, lambda t: t.broadcast_to(shape)) for x in (a, b))
+    a, b = (moves.spread(step, x, shape) for x in (a, b))
     axes = [axis for axis in a.inner_axes() if axis in b.inner_axes()]
     return step.derive("product", [(a, axes), (b, axes)], shape=shape)
 

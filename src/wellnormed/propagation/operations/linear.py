@@ -12,6 +12,7 @@ import torch
 from wellnormed.propagation import moves
 from wellnormed.propagation.decimals import Decimals, decimals, float_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.operations.elementwise import add
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value, slack
@@ -32,8 +33,6 @@ def add_product(step: Ledger, bias: Any, x: Any, weight: Any, beta: float = 1, a
     """`b + x W`, with W as `(inputs, outputs)`."""
     product = matmul(step, x, weight)
     product = product if alpha == 1 else moves.times(step, product, float(alpha))
-    from wellnormed.propagation.operations.elementwise import add
-
     return add(step, product, bias, beta)
 
 
@@ -118,8 +117,7 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
         return moves.pick(step, average(step, matrix, column), lambda t: t.squeeze(-1))
     batch = tuple(np.broadcast_shapes(tuple(matrix.tensor.shape[:-2]), x.shape[:-2]))
     shape = (*batch, matrix.tensor.shape[-2], x.shape[-1])
-    spread = (*batch, *x.shape[-2:])
-    x = x if x.shape == spread else moves.pick(step, x, lambda t: t.broadcast_to(spread))
+    x = moves.spread(step, x, (*batch, *x.shape[-2:]))
     inner, along = x.inner_axes(), len(shape) - 2
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
@@ -153,11 +151,7 @@ def _of_values(step: Ledger, a: Value, b: Value) -> Value:
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise step.refuse("it multiplies two vectors that depend on the input; give them two axes")
     batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    wide = [(*batch, *x.shape[-2:]) for x in (a, b)]
-    a, b = (
-        x if x.shape == shape else moves.pick(step, x, lambda t, s=shape: t.broadcast_to(s))
-        for x, shape in zip((a, b), wide, strict=True)
-    )
+    a, b = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (a, b))
     shape = (*batch, a.shape[-2], b.shape[-1])
     return step.derive("matrix_product", [(a, [-1]), (b, [-2, -1])], shape=shape, axes=[-1])
 

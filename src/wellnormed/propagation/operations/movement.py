@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.moves import add, number, pick, side_by_side
+from wellnormed.propagation.moves import add, number, pick, side_by_side, spread
 from wellnormed.propagation.registry import operation
 from wellnormed.propagation.value import Value
 
@@ -150,7 +150,7 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The second in the shape of the first."""
     value = as_value(step, source)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return value if value.shape == shape else pick(step, value, lambda t: t.broadcast_to(shape))
+    return spread(step, value, shape)
 
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
@@ -188,8 +188,7 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
         parts.append(pick(step, value, masked))
     shapes = [each.shape if isinstance(each, Value) else torch.as_tensor(_plain(each)).shape for each in (x, y)]
     shape = torch.broadcast_shapes(keep.shape, *shapes)
-    total = add(step, parts)
-    return total if total.shape == tuple(shape) else pick(step, total, lambda t: t.broadcast_to(shape))
+    return spread(step, add(step, parts), shape)
 
 
 def as_value(step: Ledger, x: Value | Stored | float) -> Value:

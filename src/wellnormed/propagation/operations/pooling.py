@@ -27,11 +27,6 @@ def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]
     return x
 
 
-def _each(value: Any, count: int) -> list[Any]:
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    return values * count if len(values) == 1 else values
-
-
 @operation("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
 def average_pool(
     step: Ledger,
@@ -49,7 +44,7 @@ def average_pool(
     count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding))
     count = count or (1 if len(x.shape) < 4 else len(x.shape) - 2)
     stride = kernel if stride in ((), [], None) else stride
-    settings = zip(*(_each(each, count) for each in (kernel, stride, padding)), strict=True)
+    settings = zip(*(moves.each_axis(each, count) for each in (kernel, stride, padding)), strict=True)
 
     def one(k: int, s: int, p: int) -> Callable[[Tensor], Tensor]:
         return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)

@@ -9,6 +9,7 @@ import numpy as np
 
 from wellnormed.propagation.decimals import ONE, decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.linear import tokens_of
 from wellnormed.propagation.registry import Read, primitive
 from wellnormed.propagation.rows import Claim
@@ -44,9 +45,9 @@ def convolutional_potential(
     count = weight.tensor.ndim - 2
     stride, padding, dilation, groups = (*forward, *(1, 0, 1, 1)[len(forward) :])
     other_bias, *rest = (*back, *(None, 1, 0, 0, 1, 1)[len(back) :])
-    settings = [_each(each, count) for each in (stride, padding, dilation)]
-    same = [_each(each, count) for each in (rest[0], rest[1], rest[4])] == settings and rest[3] == groups
-    if other_bias is not None or not same or settings[0] != [1] * count or any(_each(rest[2], count)):
+    settings = [each_axis(each, count) for each in (stride, padding, dilation)]
+    same = [each_axis(each, count) for each in (rest[0], rest[1], rest[4])] == settings and rest[3] == groups
+    if other_bias is not None or not same or settings[0] != [1] * count or any(each_axis(rest[2], count)):
         raise step.refuse("its convolutions are not adjoint; give both the same settings, and a stride of 1")
     size = [n + 2 * p for n, p in zip(x.shape[2:], settings[1], strict=True)]
     claims = [step.prove("convolution", weight, size=size, stride=settings[0], dilation=settings[2], groups=groups)]
@@ -54,11 +55,6 @@ def convolutional_potential(
     constants = {"factor": factor, "padding": settings[1]}
     axes = {*x.inner_axes(), *range(1, len(x.shape))}
     return step.derive("convex_potential", [(x, axes)], shape=x.shape, constants=constants, claims=claims)
-
-
-def _each(value: Any, count: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * count if len(values) == 1 else values
 
 
 def _vectors(x: Read, claim: Claim) -> Decimal:

@@ -56,7 +56,7 @@ def maximum(step: Ledger, a: Any, b: Any) -> Value:
     """The larger of two, entry by entry: a maximum along an axis of two."""
     a, b = as_value(step, a), as_value(step, b)
     shape = torch.broadcast_shapes(a.shape, b.shape)
-    wide = [x if x.shape == shape else moves.pick(step, x, lambda t: t.broadcast_to(shape)) for x in (a, b)]
+    wide = [moves.spread(step, x, shape) for x in (a, b)]
     return largest(step, moves.side_by_side(step, wide, lambda ts: torch.stack(ts, -1)), -1)
 
 
@@ -67,7 +67,7 @@ def max_pool(
     """A maximum over windows, which are laid side by side first."""
     count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding, dilation))
     count = max(count, 1 if len(x.shape) < 3 else len(x.shape) - 2)
-    settings = [_each(each, count) for each in (kernel, stride or kernel, padding, dilation)]
+    settings = [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
     if ceil:
         raise step.refuse("ceil_mode=True cuts the last window; pad the input instead")
     held = windows(torch.ones(1, *x.shape[-count:]), *settings)
@@ -89,11 +89,6 @@ def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
     if any(n % s for n, s in zip(pixels, size, strict=True)):
         raise step.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
     return [max_pool(step, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
-
-
-def _each(value: Any, count: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * count if len(values) == 1 else values
 
 
 def windows(

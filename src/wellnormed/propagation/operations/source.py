@@ -40,6 +40,13 @@ def _output(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
     return reads[0].bounds
 
 
+MOVES_OF_TOKENS = (
+    "view", "reshape", "_unsafe_view", "flatten", "expand", "clone", "contiguous", "to", "_to_copy", "alias", "slice",
+    "select", "narrow", "transpose", "permute", "t", "unsqueeze", "squeeze", "detach",
+)  # fmt: skip
+"""What may be done with integers before they are looked up."""
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Integers of the input, which an embedding looks up."""
