@@ -14,7 +14,7 @@ from wellnormed.experiments._attacks import (
     margins,
     pgd,
 )
-from wellnormed.experiments._cifar import SoftCapAsPublished
+from wellnormed.experiments._cifar_as_published import SoftCapAsPublished
 from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
 
 

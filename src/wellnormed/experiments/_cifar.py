@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.constraints import Constraint, Constraints, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
-from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.data import load_cifar10
-from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
 from wellnormed.norms import assign_norms
 from wellnormed.train.task import Task
 
@@ -29,7 +27,7 @@ OptimizerName = Literal["adamw", "muon"]
 Method = Literal[
     "weight decay", "spectral weight decay", "spectral normalization", "stiefel", "hammer", "soft cap", "hard cap"
 ]
-_LAYERS = 3
+LAYERS = 3
 BETAS = (0.9, 0.95)
 EPOCH = 97
 """Steps of 512 images; the last ones of an epoch fill no batch and are left out."""
@@ -116,21 +114,6 @@ def mlp(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 
 
-@dataclass(frozen=True)
-class SoftCapAsPublished(SpectralConstraint):
-    """The soft cap of LT's code, which takes the step's norm for `sqrt(d_in / d_out)` times what it is.
-
-    Weights that map to fewer entries are so held further below the cap; nothing is promised.
-    """
-
-    max_norm: float
-    uses_update_norm: ClassVar[bool] = True
-
-    def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        step = self._require_update_norm(update_norm, "a matrix") / unit
-        return unit * soft_cap(slices / unit, soft_cap_strength_as_published(self.max_norm, step)), state
-
-
 def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None = None) -> CifarTask:
     """A run of LT, its matrices held by this constraint or, without it, by that of its method."""
     model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
@@ -142,10 +125,10 @@ def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None =
     norms = assign_norms(model, recipe="modular")
     decay = run.strength if run.method == "weight decay" else 0.0
     if run.optimizer == "muon":
-        rate = run.lr / _LAYERS
+        rate = run.lr / LAYERS
         optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
     else:
-        decay /= _LAYERS
+        decay /= LAYERS
         optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
     constraint = constraint or constraint_of(run)
     held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
