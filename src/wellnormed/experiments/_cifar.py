@@ -18,15 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.constraints import Constraint, Constraints, Hammer, SpectralNormalize, SpectralWeightDecay, Stiefel
+from wellnormed.constraints import Constraint, Constraints
 from wellnormed.data import load_cifar10
+from wellnormed.experiments._lt_methods import Method, constraint_of
 from wellnormed.norms import assign_norms
 from wellnormed.train.task import Task
 
 OptimizerName = Literal["adamw", "muon"]
-Method = Literal[
-    "weight decay", "spectral weight decay", "spectral normalization", "stiefel", "hammer", "soft cap", "hard cap"
-]
 LAYERS = 3
 BETAS = (0.9, 0.95)
 EPOCH = 97
@@ -130,28 +128,9 @@ def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None =
     else:
         decay /= LAYERS
         optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
-    constraint = constraint or constraint_of(run)
+    constraint = constraint or constraint_of(run.method, run.strength)
     held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
     return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
-
-
-def constraint_of(run: CifarRun) -> Constraint | None:
-    """What holds every matrix of a run; weight decay is the optimizer's own."""
-    match run.method:
-        case "weight decay":
-            return None
-        case "spectral weight decay":
-            return SpectralWeightDecay(run.strength)
-        case "spectral normalization":
-            return SpectralNormalize(run.strength)
-        case "stiefel":
-            return Stiefel(run.strength)
-        case "hammer":
-            return Hammer(run.strength, as_published=True)
-        case "soft cap":
-            return wn.SoftCap(run.strength)
-        case "hard cap":
-            return wn.HardCap(run.strength)
 
 
 @cache

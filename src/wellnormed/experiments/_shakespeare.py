@@ -18,9 +18,9 @@ from torch import nn
 import wellnormed as wn
 from wellnormed import as_published
 from wellnormed.certificates import certify
-from wellnormed.constraints import Constraint, Hammer, SpectralNormalize
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
+from wellnormed.experiments._lt_methods import constraint_of
 from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
@@ -91,25 +91,12 @@ def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
             for part, factor in factors.items()
         ]
         optimizer = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), eps=1e-12)
-    constraint = constraint_of(run)
+    constraint = constraint_of(run.method, run.strength)
     held = constraints_of(model) | ({} if constraint is None else {"*": constraint})
     return TextTask(
         model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
         torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
     )  # fmt: skip
-
-
-def constraint_of(run: LTRun) -> Constraint | None:
-    """What holds every matrix of a run; weight decay is the optimizer's own."""
-    match run.method:
-        case "weight decay":
-            return None
-        case "spectral normalization":
-            return SpectralNormalize(run.strength)
-        case "hammer":
-            return Hammer(run.strength, as_published=True)
-        case "soft cap":
-            return wn.SoftCap(run.strength)
 
 
 def scores(model: nn.Module, length: int) -> dict[str, float]:
