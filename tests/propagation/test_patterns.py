@@ -61,6 +61,14 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "mean over no axes, which is over all": (lambda x: x * torch.rsqrt(x.square().mean((), keepdim=True) + 0.01), 1.0),
     "not kept": (lambda x: x * torch.rsqrt(_mean_square(x, -1, False)[:, :1, None] + 0.01), 1.0),
     "mean square of another": (lambda x: x * torch.rsqrt(_mean_square(x.flip(1)) + 0.01), 1.0),
+    "mean square about another mean": (
+        lambda x: (x - x.mean(-1, True)) * torch.rsqrt(_mean_square(x - x.mean(1, True)) + 0.01),
+        1.0,
+    ),
+    "sum with a product of the input's own": (
+        lambda x: torch.softmax(torch.baddbmm(20 * (x @ x.mT).square(), x, x.mT), -1) @ x,
+        1.0,
+    ),
     "root outside": (lambda x: x / (torch.sqrt(_mean_square(x)) + 0.01), 1.0),
     "root without a floor": (lambda x: x * torch.rsqrt(_mean_square(x)), 1.0),
     "negative eps": (lambda x: x * torch.rsqrt(_mean_square(x) - 0.01), 1.0),
@@ -125,7 +133,8 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 QUICK = {
     "gate by another", "mean over tokens", "not kept", "negative eps", "unit with a ceiling",
     "gelu with another root", "potential with negative alpha", "softmax over queries",
-    "mean over no axes, which is over all", "potential of a negative factor", "logits filled with zero",
+    "mean over no axes, which is over all", "mean square about another mean", "potential of a negative factor",
+    "logits filled with zero",
     "logits replaced", "unit over no axes",
 }  # fmt: skip
 

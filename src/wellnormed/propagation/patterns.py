@@ -5,10 +5,11 @@ class is never trusted.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from wellnormed.propagation.ledger import Ledger
@@ -74,18 +75,41 @@ _COPIES = ("clone.default", "alias.default", "contiguous.default", "detach.defau
 _PEELED = tuple(f"aten.{name}" for name in _CONVERSIONS + _COPIES)
 
 
-def match(pattern: Any, node: Any, found: Found) -> Found | None:
-    """The bindings of a pattern at a node, added to those found; None if it does not match."""
+def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Node -> the first one that applies the same operation to the same arguments, for a graph without mutation."""
+    first: dict[Any, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+
+    def key(each: Any) -> Any:
+        if isinstance(each, list | tuple):
+            return tuple(map(key, each))
+        return same[each] if isinstance(each, fx.Node) else (type(each), each)
+
+    for node in nodes:
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            own = (node.target, key(node.args), key(sorted(node.kwargs.items())))
+            same[node] = first.setdefault(own, node)
+        else:
+            same[node] = node
+    return same
+
+
+def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]) -> Found | None:
+    """The bindings of a pattern at a node, added to those found; None if it does not match.
+
+    `same` is what `repeats` returns: what a model computes twice is one thing.
+    """
     if isinstance(pattern, tuple):
-        return next((each for option in pattern if (each := match(option, node, found)) is not None), None)
+        return next((each for option in pattern if (each := match(option, node, found, same)) is not None), None)
     node = peel(node)
     if isinstance(pattern, Number):
         is_number = isinstance(node, float | int) and not isinstance(node, bool)
         return {**found, pattern.name: float(node)} if is_number else None
     if isinstance(pattern, Anything):
+        node = same[node] if isinstance(node, fx.Node) else node
         known = found.get(pattern.name, node)
-        same = known is node or (not isinstance(node, fx.Node) and known == node)
-        return {**found, pattern.name: node} if same else None
+        equal = known is node or (not isinstance(node, fx.Node) and known == node)
+        return {**found, pattern.name: node} if equal else None
     if not isinstance(pattern, Op):
         return found if not isinstance(node, fx.Node) and node == pattern else None
     if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names:
@@ -98,7 +122,7 @@ def match(pattern: Any, node: Any, found: Found) -> Found | None:
     for order in orders:
         result: Found | None = {**found, pattern.rest: given[count:]} if pattern.rest else found
         for part, argument in zip(pattern.arguments, order, strict=True):
-            result = None if result is None else match(part, argument, result)
+            result = None if result is None else match(part, argument, result, same)
         if result is not None:
             return result
     return None
@@ -229,7 +253,7 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
     logits, scale, fill = _under(weights.args[0], ()), 1.0, -math.inf
-    while isinstance(logits, fx.Node) and name_of(logits.target) not in _PRODUCTS:
+    while isinstance(logits, fx.Node) and name_of(logits.target) not in (*_PRODUCTS, _SUM_WITH_PRODUCT):
         name, arguments = name_of(logits.target), list(logits.args)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
             if not isinstance(arguments[1], float | int) or not arguments[1]:
@@ -252,12 +276,21 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         else:
             return None
         logits = _under(arguments[0], ())
-    if not isinstance(logits, fx.Node) or not all(map(dependent, logits.args)):
+    if not isinstance(logits, fx.Node):
+        return None
+    factors = logits.args
+    if name_of(logits.target) == _SUM_WITH_PRODUCT:
+        constants, *factors = logits.args
+        if dependent(constants) or not set(logits.kwargs) <= {"alpha", "beta"}:
+            return None
+        alpha = abs(float(logits.kwargs.get("alpha", 1.0)))  # type: ignore[arg-type]
+        scale *= alpha * (1 + 2.0**-52) if scale != 1 else alpha
+    if len(factors) != 2 or not all(map(dependent, factors)):
         return None
     # a logit that is replaced by a number takes part in the softmax, unless that is far below all others
     if fill > _FAR_BELOW:
         return None
-    return {"q": logits.args[0], "transposed_k": logits.args[1], "v": v, "scale": scale}
+    return {"q": factors[0], "transposed_k": factors[1], "v": v, "scale": scale}
 
 
 _FAR_BELOW = -1e30
@@ -272,6 +305,7 @@ def _number(node: Any) -> float:
 
 
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
+_SUM_WITH_PRODUCT = "aten.baddbmm.default"
 _SOFTMAX = ("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
 _DROPOUT = ("aten.dropout.default",)
 

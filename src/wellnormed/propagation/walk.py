@@ -13,7 +13,7 @@ from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import MOVES_OF_TOKENS, Tokens, default_axes, source
-from wellnormed.propagation.patterns import PATTERNS, attention_of, match, spelled_attention
+from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
 from wellnormed.propagation.registry import OPERATIONS, name_of
 from wellnormed.propagation.value import Value
 
@@ -33,6 +33,7 @@ class Walk:
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.dependent = self._dependent()
+        self._same = repeats(captured.nodes)
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
     def run(self, margins: bool = False) -> Value:
@@ -88,7 +89,7 @@ class Walk:
         if attention is not None:
             return spelled_attention, attention
         for pattern, bound in PATTERNS:
-            if (found := match(pattern, node, {})) is not None and found["x"] in self.dependent:
+            if (found := match(pattern, node, {}, self._same)) is not None and found["x"] in self.dependent:
                 return bound, found
         return None
 

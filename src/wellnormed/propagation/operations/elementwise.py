@@ -58,6 +58,18 @@ def square(step: Ledger, x: Value) -> Value:
     return _product(step, x, x)
 
 
+@operation("aten.pow.Tensor_Scalar")
+def power(step: Ledger, x: Value, exponent: float) -> Value:
+    """`x^n` for n = 1, 2, ..., by squares."""
+    if exponent != int(exponent) or exponent < 1:
+        raise step.refuse(f"the power {exponent} has no finite slope everywhere; only 1, 2, 3, ... have a bound")
+    half = power(step, x, exponent // 2) if exponent > 1 else None
+    if half is None:
+        return x
+    squared = _product(step, half, half)
+    return _product(step, squared, x) if exponent % 2 else squared
+
+
 @operation("aten.div.Tensor", "aten.div.Scalar")
 def divide(step: Ledger, a: Operand, b: Operand) -> Value:
     """A value over what does not depend on the input."""

@@ -28,12 +28,16 @@ def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -
     return _apply(step, x, weight, bias, transposed=False)
 
 
-@operation("aten.addmm.default")
-def add_product(step: Ledger, bias: Any, x: Any, weight: Any, beta: float = 1, alpha: float = 1) -> Value:
-    """`b + x W`, with W as `(inputs, outputs)`."""
-    product = matmul(step, x, weight)
-    product = product if alpha == 1 else moves.times(step, product, float(alpha))
-    return add(step, product, bias, beta)
+@operation("aten.addmm.default", "aten.baddbmm.default")
+def add_product(step: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
+    """`beta summand + alpha a b`: of matrices, or of batches of them."""
+    product: Any = None
+    if isinstance(a, Value) or isinstance(b, Value):
+        product = matmul(step, a, b)
+        product = product if alpha == 1 else moves.times(step, product, float(alpha))
+    else:
+        product = step.computed(f"{step.name}.product", alpha * (a.tensor @ b.tensor))
+    return add(step, product, summand, beta)
 
 
 @operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
