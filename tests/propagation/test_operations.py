@@ -409,6 +409,7 @@ _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[float, ...]]]] 
     "leaky_relu": (F.leaky_relu, [(0.01,), (-2.0,), (3.0,)]),
     "elu": (torch.ops.aten.elu, [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5), (-1.5, -1.0, 1.0), (0.2, 3.0, 2.0)]),
     "clamp": (torch.clamp, [(-1.0, 1.0), (0.5, 2.0), (-3.0, -2.0)]),
+    "clamp_min": (torch.clamp_min, [(-1.0,), (2.0,)]), "clamp_max": (torch.clamp_max, [(-1.0,), (2.0,)]),
 }  # fmt: skip
 
 
