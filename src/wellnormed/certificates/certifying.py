@@ -66,13 +66,14 @@ def certify(
     require_module("certify", model)
     domain = domain_from("certify", radius, box)
     with progress_bars(progress) as bar:
+        capturing = bar("captured")
         captured = capture(model, example_of(model, example_input, "certify"), output)
+        capturing(1, 1)
         walk = Walk(decomposed(captured), domain)
         walk.run(margins, bar("operations bounded"))
         others = [decomposed(other) for other in confirm(model, captured, output, bar("confirmed by running"))]
         any_batch = bool(others) and all(
-            _same_bounds(walk, other, margins, bar(f"for batch {number} of {len(others)}"))
-            for number, other in enumerate(others, 1)
+            _same_bounds(walk, other, margins, bar("bounded for another batch")) for other in others
         )
     used = sorted((walk.step.used | walk.fixed).items())
     return Certificate(
