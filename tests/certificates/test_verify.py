@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,7 +169,11 @@ FORGERIES: dict[str, tuple[str, Callable[[Row], Row], str]] = {
     "no claim": ("linear", lambda r: dataclasses.replace(r, claims=()), "claim"),
     "not a number": ("times", _constant("factor", float("nan")), "factor"),
     "infinite": ("output", _times("gain", "NaN"), "gain"),
-    "input without end": ("input", _constant("radius", 1e-3), ""),
+    "larger input": ("input", _constant("radius", 1.5), "radius .* less than"),
+    "no input": ("input", _constant("radius", 0.0), "its radius is not positive"),
+    "input without end": ("input", _constant("radius", math.inf), "radius is not finite"),
+    "two domains": ("input", _constant("low", -1.0), "neither a ball nor a box"),
+    "dtype": ("input", _constant("dtype", "float8"), "nothing is known of the dtype 'float8'"),
 }
 
 
@@ -182,7 +187,7 @@ def test_forged_rows_fail(name: str) -> None:
 
 @pytest.mark.parametrize(
     "promise",
-    [{"arithmetic": "float32"}, {"input_radius": 9.0}, {"input_radius": -1.0}, {"attention_logits": {}}],
+    [{"arithmetic": "float32"}, {"fixed": ("input.mask",)}, {"attention_logits": {}}],
 )
 def test_a_larger_promise_fails(promise: dict[str, object]) -> None:
     model, certificate = small()

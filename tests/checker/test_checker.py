@@ -111,9 +111,13 @@ def test_malformed_fields_end_in_a_sentence() -> None:
 
 
 def _says_the_same(path: tuple, bad: Any) -> bool:
-    """Without digests, with default settings, without a bias that stands in no later row, with another name."""
+    """Without digests, with default settings, without a bias that stands in no later row, with another name.
+
+    Batches, what a search found, and versions are nothing that the checker speaks of.
+    """
     return (
-        path == ("tensors",)
+        path[0] in ("any_batch", "lower_bound", "versions")
+        or path in (("tensors",), ("computed",))
         or (path[-1] == "constants" and "claims" in path)
         or (path[-1] == "name" and isinstance(bad, str))
     )
@@ -241,7 +245,7 @@ def test_constants_enter_the_bound() -> None:
         ("mlp", "elementwise", "function", "gelu_tanh"),
         ("attention", "attention", "scale", 0.6),
         ("convolutions", "convolution", "stride", [1, 1]),
-        ("mlp", "input", "radius", 0.5),
+        ("mlp", "input", "radius", 2.0),
     ):
         document, tensors = made(name)
         for row in rows(document, operation):

@@ -228,6 +228,16 @@ _T, _I = (1, 3, 4), (1, 2, 4, 4)
 _W, _B = _random(5, 4), _random(5)
 _P = _random(3, 3, seed=3)
 _PER_HEAD = _random(2, 2, 3)
+
+
+def _with_numbers_assigned(x: Tensor) -> Tensor:
+    y = 3 * x
+    y[:, 0] = 2.0
+    y[..., 1].zero_()
+    y[:, 1:, 2] = torch.tensor(-1).to(x)
+    return y * x
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "linear": (lambda: _layer(nn.Linear(4, 5)), _T, 1.0),
     "linear, image": (lambda: _layer(nn.Linear(4, 5)), _I, 1.0),
@@ -356,6 +366,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
         _T,
         1.0,
     ),
+    "numbers assigned to slices": (_net(_with_numbers_assigned), _T, 1.0),
     "changed in place": (_net(lambda x: (x * 2).relu_() * x), _T, 1.0),
     "two weights": (_net(lambda x: F.linear(F.linear(x, torch.eye(4).to(x) * 1.0), torch.eye(4).to(x) * 9.0)), _T, 1.0),
     "two pools": (_net(lambda x: F.avg_pool1d(F.avg_pool1d(x, 4, 4), 1, 1) * 4), (1, 2, 16), 1.0),
@@ -380,7 +391,8 @@ for _name, _function in {
 QUICK = {
     "tokens times a matrix", "matrix product", "gate", "max pool 2d", "average pool, edges apart",
     "layer norm", "group norm", "ball, active", "log softmax",
-    "convex potential, long step", "where", "elu, negative", "fused by head", "grouped queries", "spelled, causal",
+    "convex potential, long step", "where", "numbers assigned to slices",
+    "elu, negative", "fused by head", "grouped queries", "spelled, causal",
     "matrix per head", "average pools", "two pools", "matrix per sample's head",
     "module with weights", "batch of matrices", "two weights", "positions, flat", "rotary of a key bias",
 }  # fmt: skip
@@ -422,6 +434,7 @@ _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[float, ...]]]] 
     "leaky_relu": (F.leaky_relu, [(0.01,), (-2.0,), (3.0,)]),
     "elu": (torch.ops.aten.elu, [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5), (-1.5, -1.0, 1.0), (0.2, 3.0, 2.0)]),
     "clamp": (torch.clamp, [(-1.0, 1.0), (0.5, 2.0), (-3.0, -2.0)]),
+    "clamp_min": (torch.clamp_min, [(-1.0,), (2.0,)]), "clamp_max": (torch.clamp_max, [(-1.0,), (2.0,)]),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
+from wellnormed.propagation.domain import Box, Domain, domain_of
 from wellnormed.propagation.rows import Claim, Row
 from wellnormed.propagation.value import Bounds
 
@@ -37,12 +38,12 @@ class Certificate:
 
     rows: tuple[Row, ...]
     """One row per operation, in order of execution; the last one is the model's output."""
-    input_radius: float
-    """Largest RMS of a group of the input."""
     tensors: dict[str, str]
     """Name of every tensor of the model that its result depends on -> SHA-256 over its dtype, shape and bytes."""
     computed: dict[str, Tensor] = field(repr=False, compare=False)
-    """Those that the model computes from its own, such as rotary tables; the file holds them."""
+    """Those that the model computes from its own, such as rotary tables, and fixed inputs; the file holds them."""
+    fixed: tuple[str, ...] = ()
+    """Names, among those computed, of inputs that are as in the example, such as masks."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
     """Row of an attention -> for every head, what no logit exceeds in size for any input; before masks and biases."""
     any_batch: bool = False
@@ -124,12 +125,48 @@ class Certificate:
         parts = []
         for row in self._inputs:
             sizes = ["any batch" if axis == 0 and self.any_batch else str(n) for axis, n in enumerate(row.shape)]
+            domain, which, where = domain_of(row.constants), "all", ""
+            if domain == math.inf:
+                which = "all finite"
+            elif isinstance(domain, Box):
+                where = f" with entries from {domain.low} to {domain.high}"
+            else:
+                where = f" with {_groups(row)} of RMS <= {domain}"
             looked_up = f", the rows of `{row.claims[0].tensors[0]}` among them" if row.claims else ""
-            parts.append(
-                f"all `{row.name}` of shape ({', '.join(sizes)}) with {_groups(row)} of RMS <= {self.input_radius}"
-                f"{looked_up}"
-            )
-        return "; ".join(parts)
+            dtype = row.constants["dtype"]
+            parts.append(f"{which} {dtype} `{row.name}` of shape ({', '.join(sizes)}){where}{looked_up}")
+        return "; ".join(parts + [f"`{name}` as in the example" for name in self.fixed])
+
+    @property
+    def input_domain(self) -> Domain:
+        """What `certify` was told: the largest RMS of a group of the input, infinity, or the `Box` of its entries."""
+        found = [domain_of(row.constants) for row in self._inputs]
+        return next((each for each in found if isinstance(each, Box)), found[0])
+
+    @property
+    def token_distance(self) -> float | None:
+        """Largest RMS of the difference of two vectors that an embedding looks up, proved; None without tokens."""
+        exact = self._token_distance
+        return None if exact is None else float_up(exact)
+
+    @property
+    def substitution(self) -> float | None:
+        """What a group of the result changes by in RMS, at most, when tokens are replaced; None without tokens.
+
+        It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
+        the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.
+        """
+        exact = self._token_distance
+        if exact is None:
+            return None
+        with rounding_up():
+            return float_up(min(self.exact_lipschitz * exact, 2 * largest_rms(self.rows[-1], "radius")))
+
+    @property
+    def _token_distance(self) -> Decimal | None:
+        tables = [row for row in self._inputs if row.claims]
+        with rounding_up():
+            return max((Decimal(r.claims[1].values[0]) / _sqrt_down(r.group_size) for r in tables), default=None)
 
     @property
     def _inputs(self) -> list[Row]:
@@ -146,7 +183,7 @@ class Certificate:
         if Decimal(value) > self.exact_lipschitz:
             raise ValueError(
                 f"lower_bound={value} exceeds the certified {self.lipschitz}: one is wrong. Check that both "
-                "saw the same weights and radius; if they did, please report it: this may never happen"
+                "saw the same weights and domain; if they did, please report it: this may never happen"
             )
         return replace(self, lower_bound=float(value))
 
@@ -187,7 +224,6 @@ class Certificate:
         return {
             "format": FORMAT_VERSION,
             "arithmetic": self.arithmetic,
-            "input_radius": self.input_radius,
             "lipschitz": str(self.exact_lipschitz),
             "l2_lipschitz": None if l2 is None else str(l2),
             "any_batch": self.any_batch,
@@ -195,6 +231,7 @@ class Certificate:
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},
             "rows": [_row_document(row) for row in self.rows],
             "tensors": self.tensors,
+            "fixed": list(self.fixed),
             "computed": {name: raw_tensor(tensor).digest for name, tensor in sorted(self.computed.items())},
             "versions": self.versions,
         }
@@ -213,6 +250,8 @@ class Certificate:
         ]
         if self.largest_logit is not None:
             lines.append(f"largest attention logit, proved: {_short(Decimal(self.largest_logit))}")
+        if self.substitution is not None:
+            lines.append(f"replacing any tokens changes the result by at most: {_short(Decimal(self.substitution))}")
         if self.lower_bound is not None:
             lines.append(f"largest gain found: {self.lower_bound:.6g}")
         width = max(len(row.name) for row in self.layers)
@@ -295,9 +334,9 @@ def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certi
         raise ValueError(f"its format version is not {FORMAT_VERSION}")
     return Certificate(
         rows=tuple(map(_row, document["rows"])),
-        input_radius=document["input_radius"],
         tensors=document["tensors"],
         computed=computed,
+        fixed=tuple(document["fixed"]),
         attention_logits={
             name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
         },

@@ -1,8 +1,8 @@
 """`certify`: capture what a model executes, and bound every operation."""
 
 import inspect
-import math
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -12,8 +12,10 @@ from torch import nn
 import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.progress import progress_bars
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.propagation.capture import Captured, capture, confirm, decomposed
+from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
@@ -24,28 +26,35 @@ def certify(
     example_input: Any = None,
     radius: float = 1.0,
     *,
+    box: tuple[float, float] | None = None,
     output: str | int | None = None,
     margins: bool = False,
+    progress: bool = False,
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
 
     The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples where it has more
-    axes, each of root mean square at most `radius`. Where the input is integers, it is the vectors that embeddings look
-    up. The bound holds in real arithmetic, for the tensors as they are stored.
+    axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. Where the input is integers, it
+    is the vectors that embeddings look up; integers and flags that nothing looks up, such as masks, and all arguments
+    that are no tensors, are as in the example. The bound holds in real arithmetic, for the tensors as they are stored.
 
     Args:
         model: Any module, in evaluation mode.
         example_input: What the model is called with: a tensor, a tuple of arguments, or a dictionary of keywords. May
             be left out for a model with a method `example_input()`, such as those of `wellnormed.models`.
-        radius: Largest RMS of an input vector, token or sample.
+        radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input. Then the bound is
+            that of the largest numbers of the input's dtype: enormous where it grows with the input, as that of
+            attention does without a norm layer or balls before it, and no larger where it does not.
+        box: Two numbers between which all entries of the input lie, in the place of `radius`: `(0, 1)` for pixels.
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
         margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a
             linear map; time grows with the square of its outputs.
+        progress: Whether to show in a terminal how many operations are bounded, and the time left.
 
     Raises:
         UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
             captured operations do not show; names the operation, the module, the line of the model, and a remedy.
-        ValueError: `radius` is not positive, or smaller than an embedding's largest row.
+        ValueError: `radius` is not positive, or `box` is not two numbers in order; or an embedding has a row outside.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
@@ -55,20 +64,23 @@ def certify(
         True
     """
     require_module("certify", model)
-    require_numbers("certify: ", {"radius": radius})
-    if not 0 < radius < math.inf:
-        raise ValueError(f"radius={radius} must be positive and finite")
-    captured = capture(model, example_of(model, example_input, "certify"), output)
-    walk = Walk(decomposed(captured), float(radius))
-    walk.run(margins)
-    others = confirm(model, captured, output)
-    any_batch = bool(others) and all(_same_bounds(walk, decomposed(o), float(radius), margins) for o in others)
-    used = sorted(walk.step.used.items())
+    domain = domain_from("certify", radius, box)
+    with progress_bars(progress) as bar:
+        capturing = bar("captured")
+        captured = capture(model, example_of(model, example_input, "certify"), output)
+        capturing(1, 1)
+        walk = Walk(decomposed(captured), domain)
+        walk.run(margins, bar("operations bounded"))
+        others = [decomposed(other) for other in confirm(model, captured, output, bar("confirmed by running"))]
+        any_batch = bool(others) and all(
+            _same_bounds(walk, other, margins, bar("bounded for another batch")) for other in others
+        )
+    used = sorted((walk.step.used | walk.fixed).items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),
-        input_radius=float(radius),
         tensors={name: raw_tensor(stored.tensor).digest for name, stored in sorted(walk.stored.items())},
         computed={name: stored.tensor.detach().cpu().clone() for name, stored in used if stored.computed},
+        fixed=tuple(sorted(walk.fixed)),
         attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
         any_batch=any_batch,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
@@ -76,10 +88,24 @@ def certify(
     )
 
 
-def _same_bounds(walk: Walk, larger: Captured, radius: float, margins: bool) -> bool:
+def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:
+    """What `radius` and `box` say together."""
+    require_numbers(f"{caller}: ", {"radius": radius})
+    if box is not None:
+        if radius != 1.0:
+            raise ValueError(f"{caller}: radius={radius} and box={box} are two domains; pass one")
+        if not isinstance(box, tuple | list) or len(box) != 2:
+            raise ValueError(f"{caller}: box={box!r} must be two numbers, such as (0, 1)")
+        return Box(*box)
+    if not radius > 0:
+        raise ValueError(f"{caller}: radius={radius} must be positive; math.inf is every finite input")
+    return float(radius)
+
+
+def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
     """Whether another batch has the same bounds, from the same tensors."""
-    other = Walk(larger, radius, walk.step)
-    other.run(margins)
+    other = Walk(larger, walk.step.radius, walk.step)
+    other.run(margins, progress)
     rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))
     return (
         len(walk.step.rows) == len(other.step.rows)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
+from wellnormed.certificates.certifying import domain_from
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
+from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import UncertifiableError
 
 _DEFAULT_LENGTH = 16
@@ -62,6 +64,7 @@ def lower_bound(
     generator: torch.Generator | None = None,
     batch: int = 4,
     *,
+    box: tuple[float, float] | None = None,
     output: str | int | None = None,
     length: int | None = None,
     width: int | None = None,
@@ -83,7 +86,8 @@ def lower_bound(
         model: As for `certify`.
         example_input: A tensor, a tuple of arguments, or a dictionary of keywords; one sample is enough, and more are
             searched as one input. By default the model's own example, or one made of `length` and `width`.
-        radius: Largest RMS of a group of the input.
+        radius: Largest RMS of a group of the input; finite.
+        box: Two numbers between which all entries of the input lie, in the place of `radius`.
         steps: Iterations.
         generator: Source of the starting points.
         batch: How many starting points are searched at once.
@@ -112,6 +116,7 @@ def lower_bound(
     for name, value in {"radius": radius, **sizes}.items():
         if not 0 < value < math.inf:
             raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
+    domain = domain_from("lower_bound", radius, box)
     if example_input is None:
         example_input = _example(model, length, width)
     elif length is not None or width is not None:
@@ -120,7 +125,7 @@ def lower_bound(
         kind = type(example_input).__name__
         raise ValueError(f"lower_bound: example_input is of type {kind}; pass a tensor, or a tuple or dict of tensors")
     function = continuous(model, example_input, output)
-    search = _Search(function, float(radius), batch, generator)
+    search = _Search(function, domain, batch, generator)
     return search.measure(search.wander(search.climb(steps), steps))
 
 
@@ -160,18 +165,27 @@ def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Poi
 
 
 class _Search:
-    """Searches of one function in one ball."""
+    """Searches of one function in one ball or box, which has a centre, and the RMS of its largest groups about it."""
 
     def __init__(
-        self, function: Continuous, radius: float, batch: int, generator: torch.Generator | None = None
+        self, function: Continuous, domain: Domain, batch: int, generator: torch.Generator | None = None
     ) -> None:
-        self.function, self.radius, self.batch, self.generator = function, radius, batch, generator
+        self.function, self.batch, self.generator = function, batch, generator
+        if isinstance(domain, Box):
+            self.box, self.centre, self.radius = (
+                domain,
+                domain.low / 2 + domain.high / 2,
+                domain.high / 2 - domain.low / 2,
+            )
+        else:
+            self.box, self.centre, self.radius = None, 0.0, domain
         self._twice = True
 
     def climb(self, steps: int) -> _Found:
-        """Power method and ascent, from random points on the sphere, where attention is sharpest."""
+        """Power method and ascent, from random points on the sphere, where attention is sharpest, or in the box."""
         x = {name: self._draw(shape) for name, shape in self.function.shapes.items()}
         x = {name: each / rms(each, self.function.axes[name]) * self.radius for name, each in x.items()}
+        x = self._inside({name: self.centre + each for name, each in x.items()})
         u = self._draw(tuple(self.function.many(x).shape[1:]))
         best = _Found(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()}, u[:1])
         velocity = {name: torch.zeros_like(each) for name, each in x.items()}
@@ -205,7 +219,8 @@ class _Search:
         """
         best = LowerBound(0.0, found.x, found.direction, 0.0)
         for step in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
-            inner = {name: (1 - step) * each for name, each in found.x.items()}  # so that both ends are in the ball
+            # so that both ends are in the ball; in a box the longer of them is cut
+            inner = {name: each + step * (self.centre - each) for name, each in found.x.items()}
             for sign in (1, -1):
                 best = self._better_secant(best, inner, sign * step, found)
         for step in (2.0, 1.0, 0.3, 0.1, 0.03, -0.03, -0.1, -0.3, -1.0, -2.0):
@@ -261,7 +276,9 @@ class _Search:
         return torch.stack([rms(each, self.function.axes[name]).flatten(1).amax(1) for name, each in x.items()]).amax(0)
 
     def _inside(self, x: Point) -> Point:
-        """Every group drawn into the ball."""
+        """Every group drawn into the ball, or every entry into the box."""
+        if self.box is not None:
+            return {name: each.clamp(self.box.low, self.box.high) for name, each in x.items()}
         axes, radius = self.function.axes, self.radius
         return {name: each * (radius / rms(each, axes[name])).clamp(max=1.0) for name, each in x.items()}
 

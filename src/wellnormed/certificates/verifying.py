@@ -13,6 +13,7 @@ from wellnormed.certificates.certifying import certify
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, Report, check
 from wellnormed.checker.files import Stored, read_safetensors
+from wellnormed.propagation.domain import Box
 
 
 def verify(
@@ -51,7 +52,9 @@ def verify(
     return check(certificate.document(), tensors | computed)
 
 
-def require_same_model(certificate: Certificate, model: nn.Module, example_input: Any = None) -> None:
+def require_same_model(
+    certificate: Certificate, model: nn.Module, example_input: Any = None, *, output: str | int | None = None
+) -> None:
     """Refuse a model that executes other operations, on other tensors, than those that a certificate lists.
 
     Tensors that the model computes from its own are compared within rounding, which differs between machines; the
@@ -60,12 +63,15 @@ def require_same_model(certificate: Certificate, model: nn.Module, example_input
     Args:
         certificate: What the model is compared with.
         model: As for `certify`.
-        example_input: As for `certify`; of the shape that the certificate states.
+        example_input: As for `certify`; of the shape that the certificate states, with the inputs that it fixes.
+        output: As for `certify`.
 
     Raises:
         CheckError: Names the first difference.
     """
-    fresh = certify(model, example_input, certificate.input_radius)
+    domain, margins = certificate.input_domain, any(row.operation == "margin" for row in certificate.rows)
+    radius, box = (1.0, (domain.low, domain.high)) if isinstance(domain, Box) else (domain, None)
+    fresh = certify(model, example_input, radius, box=box, output=output, margins=margins)
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(
             f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"
@@ -78,9 +84,14 @@ def require_same_model(certificate: Certificate, model: nn.Module, example_input
         used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
         if used[0] != used[1]:
             raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")
+    if fresh.fixed != certificate.fixed:
+        raise CheckError(
+            f"the example fixes the inputs {fresh.fixed} of the model, the certificate {certificate.fixed}"
+        )
     for name, tensor in fresh.computed.items():
         if name not in certificate.computed or not _close(tensor, certificate.computed[name]):
-            raise CheckError(f"{name}, which the model computes, is another tensor than in the certificate")
+            what = "which the example fixes" if name in fresh.fixed else "which the model computes"
+            raise CheckError(f"{name}, {what}, is another tensor than in the certificate")
     if certificate.any_batch and not fresh.any_batch:
         raise CheckError("the certificate is of any batch, which could not be confirmed")
 

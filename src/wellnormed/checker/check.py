@@ -15,7 +15,7 @@ from wellnormed.checker import files, graph, reading
 from wellnormed.checker.graph import Base, Bounds, Term, Value
 from wellnormed.checker.proofs import prove, read_claim
 from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts
-from wellnormed.checker.rules import RULES, Row, idle_ball, margin_of, weight_of
+from wellnormed.checker.rules import LARGEST, RULES, Row, domain_of, idle_ball, margin_of, weight_of
 
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
 _ENTRIES = 2**28  # of a tensor; more than a machine should be asked for
@@ -29,7 +29,7 @@ class Report:
     """What was proved, of the function that the rows describe, in real arithmetic."""
 
     inputs: tuple[str, ...]
-    """For every certified variable its name, shape and domain."""
+    """For every certified variable its dtype, name, shape and domain; then the inputs that are fixed."""
     output: str
     lipschitz: Decimal
     """Largest RMS of a change of a group of the output, over the largest RMS of the change of a group of the inputs."""
@@ -37,6 +37,8 @@ class Report:
     """The same with Euclidean norms; None where groups of the inputs differ in size."""
     margin: Decimal | None
     """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
+    substitution: Decimal | None
+    """What a group of the output changes by in RMS when any tokens are replaced; None without tokens."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention and head, what no logit exceeds."""
     rows: int
@@ -51,6 +53,8 @@ class Report:
         ]
         lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
         lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
+        if self.substitution is not None:
+            lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += [f"no row uses {', '.join(self.unused)}"] if self.unused else []
         return "\n".join(lines)
@@ -95,7 +99,6 @@ class _Check:
         self.values: dict[str, Value] = {}
         self.rows: list[Row] = []
         self.proved: set[str] = set()
-        self.radius = Decimal(reading.number(field(document, "input_radius", "the certificate"), "input_radius"))
 
     def tensor(self, name: Any) -> np.ndarray:
         """A stored tensor, which must be finite."""
@@ -113,10 +116,10 @@ class _Check:
         document = self.document
         require(type(document.get("format")) is int and document["format"] == 3, "format must be 3")
         require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
-        require(self.radius > 0, "input_radius must be positive")
-        for name, digest in of_type(document.get("tensors", {}), dict, "tensors").items():
-            require(name in self.stored, f"there is no stored tensor {name!r}")
-            require(self.stored[name].digest == digest, f"{name} is not the certified tensor: its SHA-256 differs")
+        for key in ("tensors", "computed"):
+            for name, digest in of_type(document.get(key, {}), dict, key).items():
+                require(name in self.stored, f"there is no stored tensor {name!r}")
+                require(self.stored[name].digest == digest, f"{name} is not the certified tensor: its SHA-256 differs")
         rows = of_type(field(document, "rows", "the certificate"), list, "rows")
         require(len(rows) > 0, "there are no rows")
         for number, row in enumerate(rows):
@@ -155,7 +158,7 @@ class _Check:
         for own, whole in [(axes, shape), *((r, x.shape) for r, x in zip(reads, inputs, strict=True))]:
             require(list(own) == sorted({*own}) and max(own, default=-1) < len(whole), f"{own} are no axes of {whole}")
         gathered = [graph.gather(x, read) for x, read in zip(inputs, reads, strict=True)]
-        step = Row(name, operation, inputs, shape, constants, claims, reads, axes, self.tensor, self.radius, gathered)
+        step = Row(name, operation, inputs, shape, constants, claims, reads, axes, self.tensor, gathered)
         derived, stated = RULES[operation](step), self._stated(row, shape, axes)
         for claim in claims:
             if repr(claim) not in self.proved:
@@ -246,10 +249,15 @@ class _Check:
         margins = [row for row in self.rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
         margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
-        unused = tuple(sorted(self.stored.keys() - self.arrays.keys()))
-        domains = tuple(f"{self._shown(row)} with RMS <= {float(self.radius)} in {_groups(row)}" for row in inputs)
-        shown = f"{self._shown(output)}, in {_groups(output)},"
-        return Report(domains, shown, lipschitz, l2, margin, logits, count, len(self.proved), unused)
+        fixed = texts(self.document.get("fixed", []), "fixed")
+        require(set(fixed) <= self.stored.keys(), "an input that it fixes is not stored")
+        unused = tuple(sorted(self.stored.keys() - self.arrays.keys() - {*fixed}))
+        distances = [Decimal(row.claims[1].values[0]) / _root_down(row.entries()) for row in inputs if row.claims]
+        most = 2 * self.output.radius.max() / _root_down(output.entries())
+        substitution = min(lipschitz * max(distances), most) if distances else None
+        domains = *(_domain(row) for row in inputs), *(f"{name} as stored" for name in fixed)
+        shown = f"{_shown(output)}, in {_groups(output)},"
+        return Report(domains, shown, lipschitz, l2, margin, substitution, logits, count, len(self.proved), unused)
 
     def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
         """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""
@@ -258,12 +266,29 @@ class _Check:
             decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in ("ROUND_FLOOR", "ROUND_CEILING")
         )
         enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
-        needed = gain / UP.next_minus(UP.sqrt(Decimal(entries)))
+        needed = gain / _root_down(entries)
         require(enough and stated <= needed * _ROUNDED, f"{key}={stated:.20g} is not what follows, {needed:.20g}")
         return stated
 
-    def _shown(self, row: Row) -> str:
-        return f"{row.name} of shape {row.shape}"
+
+def _root_down(entries: int) -> Decimal:
+    return UP.next_minus(UP.sqrt(Decimal(entries)))
+
+
+def _shown(row: Row) -> str:
+    return f"{row.name} of shape {row.shape}"
+
+
+def _domain(row: Row) -> str:
+    """The inputs of a row, in words, from its numbers."""
+    (box, radius), dtype = domain_of(row), row.constants["dtype"]
+    if box is None:
+        words = f"RMS <= {float(radius)}"
+    else:
+        whole = box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]
+        words = "any finite entries" if whole else f"entries from {box[0]} to {box[1]}"
+    looked_up = f", rows of {row.claims[0].tensors[0]} among them" if row.claims else ""
+    return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 
 
 def _groups(row: Row) -> str:

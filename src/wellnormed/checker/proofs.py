@@ -212,6 +212,19 @@ def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) 
     return len(values) == 1 and all(_rows_below(rows - row, values[0] * (1 - 2 * UNIT)) for row in rows)
 
 
+def _diameter(x: np.ndarray, values: tuple[float, ...]) -> bool:
+    """No two rows are further apart than the two most distant from any one centre, here the mean, are from it."""
+    largest = float(abs(x).max())
+    if len(values) != 1 or not largest:
+        return len(values) == 1
+    rows = x.reshape(-1, x.shape[-1]) / 2.0 ** math.frexp(largest)[1]
+    centre, step = rows.mean(0), max(1, _BLOCK // rows.shape[1])
+    blocks = [rows[start : start + step] - centre for start in range(0, len(rows), step)]
+    distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
+    most = float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(_TINY)
+    return most <= values[0] / 2.0 ** math.frexp(largest)[1]
+
+
 _PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
     "spectral": (_spectral, {"parts": 1, "transposed": False}),
     "product": (_product, {"pairs": None, "parts": None, "transposed": None}),
@@ -220,6 +233,7 @@ _PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
     "row_norm": (lambda x, v: len(v) == 1 and _rows_below(x.reshape(-1, x.shape[-1]), v[0]), {}),
     "row_difference": (_row_difference, {"transposed": False}),
     "row_sum": (_row_sum, {"parts": 1}),
+    "diameter": (_diameter, {}),
     "max_abs": (lambda x, values: len(values) == 1 and float(abs(x).max()) <= values[0], {}),
     "convolution": (_convolution, {"size": None, "stride": None, "dilation": None, "groups": None}),
     "taps": (_taps, {"groups": None}),

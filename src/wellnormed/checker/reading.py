@@ -1,7 +1,7 @@
 """Readers of untrusted fields: each returns what it names, or raises a `CheckError` that says what is wrong."""
 
 import decimal
-import math
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -36,7 +36,7 @@ def field(mapping: Any, key: str, what: str) -> Any:
 def number(x: Any, what: str) -> float:
     """A finite float."""
     of_type(x, (int, float), what)
-    require(abs(x) < 2**1023 and math.isfinite(x), f"{what} is not finite, or too large")
+    require(abs(x) <= sys.float_info.max, f"{what} is not finite, or too large")
     return float(x)
 
 

@@ -30,6 +30,11 @@ from wellnormed.checker.reading import (
 )
 
 HALF, TWO = Decimal("0.5"), Decimal(2)
+LARGEST = {
+    "float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127,
+    "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
+}  # fmt: skip
+"""Dtype of an input -> the largest finite number that it holds."""
 
 
 @dataclass(eq=False)
@@ -45,7 +50,6 @@ class Row:
     reads: list[tuple[int, ...]]
     axes: tuple[int, ...]
     tensor: Callable[[str], np.ndarray]
-    input_radius: Decimal
     bounds: list[Bounds]
     logits: np.ndarray | None = None
 
@@ -110,17 +114,36 @@ def _bias(row: Row, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
 
 
 def _input(row: Row) -> Bounds:
-    row.only(0, (0, 1))
+    row.only(0, (0, 2))
     require(len(row.axes) > 0, "its groups have no axes")
-    require(Decimal(row.number("radius")) == row.input_radius, "its radius is not that of the certificate")
+    box, radius = domain_of(row)
     if row.claims:  # an embedding: its vectors lie in the domain
-        claim, width = row.claim(0, "row_norm"), row.shape[-1]
+        claim, width = row.claim(0, "max_abs" if box else "row_norm"), row.shape[-1]
         require(row.axes == (len(row.shape) - 1,), "the groups of an embedding are its vectors")
         require(row.tensor(claim.tensors[0]).shape[-1:] == (width,), f"its table has not {width} columns")
-        value, radius = Fraction(claim.values[0]), Fraction(row.input_radius)
-        require(value * value <= radius * radius * width, "its table has a row beyond the radius")
+        require(row.claim(1, "diameter").tensors == claim.tensors, "its diameter is that of another table")
+        value = Fraction(claim.values[0])
+        if box:
+            require(box[0] <= -value and value <= box[1], "its table has a row outside the box")
+        else:
+            require(value * value <= Fraction(radius) ** 2 * width, "its table has a row beyond the radius")
     gain = _exact(root(row.entries())).reshape([1] * len(row.shape))
-    return Bounds(gain * row.input_radius, gain, gain * row.input_radius)
+    largest = np.full(gain.shape, radius, dtype=object)
+    return Bounds(gain * largest, gain, largest if box else gain * largest)
+
+
+def domain_of(row: Row) -> tuple[tuple[float, float] | None, Decimal]:
+    """The ends of a box, None for a ball, and the largest RMS of a group."""
+    ends = row.constants.keys() & {"low", "high"}
+    require(row.constants.keys() == {"dtype", *(ends or {"radius"})}, "its domain is neither a ball nor a box")
+    require(row.constants["dtype"] in LARGEST, f"nothing is known of the dtype {str(row.constants['dtype'])[:60]!r}")
+    if not ends:
+        radius = row.number("radius")
+        require(radius > 0, "its radius is not positive")
+        return None, Decimal(radius)
+    low, high = row.number("low"), row.number("high")
+    require(low < high, "the ends of its box stand in the wrong order")
+    return (low, high), Decimal(max(abs(low), abs(high)))
 
 
 def _same(row: Row) -> Bounds:
@@ -241,7 +264,7 @@ def _elementwise(row: Row) -> Bounds:
     row.keeps_shape()
     given = of_type(row.constants.get("numbers", []), list, "numbers")
     numbers, name = [Decimal(number(each, "a number of its function")) for each in given], row.constants.get("function")
-    counts = {"leaky_relu": 1, "elu": 3, "clamp": 2}
+    counts = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1}
     known = isinstance(name, str) and name in {*counts, *_FUNCTIONS} and len(numbers) == counts.get(name, 0)
     require(known, f"nothing is known of {str(name)[:60]!r} of {len(numbers)} numbers")
     at_zero, ceiling = ZERO, None
@@ -256,6 +279,9 @@ def _elementwise(row: Row) -> Bounds:
         require(low <= high, "its limits stand in the wrong order")
         slope = growth = ONE
         at_zero, ceiling = max(ZERO, low, -high), max(abs(low), abs(high))
+    elif name in ("clamp_min", "clamp_max"):
+        slope = growth = ONE
+        at_zero = max(ZERO, numbers[0] if name == "clamp_min" else -numbers[0])
     else:
         *sizes, limit = _FUNCTIONS[str(name)]
         slope, growth, at_zero = (Decimal(str(each)) for each in sizes)
@@ -435,7 +461,6 @@ def _attention(row: Row) -> Bounds:
     fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1] and len(k.shape) == rank
     require(rank >= 2 and fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys misfit")
     require(row.axes == (rank - 1,) and all(read == (rank - 1,) for read in row.reads[:3]), "it reads other groups")
-    row.states("radius", float(row.input_radius))
     rq, rk, rv = row.bounds[:3]
     k_radius, k_gain, v_radius, v_gain = (
         each.max(rank - 2, keepdims=True) for each in (rk.radius, rk.gain, rv.radius, rv.gain)

@@ -7,6 +7,7 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "Base": ".value",
         "Bounds": ".value",
+        "Box": ".domain",
         "Claim": ".rows",
         "Ledger": ".ledger",
         "Row": ".rows",

@@ -126,11 +126,16 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
         return _export(model, arguments, keywords, output)
 
 
-def confirm(model: nn.Module, captured: Captured, output: Any = None) -> list[Captured]:
+def confirm(
+    model: nn.Module,
+    captured: Captured,
+    output: Any = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Captured]:
     """Check that a model does what was captured, always.
 
     If the model can be captured for a batch of any size, the result is the same for twice the batch, and for a batch of
-    one; otherwise nothing.
+    one; otherwise nothing. `progress` is told how many steps are done, and of how many.
 
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
@@ -140,11 +145,18 @@ def confirm(model: nn.Module, captured: Captured, output: Any = None) -> list[Ca
     with _quiet(), _restoring(state):
         _require_same_values(model, captured, arguments, keywords, output)
         state.restore()
-        return _other_batches(model, arguments, keywords, output)
+        progress(1, 4)
+        found = _other_batches(model, arguments, keywords, output, progress)
+        progress(4, 4)
+        return found
 
 
 def _other_batches(
-    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    output: Any,
+    progress: Callable[[int, int], None],
 ) -> list[Captured]:
     tensors = _tensors((arguments, keywords))
     if len({t.shape[0] if t.ndim > 1 else None for t in tensors} | {None}) != 2 or any(t.ndim < 2 for t in tensors):
@@ -160,10 +172,12 @@ def _other_batches(
         return []
     if not all(_always_holds(guard) for guard in _guards(symbolic)):
         return []
+    progress(2, 4)
     others = [twice]
     if len(tensors[0]) > 1:  # which a capture for any size leaves out
         others.append(_map(lambda each: each[:1], (arguments, keywords)))
     found = [_export(model, each[0], each[1], output) for each in others]
+    progress(3, 4)
     for each, other in zip(others, found, strict=True):
         _require_same_values(model, other, each[0], each[1], output)
     return found

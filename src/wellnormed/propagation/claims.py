@@ -78,6 +78,23 @@ def row_difference(weight: Tensor, transposed: bool = False) -> tuple[float]:
     return (_times(math.sqrt(largest) * margin, scale) if largest else 0.0,)
 
 
+def diameter(tensor: Tensor) -> tuple[float]:
+    """Bound on the largest distance of two vectors along the last axis: what the two most distant from the mean add to.
+
+    At most twice the largest distance, and at most `sqrt(2)` times if the mean is the centre of the smallest ball that
+    has all vectors (Jung's theorem); the largest distance itself takes the square of the vectors' number.
+    """
+    rows = _wide(tensor).reshape(-1, tensor.shape[-1])
+    scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
+    rows = rows / scale
+    mean = rows.mean(0)
+    distances = torch.cat([(block - mean).square().sum(1) for block in rows.split(4096)]).sqrt()
+    # the mean of whoever checks it differs by rounding, and so do its two distances
+    margin = 1 + 4 * (rows.shape[1] + 8) * _UNIT
+    moved = 8 * (len(rows) + 8) * _UNIT * math.sqrt(rows.shape[1])
+    return (_times(float(distances.topk(min(2, len(rows))).values.sum()) * margin + moved, scale),)
+
+
 def max_abs(tensor: Tensor) -> tuple[float]:
     """The largest absolute value of an entry; exact."""
     return (float(_wide(tensor).abs().max()),)
@@ -118,6 +135,6 @@ def _with_slack(bound: float) -> float:
 
 MEASURES: dict[str, Callable[..., tuple[float, ...]]] = {
     proof.__name__: proof
-    for proof in (spectral, product, group_norm, positive_norm, row_norm, row_difference, row_sum, max_abs)
+    for proof in (spectral, product, group_norm, positive_norm, row_norm, row_difference, row_sum, max_abs, diameter)
 }
 """Name of a measure -> the proof; convolutions add theirs."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wellnormed.propagation import claims as measures
 from wellnormed.propagation.decimals import rounding_up
+from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.registry import PRIMITIVES, Read
 from wellnormed.propagation.rows import Claim, Row
@@ -34,13 +35,13 @@ class Ledger:
     """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`.
 
     Args:
-        radius: Largest root mean square of a group of the input.
+        radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
         proved: A ledger of the same model, whose claims need no second proof.
     """
 
-    def __init__(self, radius: float, proved: "Ledger | None" = None) -> None:
+    def __init__(self, radius: Domain, proved: "Ledger | None" = None) -> None:
         self.radius = radius
-        """Largest root mean square of a group of the input."""
+        """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
         self.rows: dict[str, Row] = {}
         """Rows by name, in order."""
         self.used: dict[str, Stored] = {}

@@ -1,7 +1,7 @@
 """From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.capture import Captured, owner, place
+from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
@@ -24,7 +25,7 @@ _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 class Walk:
     """Bounds the nodes of a captured graph, those that the result needs."""
 
-    def __init__(self, captured: Captured, radius: float, proved: Ledger | None = None) -> None:
+    def __init__(self, captured: Captured, radius: Domain, proved: Ledger | None = None) -> None:
         self.captured, self.step = captured, Ledger(radius, proved)
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
@@ -32,18 +33,24 @@ class Walk:
         (self.result,) = results
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
+        self.fixed: dict[str, Stored] = {}
+        """Inputs that are as in the example, such as masks, by name."""
         self.dependent = self._dependent()
         self._same = repeats(captured.nodes)
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
-    def run(self, margins: bool = False) -> Value:
-        """The model's result, in the groups that a certificate speaks of; before it, if asked, a row of its margins."""
+    def run(self, margins: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Value:
+        """The model's result, in the groups that a certificate speaks of; before it, if asked, a row of its margins.
+
+        `progress` is told, after every operation, how many are bounded, and of how many.
+        """
         needed = self._needed()
-        for node in self.captured.nodes:
-            if node in needed and node.op in ("placeholder", "call_function"):
-                self.step.where, self.step.name = place(node), self._name(node)
-                self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
-                self.values[node] = self._value(node)
+        nodes = [node for node in self.captured.nodes if node in needed and node.op in ("placeholder", "call_function")]
+        for number, node in enumerate(nodes, 1):
+            self.step.where, self.step.name = place(node), self._name(node)
+            self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
+            self.values[node] = self._value(node)
+            progress(number, len(nodes))
         result = self.values.get(self.result)
         self.step.where = self.step.name = "output"
         if not isinstance(result, Value):
@@ -171,10 +178,12 @@ class Walk:
             return self.stored[name]
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
-            return self.step.computed(f"input.{name}", example)
+            fixed = self.step.computed(f"input.{name}", example)
+            self.fixed[fixed.name] = fixed
+            return fixed
         if not example.is_floating_point():
             return Tokens(name, tuple(example.shape))
-        return source(self.step, tuple(example.shape), f"input.{name}")
+        return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)
 
     def _compute(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         """What does not depend on the input, computed as the model does."""

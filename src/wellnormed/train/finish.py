@@ -52,7 +52,7 @@ def finish(task: CharacterTask, run: RunFolder, console: Console) -> None:
 
 def certify_model(model: Model, attack_steps: int, generator: torch.Generator) -> Certificate:
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
-    certificate = wn.certify(model)
+    certificate = wn.certify(model, progress=True)
     if attack_steps:
         found = wn.lower_bound(model, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(found.value)

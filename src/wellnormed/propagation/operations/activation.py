@@ -59,6 +59,8 @@ FUNCTIONS: dict[str, Callable[..., Shape]] = {
     "leaky_relu": lambda slope: Shape(max(ONE, abs(_d(slope)))),
     # alpha (exp(x) - 1) below zero
     "elu": lambda alpha, scale, inner: Shape(abs(_d(scale)) * max(ONE, abs(_d(alpha) * _d(inner)))),
+    "clamp_min": lambda low: Shape(ONE, at_zero=max(ZERO, _d(low))),
+    "clamp_max": lambda high: Shape(ONE, at_zero=max(ZERO, -_d(high))),
     "clamp": lambda low, high: Shape(
         ONE, at_zero=max(ZERO, _d(low), -_d(high)), ceiling=max(abs(_d(low)), abs(_d(high)))
     ),
@@ -138,11 +140,13 @@ def selu(step: Ledger, x: Value) -> Value:
 
 @operation("aten.hardtanh.default")
 def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
-    """Cut off at two numbers."""
-    low, high = -1e300 if min is None else float(min), 1e300 if max is None else float(max)
-    if low > high:
+    """Cut off at two numbers, or at one."""
+    if min is None or max is None:
+        limits = {"clamp_min": min, "clamp_max": max}
+        return next((apply(step, name, x, float(limit)) for name, limit in limits.items() if limit is not None), x)
+    if min > max:
         raise step.refuse(f"min={min} exceeds max={max}")
-    return apply(step, "clamp", x, low, high)
+    return apply(step, "clamp", x, min, max)
 
 
 @operation("aten.clamp.default")

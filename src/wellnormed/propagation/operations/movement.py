@@ -153,6 +153,15 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     return spread(step, value, shape)
 
 
+@operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default")
+def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
+    """One number in the shape of a tensor: what the assignment of a number to a slice becomes."""
+    if isinstance(content, Stored):
+        content = float(content.tensor)
+    shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+    return spread(step, as_value(step, content), shape)
+
+
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
     def make(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
         """A constant in the shape of a value."""

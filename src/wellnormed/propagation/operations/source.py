@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+import torch
+
 from wellnormed.propagation.decimals import decimals, float_up, rounding_up, sqrt_up
+from wellnormed.propagation.domain import DTYPES, Box, constants_of
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.registry import Read, operation, primitive
 from wellnormed.propagation.rows import Claim
@@ -18,20 +22,30 @@ def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)
 
 
-def source(step: Ledger, shape: Sequence[int], name: str) -> Value:
-    """The certified variable: every group has at most the domain's root mean square."""
+def source(step: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
+    """The certified variable: every value of the domain."""
     if not shape:
         raise step.refuse("the input is a single number; pass a batch of vectors")
-    return step.derive("input", [], shape=shape, axes=default_axes(shape), constants={"radius": step.radius}, name=name)
+    constants = _constants(step, dtype)
+    return step.derive("input", [], shape=shape, axes=default_axes(shape), constants=constants, name=name)
+
+
+def _constants(step: Ledger, dtype: torch.dtype) -> dict[str, Any]:
+    if dtype not in DTYPES.values():
+        raise step.refuse(f"the input is of {dtype}; pass one of {', '.join(DTYPES)}")
+    return constants_of(step.radius, dtype)
 
 
 @primitive("input")
 def _input(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """RMS at most the radius in every group; the change of the input has size 1 by definition."""
+    """A ball for every group, or a box for every entry; the change of the input has size 1 by definition."""
     entries = math.prod(c["shape"][axis] for axis in c["axes"])
     root = decimals(sqrt_up(entries)).reshape([1] * len(c["shape"]))
-    radius = root * decimals(c["radius"])
-    return Bounds(radius, root, radius)
+    if "radius" in c:
+        radius = root * decimals(c["radius"])
+        return Bounds(radius, root, radius)
+    largest = np.maximum(*(abs(decimals(c[end])) for end in ("low", "high"))) * decimals(1).reshape(root.shape)
+    return Bounds(root * largest, root, largest)
 
 
 @primitive("output")
@@ -57,19 +71,30 @@ class Tokens:
 
 @operation("aten.embedding.default")
 def embedding(step: Ledger, weight: Any, tokens: Any, *settings: Any, **keywords: Any) -> Value:
-    """The vectors looked up are the certified variable: any in the ball, the table's rows among them."""
+    """The vectors looked up are the certified variable: any of the domain, the table's rows among them."""
     if not isinstance(tokens, Tokens) or not isinstance(weight, Stored):
         raise step.refuse("what it looks up is neither a stored table nor numbers of the input; look up tokens only")
-    claim = step.prove("row_norm", weight)
-    width = weight.tensor.shape[-1]
+    domain, width = step.radius, weight.tensor.shape[-1]
+    inside = step.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
+    (size,) = inside.values
+    if isinstance(domain, Box) and not domain.low <= -size <= size <= domain.high:
+        raise ValueError(
+            f"box=({domain.low}, {domain.high}) leaves out rows of {weight.name}, whose entries reach {size} in size: "
+            f"pass box=({-size}, {size}) or a wider one, or radius="
+        )
     with rounding_up():
-        largest = Decimal(claim.values[0]) / Decimal(width).sqrt().next_minus()
-    if largest > Decimal(step.radius):
+        largest = Decimal(size) / Decimal(width).sqrt().next_minus()
+    if not isinstance(domain, Box) and largest > Decimal(domain):
         needed = float_up(largest)
         raise ValueError(
-            f"radius={step.radius} is smaller than the largest row of {weight.name}, which has RMS {needed}: pass "
+            f"radius={domain} is smaller than the largest row of {weight.name}, which has RMS {needed}: pass "
             f"radius={needed} or more, or cap the embedding's rows"
         )
     return step.derive(
-        "input", [], shape=(*tokens.shape, width), axes=(-1,), constants={"radius": step.radius}, claims=[claim]
+        "input",
+        [],
+        shape=(*tokens.shape, width),
+        axes=(-1,),
+        constants=_constants(step, weight.tensor.dtype),
+        claims=[inside, step.prove("diameter", weight)],
     )

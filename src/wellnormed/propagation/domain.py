@@ -1,0 +1,59 @@
+"""The inputs that a bound holds for, in the constants of a row: a ball for every group, or a box for every entry."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from wellnormed._inputs import require_numbers
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}
+"""Name -> dtype of an input that a certificate can speak of."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """All inputs with every entry between two numbers.
+
+    Raises:
+        ValueError: `low` is not below `high`, or one is not finite.
+
+    Example:
+        >>> Box(0, 1)  # the pixels of an image
+        Box(low=0.0, high=1.0)
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        require_numbers("box: ", {"low": self.low, "high": self.high})
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ValueError(f"box=({self.low}, {self.high}) must be two finite numbers, the smaller one first")
+        object.__setattr__(self, "low", float(self.low))
+        object.__setattr__(self, "high", float(self.high))
+
+
+Domain = float | Box
+"""Largest root mean square of a group of the input, infinity for every finite input, or a box for its entries."""
+
+
+def constants_of(domain: Domain, dtype: torch.dtype) -> dict[str, Any]:
+    """The constants of an input's row. What a dtype holds is the box between its largest numbers."""
+    name = str(dtype).removeprefix("torch.")
+    if domain == math.inf:
+        largest = torch.finfo(dtype).max
+        domain = Box(-largest, largest)
+    if isinstance(domain, Box):
+        return {"dtype": name, "low": domain.low, "high": domain.high}
+    return {"dtype": name, "radius": float(domain)}
+
+
+def domain_of(constants: dict[str, Any]) -> Domain:
+    """The domain that `constants_of` wrote."""
+    if "radius" in constants:
+        return float(constants["radius"])
+    box, largest = Box(constants["low"], constants["high"]), torch.finfo(DTYPES[constants["dtype"]]).max
+    return math.inf if box == Box(-largest, largest) else box

@@ -1,0 +1,389 @@
+"""Input domains: balls, boxes, every finite input, and tokens that are replaced. Fixed inputs; progress."""
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
+from wellnormed.checker import check
+from wellnormed.models import GPT, GPTConfig
+from wellnormed.nn import BallProjection
+from wellnormed.propagation.capture import capture, decomposed
+from wellnormed.propagation.claims import diameter
+from wellnormed.propagation.domain import DTYPES, Box
+from wellnormed.propagation.walk import Walk
+
+
+class Of(nn.Module):
+    """A model made of one function of itself and the input."""
+
+    def __init__(self, function: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_weights(model: nn.Module, size: float = 0.5) -> nn.Module:
+    generator = drawn(1)
+    for parameter in model.parameters():
+        parameter.data = size * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def attention(self: Any, x: Tensor) -> Tensor:
+    return x + nn.functional.scaled_dot_product_attention(self.q(x), x, self.v(x), is_causal=True)
+
+
+MODELS: dict[str, tuple[nn.Module, Tensor]] = {
+    "product": (Of(lambda self, x: x * x * self.a(x), a=nn.Linear(3, 3)), torch.zeros(1, 3)),
+    "gate": (Of(lambda self, x: nn.functional.silu(self.a(x)) * self.b(x), a=nn.Linear(3, 4), b=nn.Linear(3, 4)),
+             torch.zeros(1, 3)),
+    "image": (nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(48, 2)),
+              torch.zeros(1, 2, 4, 4)),
+    "attention": (Of(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3)), torch.zeros(1, 4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("box", [(0.0, 1.0), (-3.0, -2.5)])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_gain_in_a_box_exceeds_its_bound(name: str, box: tuple[float, float]) -> None:
+    model, example = random_weights(MODELS[name][0]), MODELS[name][1]
+    certificate = certify(model, example, box=box)
+    found = lower_bound(model, example, box=box, steps=6, generator=drawn())
+    for each in found.inputs.values():
+        assert box[0] <= float(each.min()) <= float(each.max()) <= box[1]
+    assert 0 < found.value <= certificate.lipschitz
+    assert certificate.lipschitz <= certify(model, example, max(map(abs, box))).lipschitz * (1 + 1e-12)
+
+
+def test_products_in_a_box_are_bounded_tightly() -> None:
+    square = Of(lambda self, x: x * x)
+    assert certify(square, torch.zeros(1, 16), box=(-3, 2)).lipschitz == pytest.approx(6)
+    assert certify(square, torch.zeros(1, 16), 3.0).lipschitz == pytest.approx(24)  # one entry may be 12
+    assert lower_bound(square, torch.zeros(1, 16), box=(-3, 2), generator=drawn()).value == pytest.approx(6, rel=1e-3)
+
+
+NORMED = {
+    "layer norm": nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+    "ball": nn.Sequential(BallProjection(1.0), Of(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3))),
+    "bounded": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Of(lambda self, x: x * x)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("name", NORMED)
+def test_behind_norms_the_whole_space_costs_nothing(name: str, dtype: torch.dtype) -> None:
+    model, example = random_weights(NORMED[name]).to(dtype), torch.zeros(1, 2, 3, dtype=dtype)
+    whole = certify(model, example, math.inf)
+    assert whole.lipschitz == pytest.approx(certify(model, example, 1e3).lipschitz)
+    assert f"all finite {str(dtype).removeprefix('torch.')} `input.x`" in whole.domain.replace("input.input", "input.x")
+    assert "any finite entries" in str(verify(whole, model.state_dict()))
+    require_same_model(whole, model, example)
+
+
+@pytest.mark.parametrize("name", [*NORMED, *MODELS])
+def test_no_gain_far_out_exceeds_the_bound(name: str) -> None:
+    model, example = MODELS[name] if name in MODELS else (NORMED[name], torch.zeros(1, 2, 3))
+    model = random_weights(model).float()
+    whole = certify(model, example, math.inf)
+    for radius in (1e3, 1e36):
+        bound = certify(model, example, radius)
+        found = lower_bound(model, example, radius, steps=3, generator=drawn())
+        assert found.value <= bound.lipschitz <= whole.lipschitz * (1 + 1e-12)
+
+
+def test_bounds_that_grow_with_the_input_are_huge_and_proved() -> None:
+    model, example = random_weights(MODELS["attention"][0]).double(), MODELS["attention"][1].double()
+    whole = certify(model, example, math.inf)
+    assert whole.lipschitz == math.inf
+    assert 615 < whole.log10_lipschitz < 625  # as the square of the largest number
+    assert verify(whole, model.state_dict()).lipschitz == whole.exact_lipschitz
+    assert "inf" in str(whole).lower() or "E+6" in str(whole)
+
+
+def test_a_limit_on_one_side_is_none_on_the_other() -> None:
+    for limited in (lambda self, x: x.clamp(min=-1) * x, lambda self, x: x.clamp(max=1) * x):
+        certificate = certify(Of(limited), torch.zeros(1, 1, dtype=torch.float64), math.inf)
+        assert certificate.exact_lipschitz >= 2 * int(torch.finfo(torch.float64).max)
+        verify(certificate, {})
+
+
+# tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_replaced_tokens_change_a_result_by_more(seed: int) -> None:
+    generator = drawn(seed)
+    model = GPT(GPTConfig(vocabulary_size=5, length=3, width=4, heads=2, blocks=1, query_radius=1.0, key_radius=1.0))
+    for parameter in model.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    certificate = certify(model.eval(), torch.zeros(1, 3, dtype=torch.long), radius=2.0)
+    texts = torch.tensor(list(itertools.product(range(5), repeat=3)))
+    with torch.no_grad():
+        results = model.double()(texts)
+    changes = (results[:, None] - results[None]).square().mean(-1).sqrt().amax(-1)
+    assert 0 < float(changes.max()) <= certificate.substitution
+    assert certificate.substitution <= certificate.lipschitz * certificate.token_distance * (1 + 1e-12)
+    proved = verify(certificate, model.float().state_dict())
+    assert float(proved.substitution) == pytest.approx(certificate.substitution)
+    assert "replacing any tokens" in str(proved)
+    assert "replacing any tokens" in str(certificate)
+
+
+def test_a_table_alone_changes_by_its_largest_distance() -> None:
+    table = nn.Embedding(2, 4)
+    table.weight.data = torch.tensor([[3.0, 0, 0, 0], [0, 4.0, 0, 0]])
+    certificate = certify(table, torch.tensor([[0, 1]]), 2.5)
+    assert certificate.token_distance == pytest.approx(5 / 2)
+    assert certificate.substitution == pytest.approx(5 / 2)
+    assert certify(nn.Linear(2, 2), torch.zeros(1, 2)).substitution is None
+
+
+def test_the_largest_distance_of_rows_is_proved() -> None:
+    generator, example = drawn(), torch.tensor([[0, 0]])
+    for number, (rows, scale) in enumerate(itertools.product((1, 2, 3, 200), (1e-30, 1.0, 1e30))):
+        weight = scale * (
+            torch.randn(rows, 6, generator=generator) + torch.randn(6, generator=generator) * (number % 3)
+        )
+        weight[:1] *= 1 + number
+        true = torch.cdist(
+            weight.double()[None], weight.double()[None], compute_mode="donot_use_mm_for_euclid_dist"
+        ).max()
+        (bound,) = diameter(weight)
+        assert float(true) <= bound <= 2 * float(true) + 1e-12 * scale * 20
+        table = nn.Embedding(rows, 6, _weight=weight)
+        certificate = certify(table, example, math.inf)
+        document = json.loads(json.dumps(certificate.document()))
+        tensors = {"weight": weight.numpy()}
+        check(document, tensors)
+        claim = document["rows"][0]["claims"][1]
+        claim["values"][0] *= 1 - 1e-6
+        if rows > 1:
+            with pytest.raises(CheckError, match="diameter of weight"):
+                check(document, tensors)
+    assert diameter(torch.ones(3, 4))[0] < 1e-12
+
+
+class Encoder(nn.Module):
+    """Tokens, a mask that is an argument, and a decoder's tokens from the same table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other, self.result = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        x, y = self.table(tokens)[:, None], self.other(targets)[:, None]
+        x = nn.functional.scaled_dot_product_attention(y, x, x, attn_mask=mask[:, None, None, :].bool())
+        return self.result((x + y)[:, 0])
+
+
+def encoder() -> tuple[Encoder, dict[str, Tensor]]:
+    model = random_weights(Encoder(), 0.3)
+    tokens = torch.tensor([[1, 2, 3, 0]])
+    return model, {"tokens": tokens, "mask": (tokens != 0).long(), "targets": torch.tensor([[4, 1]])}
+
+
+def test_inputs_that_are_fixed_are_named_and_kept(tmp_path: Path) -> None:
+    model, example = encoder()
+    certificate = certify(model, example, 2.0)
+    assert certificate.fixed == ("input.mask",)
+    assert certificate.domain.endswith("; `input.mask` as in the example")
+    assert "the rows of `table.weight` among them" in certificate.domain
+    certificate.save(tmp_path / "certificate.json")
+    loaded = Certificate.load(tmp_path / "certificate.json")
+    assert torch.equal(loaded.computed["input.mask"], example["mask"])
+    report = verify(loaded, model.state_dict())
+    assert "for input.mask as stored" in str(report)
+    assert not report.unused
+    require_same_model(loaded, model, example)
+    with pytest.raises(CheckError, match=r"input.mask, which the example fixes, is another"):
+        require_same_model(loaded, model, example | {"mask": torch.ones(1, 4, dtype=torch.long)})
+    rows = [row for row in loaded.rows if row.operation == "input"]
+    distances = [row.claims[1].values[0] / 2 for row in rows]
+    assert certificate.token_distance == pytest.approx(max(distances))
+
+
+# files
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "ball": {"radius": 2.5}, "box": {"box": (-2.5, 3)}, "whole": {"radius": math.inf}, "margins": {"margins": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_files_keep_the_domain(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, example = random_weights(nn.Linear(3, 2)).to(dtype), torch.zeros(1, 3, dtype=dtype)
+    certificate = certify(model, example, **CALLS[name])
+    certificate.save(tmp_path / "certificate.json")
+    loaded = Certificate.load(tmp_path / "certificate.json")
+    assert (loaded.domain, loaded.input_domain) == (certificate.domain, certificate.input_domain)
+    assert verify(loaded, model.state_dict()).lipschitz == certificate.exact_lipschitz
+    require_same_model(loaded, model, example)
+    with pytest.raises(CheckError, match="constants"):
+        require_same_model(loaded, model.double() if dtype == torch.float32 else model.float(), example.to(
+            torch.float64 if dtype == torch.float32 else torch.float32
+        ))  # fmt: skip
+
+
+def test_another_output_is_another_model() -> None:
+    model, example = Of(lambda self, x: (x, 2 * x)), torch.zeros(1, 3)
+    require_same_model(certify(model, example, output=1), model, example, output=1)
+    with pytest.raises(CheckError):
+        require_same_model(certify(model, example, output=1), model, example, output=0)
+
+
+def forged(model: nn.Module, example: Any, change: Callable[[dict[str, Any]], None], **call: Any) -> None:
+    """Check a certificate whose input row was changed."""
+    certificate = certify(model, example, **call)
+    document = json.loads(json.dumps(certificate.document()))
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    check(copy.deepcopy(document), tensors)
+    change(document["rows"][0])
+    check(document, tensors)
+
+
+def setting(**constants: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda row: row["constants"].update(constants)
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "ends exchanged": (setting(low=1.0, high=0.0), "wrong order"),
+    "one end twice": (setting(low=1.0, high=1.0), "wrong order"),
+    "wider above": (setting(high=1.0001), "radius .* less than"),
+    "wider below": (setting(low=-1.0001), "radius .* less than"),
+    "every number": (setting(low=-3.5e38, high=3.5e38), "radius .* less than"),
+    "also a ball": (setting(radius=1.0), "neither a ball nor a box"),
+    "one end": (lambda row: row["constants"].pop("low"), "lacks 'low'"),
+    "no dtype": (lambda row: row["constants"].pop("dtype"), "neither a ball nor a box"),
+    "unknown dtype": (setting(dtype="int8"), "nothing is known of the dtype 'int8'"),
+    "end that is none": (setting(high=math.inf), "not finite"),
+    "end that is a word": (setting(high="1"), "wrong type"),
+    "a ball as large": (lambda row: row.update(constants={"dtype": "float32", "radius": 1.0}), "largest .* less than"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_box_may_not_promise_more(name: str) -> None:
+    change, reason = FORGED[name]
+    with pytest.raises(CheckError, match=reason):
+        forged(random_weights(nn.Linear(3, 2)), torch.zeros(1, 3), change, box=(0, 1))
+
+
+def test_numbers_of_a_box_may_not_be_lowered_and_smaller_boxes_are_less() -> None:
+    model, example = random_weights(Of(lambda self, x: x * x)), torch.zeros(1, 3)
+    for key in ("radius", "gain", "largest"):
+
+        def less(row: dict[str, Any], key: str = key) -> None:
+            row[key]["values"][0] = str(float(row[key]["values"][0]) * (1 - 1e-9))
+
+        with pytest.raises(CheckError, match=key):
+            forged(model, example, less, box=(-1, 2))
+    forged(model, example, setting(low=0.5), box=(-1, 2))
+
+
+def test_the_words_of_a_dtype_are_those_of_its_numbers() -> None:
+    model, example = random_weights(nn.Linear(3, 2)), torch.zeros(1, 3)
+    certificate = certify(model, example, math.inf)
+    document = json.loads(json.dumps(certificate.document()))
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    document["rows"][0]["constants"]["dtype"] = "float64"
+    assert "float64 input.input of shape (1, 3) with entries from -3.4" in check(document, tensors).inputs[0]
+    document["rows"][0]["constants"].update(dtype="float32", low=-3.4e38)
+    assert "with entries from -3.4e+38 to 3.4028" in check(document, tensors).inputs[0]
+
+
+TABLES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "no distance": (lambda row: row["claims"].pop(), "1 claims"),
+    "smaller distance": (lambda row: row["claims"][1].update(values=[0.0]), "diameter"),
+    "another table": (lambda row: row["claims"][1].update(tensors=["other.weight"]), "another table"),
+    "another proof": (lambda row: row["claims"][1].update(measure="row_norm"), "must be diameter"),
+    "proof of a ball": (lambda row: row["claims"][0].update(measure="row_norm"), "must be max_abs"),
+    "smaller box": (setting(high=0.01), "outside the box"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_and_their_distances_cannot_be_forged(name: str) -> None:
+    model, example = encoder()
+    change, reason = TABLES[name]
+
+    def run() -> None:
+        certificate = certify(model, example, box=(-3, 3))
+        document = json.loads(json.dumps(certificate.document()))
+        tensors = {n: t.numpy() for n, t in (model.state_dict() | certificate.computed).items()}
+        check(copy.deepcopy(document), tensors)
+        change(next(row for row in document["rows"] if row["operation"] == "input"))
+        check(document, tensors)
+
+    with pytest.raises(CheckError, match=reason):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"radius": 2.0, "box": (0, 1)}, r"radius=2.0 and box=\(0, 1\) are two domains; pass one"),
+        ({"box": (1, 0)}, r"box=\(1, 0\) must be two finite numbers, the smaller one first"),
+        ({"box": (0, math.inf)}, r"box=\(0, inf\) must be two finite numbers"),
+        ({"box": (0, math.nan)}, r"box=\(0, nan\) must be two finite numbers"),
+        ({"box": (0, 1, 2)}, r"must be two numbers, such as \(0, 1\)"),
+        ({"box": 1.0}, r"box=1.0 must be two numbers, such as \(0, 1\)"),
+        ({"box": ("0", 1)}, "low='0' is of type str"),
+        ({"radius": math.nan}, "radius=nan must be positive"),
+        ({"radius": 0}, "radius=0 must be positive; math.inf is every finite input"),
+    ],
+)
+def test_wrong_domains_are_said(call: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify(nn.Linear(2, 2), torch.zeros(1, 2), **call)
+
+
+def test_a_box_that_leaves_out_rows_of_a_table_is_refused_with_the_remedy() -> None:
+    table = nn.Embedding(2, 2, _weight=torch.tensor([[0.5, 2.0], [0.0, -1.0]]))
+    with pytest.raises(ValueError, match=r"leaves out rows of weight, whose entries reach 2.0 .*box=\(-2.0, 2.0\)"):
+        certify(table, torch.tensor([[0, 1]]), box=(0, 1))
+    assert (
+        "entries from -2.0 to 2.0, the rows of `weight`" in certify(table, torch.tensor([[0, 1]]), box=(-2, 2)).domain
+    )
+
+
+# progress
+
+
+def test_progress_counts_every_operation() -> None:
+    captured = decomposed(capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2)))
+    seen: list[tuple[int, int]] = []
+    Walk(captured, Box(0, 1)).run(progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(number, len(seen)) for number in range(1, len(seen) + 1)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_in_a_terminal_alone(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
+    monkeypatch.setenv("COLUMNS", "120")
+    certify(nn.Linear(2, 2), torch.zeros(1, 2), progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("operations bounded" in shown.err) == terminal
+    certify(nn.Linear(2, 2), torch.zeros(1, 2))
+    assert capsys.readouterr().err == ""
