@@ -43,7 +43,7 @@ class Certificate:
     computed: dict[str, Tensor] = field(repr=False, compare=False)
     """Those that the model computes from its own, such as rotary tables, and fixed inputs; the file holds them."""
     fixed: tuple[str, ...] = ()
-    """Names, among those computed, of inputs that are as in the example, such as masks."""
+    """Names, among those computed, of inputs such as masks, that are as in the example but for what they look up."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
     """Row of an attention -> for every head, what no logit exceeds in size for any input; before masks and biases."""
     any_batch: bool = False
@@ -135,7 +135,7 @@ class Certificate:
             looked_up = f", the rows of `{row.claims[0].tensors[0]}` among them" if row.claims else ""
             dtype = row.constants["dtype"]
             parts.append(f"{which} {dtype} `{row.name}` of shape ({', '.join(sizes)}){where}{looked_up}")
-        return "; ".join(parts + [f"`{name}` as in the example" for name in self.fixed])
+        return "; ".join(parts + [f"what else depends on `{name}` as in the example" for name in self.fixed])
 
     @property
     def input_domain(self) -> Domain:
@@ -152,6 +152,8 @@ class Certificate:
     @property
     def substitution(self) -> float | None:
         """What a group of the result changes by in RMS, at most, when tokens are replaced; None without tokens.
+
+        What else depends on the tokens, if anything is `fixed`, stays as it is.
 
         It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
         the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.

@@ -35,7 +35,7 @@ def certify(
 
     The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples where it has more
     axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. Where the input is integers, it
-    is the vectors that embeddings look up; integers and flags that nothing looks up, such as masks, and all arguments
+    is the vectors that embeddings look up; what else depends on integers and flags, such as masks, and all arguments
     that are no tensors, are as in the example. The bound holds in real arithmetic, for the tensors as they are stored.
 
     Args:
@@ -71,7 +71,9 @@ def certify(
         capturing(1, 1)
         walk = Walk(decomposed(captured), domain)
         walk.run(margins, bar("operations bounded"))
-        others = [decomposed(other) for other in confirm(model, captured, output, bar("confirmed by running"))]
+        larger, fixed = confirm(model, captured, output, bar("confirmed by running"))
+        walk.fix(fixed)
+        others = [decomposed(other) for other in larger]
         any_batch = bool(others) and all(
             _same_bounds(walk, other, margins, bar("bounded for another batch")) for other in others
         )

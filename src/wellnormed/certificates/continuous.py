@@ -9,16 +9,17 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.capture import Captured, capture, decomposed, place
+from wellnormed.propagation.dependence import dependence
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.operations.source import MOVES_OF_TOKENS, default_axes
+from wellnormed.propagation.operations.source import default_axes
 from wellnormed.propagation.registry import name_of
 
 
 class Continuous:
     """What a captured graph computes, in real arithmetic as far as float64 has it.
 
-    The variables are the floating inputs, and the vectors that an embedding looks up for integers of the input. All
-    other integers and flags stay as in the example. What does not depend on a variable is computed once, in the
+    The variables are the floating inputs, and the vectors that integers of the input look up. What else depends on
+    these is as in the example. What does not depend on a variable is computed once, in the
     precision in which the model computes it, for that is what a certificate proves; what does is computed in float64,
     and conversions to fewer digits are left out. Gradients pass where the model detaches them, because a derivative
     does.
@@ -46,16 +47,15 @@ class Continuous:
         self._variables: dict[fx.Node, str] = {}
         self._steps: list[tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._constants: dict[fx.Node, Any] = {}
-        needed = self._needed(captured)
-        dependent: set[fx.Node] = set()
+        depends = dependence(captured.nodes, captured.inputs)
+        begins = depends.lookups | {node for node in depends.variable if node.op == "placeholder"}
+        needed = self._needed(begins)
         for node in captured.nodes:
-            if _is_variable(node, captured):
+            if node in begins:
                 self._add_variable(node, captured)
-                dependent.add(node)
             elif node not in needed or node.op == "output":
                 continue
-            elif any(each in dependent for each in node.all_input_nodes):
-                dependent.add(node)
+            elif node in depends.variable:
                 self._steps.append((node, *_in_float64(node)))
             else:
                 self._constants[node] = self._constant(node, captured)
@@ -99,12 +99,12 @@ class Continuous:
         count = len(next(iter(inputs.values())))
         return torch.stack([self({name: x[number] for name, x in inputs.items()}) for number in range(count)])
 
-    def _needed(self, captured: Captured) -> set[fx.Node]:
+    def _needed(self, begins: set[fx.Node]) -> set[fx.Node]:
         found = {self._result}
         front = [self._result]
         while front:
             node = front.pop()
-            for each in () if _is_variable(node, captured) else node.all_input_nodes:
+            for each in () if node in begins else node.all_input_nodes:
                 if each not in found:
                     found.add(each)
                     front.append(each)
@@ -152,20 +152,6 @@ def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Cont
         torch.Size([1, 3])
     """
     return Continuous(capture(model, example_input, output))
-
-
-def _is_variable(node: fx.Node, captured: Captured) -> bool:
-    """Floats of the input, and the vectors looked up for its integers."""
-    if node.op == "placeholder" and node.name in captured.inputs:
-        return _example(node, captured).is_floating_point()
-    if name_of(node.target) != "aten.embedding.default":
-        return False
-    tokens = node.args[1]
-    while isinstance(tokens, fx.Node) and name_of(tokens.target).split(".")[1:2] and tokens.op == "call_function":
-        if name_of(tokens.target).split(".")[1] not in MOVES_OF_TOKENS:
-            return False
-        tokens = tokens.args[0]
-    return isinstance(tokens, fx.Node) and tokens.name in captured.inputs
 
 
 def _example(node: fx.Node, captured: Captured) -> Tensor:

@@ -38,7 +38,7 @@ class Report:
     margin: Decimal | None
     """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
     substitution: Decimal | None
-    """What a group of the output changes by in RMS when any tokens are replaced; None without tokens."""
+    """What a group of the output changes by in RMS when any tokens are replaced, and what is fixed stays; or None."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention and head, what no logit exceeds."""
     rows: int
@@ -255,7 +255,10 @@ class _Check:
         distances = [Decimal(row.claims[1].values[0]) / _root_down(row.entries()) for row in inputs if row.claims]
         most = 2 * self.output.radius.max() / _root_down(output.entries())
         substitution = min(lipschitz * max(distances), most) if distances else None
-        domains = *(_domain(row) for row in inputs), *(f"{name} as stored" for name in fixed)
+        domains = (
+            *(_domain(row) for row in inputs),
+            *(f"what else depends on {name} as for the stored one" for name in fixed),
+        )
         shown = f"{_shown(output)}, in {_groups(output)},"
         return Report(domains, shown, lipschitz, l2, margin, substitution, logits, count, len(self.proved), unused)
 

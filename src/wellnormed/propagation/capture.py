@@ -13,7 +13,7 @@ import random
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -28,15 +28,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
+from wellnormed.propagation.dependence import LOOKUPS, dependence
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.movement import MOVES
 from wellnormed.propagation.registry import OPERATIONS, name_of
 
 _TORCH = torch.__file__.removesuffix("__init__.py")
-_COMPOUND = (
-    "aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm_cell.default",
-    "aten.gru_cell.default", "aten.einsum.default",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +128,14 @@ def confirm(
     captured: Captured,
     output: Any = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Captured]:
+) -> tuple[list[Captured], set[str]]:
     """Check that a model does what was captured, always.
 
-    If the model can be captured for a batch of any size, the result is the same for twice the batch, and for a batch of
-    one; otherwise nothing. `progress` is told how many steps are done, and of how many.
+    `progress` is told how many steps are done, and of how many.
+
+    Returns:
+        If the model can be captured for a batch of any size, the same for twice the batch, and for a batch of one,
+        otherwise nothing; and the names of inputs whose integers are as in the example, but for what they look up.
 
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
@@ -143,12 +143,12 @@ def confirm(
     arguments, keywords = captured.example
     state = _State(model)
     with _quiet(), _restoring(state):
-        _require_same_values(model, captured, arguments, keywords, output)
+        fixed = _require_same_values(model, captured, arguments, keywords, output)
         state.restore()
         progress(1, 4)
         found = _other_batches(model, arguments, keywords, output, progress)
         progress(4, 4)
-        return found
+        return found, fixed
 
 
 def _other_batches(
@@ -265,27 +265,23 @@ def _refuse_overwriting(program: ExportedProgram) -> None:
 @cache
 def _taken_apart() -> dict[Any, Any]:
     table = torch.export.default_decompositions()
-    return {operation: rule for operation, rule in table.items() if name_of(operation) in _COMPOUND}
+    return {operation: rule for operation, rule in table.items() if name_of(operation) not in OPERATIONS}
 
 
 def _is_plain(captured: Captured) -> bool:
     """Whether no operation overwrites anything, and all that depend on the input have bounds as they are."""
-    dependent = {node for node in captured.nodes if node.op == "placeholder" and node.name in captured.inputs}
+    variable = dependence(captured.nodes, captured.inputs).variable
     for node in captured.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
                 return False
-            if any(each in dependent for each in node.all_input_nodes):
-                dependent.add(node)
-                if name_of(node.target) not in OPERATIONS:
-                    return False
-        elif any(each in dependent for each in node.all_input_nodes):
-            dependent.add(node)
+            if node in variable and name_of(node.target) not in OPERATIONS:
+                return False
     return True
 
 
 def decomposed(captured: Captured) -> Captured:
-    """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
+    """The same operations without mutation; those without a bound, such as recurrent layers, as their parts."""
     if _is_plain(captured):
         return captured
     try:
@@ -298,25 +294,40 @@ def decomposed(captured: Captured) -> Captured:
 
 
 class _Recording(TorchDispatchMode):
-    """Notes which operations are executed on what depends on given tensors, but for those that only move entries.
+    """Notes which operations are executed on what depends on the certified variable, but for moves and shifts.
 
-    A function that differs by moves alone gives other values at the example.
+    A function that differs only by moves of entries, or by constants that are added, gives other values at the example.
+    The variable is the floats among named tensors, and what the integers among them look up. Whose integers are used
+    otherwise, as in masks, or read by code, is noted in `fixed`: they are as in the example.
     """
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
         super().__init__()
         self.executed: list[str] = []
-        self._dependent = {id(each): each for each in tensors}
+        self.fixed: set[str] = set()
+        self._dependent = {id(each): each for _, each in named if each.is_floating_point()}
+        self._integers = {id(each): (each, {name}) for name, each in named if not each.is_floating_point()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(each) in self._dependent for each in _tensors((args, kwargs))):
-            found = _tensors(result)
-            self._dependent |= {id(each): each for each in found}  # kept, so that no other tensor gets its number
-            packet = str(func).removeprefix("aten.").partition(".")[0]
-            if packet not in MOVES:
-                self.executed.append(packet)
+        self.note(str(func).removeprefix("aten.").partition(".")[0], _tensors((args, kwargs)), _tensors(result))
         return result
+
+    def note(self, packet: str, given: list[Tensor], found: list[Tensor]) -> None:
+        """An operation, and what it was given and gave; tensors are kept, so that no other gets the number of one."""
+        names: set[str] = set().union(*(self._integers[id(each)][1] for each in given if id(each) in self._integers))
+        depends = any(id(each) in self._dependent for each in given)
+        if depends or packet in _READING:
+            self.fixed |= names
+        if depends or (
+            names and packet in LOOKUPS and given[0].is_floating_point() and id(given[0]) not in self._integers
+        ):
+            shifts = packet in ("add", "add_") and sum(id(each) in self._dependent for each in given) == 1 < len(given)
+            self._dependent |= {id(each): each for each in found}
+            if packet not in MOVES and not shifts:
+                self.executed.append(packet)
+        elif names:
+            self._integers |= {id(each): (each, names) for each in found}
 
 
 _READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "numpy", "tolist", "__array__", "__dlpack__")
@@ -328,31 +339,38 @@ class _Reading(TorchFunctionMode):
 
     def __init__(self, recording: _Recording) -> None:
         super().__init__()
-        self._executed = recording.executed
+        self._recording = recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _READING:
-            self._executed.append(name)
+            self._recording.note(name, _tensors((args, kwargs)), [])
         return func(*args, **(kwargs or {}))
 
 
 def _require_same_values(
     model: nn.Module, captured: Captured, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-) -> None:
-    """Refuse a model that executes something else than its captured graph: other operations, or other values."""
+) -> set[str]:
+    """Refuse a model that executes something else than its captured graph: other operations, or other values.
+
+    Returns the names of inputs whose integers are used for more than looking up.
+    """
     program = captured.program.module(check_guards=False)
     state: _State | None = None
+    fixed: set[str] = set()
+    names = [name for name, _ in captured.inputs.values()]
     for grad, required in ((True, True), (True, False), (False, False), (True, True)):
         inputs = _map(
             lambda each, r=required: each.detach().clone().requires_grad_(r and each.is_floating_point()),
             (arguments, keywords),
         )
         with torch.set_grad_enabled(grad):
-            with _Recording(_tensors(inputs)) as ours:
+            named = list(zip(names, _tensors(inputs), strict=True))
+            with _Recording(named) as ours:
                 expected = program(*inputs).detach()
-            with _Recording(_tensors(inputs)) as theirs, _Reading(theirs):
+            with _Recording(named) as theirs, _Reading(theirs):
                 found = select(model(*inputs[0], **inputs[1]), output).detach()
+        fixed |= ours.fixed | theirs.fixed
         # a first call may fill caches; after it nothing may change
         before, state = state, _State(model)
         if before is not None:
@@ -373,6 +391,7 @@ def _require_same_values(
                 f"{type(model).__name__} does not compute what was captured: its result depends on something else than "
                 "its input and its stored tensors, such as randomness, a call before, or whether gradients are recorded"
             )
+    return fixed
 
 
 class _State:

@@ -1,7 +1,7 @@
 """From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,16 +9,16 @@ from torch import Tensor, fx
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.capture import Captured, owner, place
+from wellnormed.propagation.dependence import dependence, packet
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
-from wellnormed.propagation.operations.source import MOVES_OF_TOKENS, Tokens, default_axes, source
+from wellnormed.propagation.operations.source import default_axes, embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
 from wellnormed.propagation.registry import OPERATIONS, name_of
 from wellnormed.propagation.value import Value
 
-_LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "take_along_dim", "one_hot", "scatter")
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 
 
@@ -34,8 +34,9 @@ class Walk:
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.fixed: dict[str, Stored] = {}
-        """Inputs that are as in the example, such as masks, by name."""
-        self.dependent = self._dependent()
+        """Inputs, such as masks, that are as in the example but for what they look up, by name."""
+        self.depends = dependence(captured.nodes, captured.inputs)
+        self.dependent = self.depends.variable
         self._same = repeats(captured.nodes)
         self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
@@ -65,29 +66,12 @@ class Walk:
             result = pick(self.step, result, lambda t: t[None])
         return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
 
-    def _dependent(self) -> set[fx.Node]:
-        found: set[fx.Node] = set()
-        for node in self.captured.nodes:
-            is_input = node.op == "placeholder" and node.name in self.captured.inputs
-            if (is_input and not self._is_constant(node)) or any(each in found for each in node.all_input_nodes):
-                found.add(node)
-        return found
-
-    def _is_constant(self, node: fx.Node) -> bool:
-        """Integers and flags of the input that nothing looks up, such as a mask, are as the example has them."""
-        _, example = self.captured.inputs[node.name]
-        if example.is_floating_point():
-            return False
-        reached, front = {node}, [node]
-        while front:
-            for user in front.pop().users:
-                indices = torch.utils._pytree.tree_leaves((user.args[1:], user.kwargs))
-                if _packet(user) in _LOOKUPS and any(each in reached for each in indices):
-                    return False
-                if user not in reached:
-                    reached.add(user)
-                    front.append(user)
-        return True
+    def fix(self, names: Iterable[str]) -> None:
+        """Note inputs that are as in the example, but for what they look up."""
+        for name, example in self.captured.inputs.values():
+            if name in names:
+                stored = self.step.computed(f"input.{name}", example)
+                self.fixed[stored.name] = stored
 
     def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
         if node.op != "call_function" or node not in self.dependent:
@@ -121,6 +105,7 @@ class Walk:
             return self._placeholder(node)
         if node in self.patterns:
             bound, found = self.patterns[node]
+            self.fix(self.depends.names(self._sources(node)))
             result = bound(self.step, fx.node.map_aggregate(found, self._known))
             self._check(node, result)
             return result
@@ -128,19 +113,26 @@ class Walk:
         arguments, keywords = known
         if node not in self.dependent:
             return self._compute(node, arguments, keywords)
+        if node in self.depends.lookups:
+            return self._lookup(node, arguments)
+        if not any(isinstance(self.values[each], Value | list) for each in node.all_input_nodes):
+            return self._compute(node, arguments, keywords)  # of ones like the input, say
+        self.fix(self.depends.names(node.all_input_nodes))
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]
             if chosen is None:
                 raise self.step.refuse("the positions of entries in their order are used, which have no bound")
             return chosen
-        if isinstance(arguments[0] if arguments else None, Tokens):
-            if _packet(node) not in MOVES_OF_TOKENS:
-                raise self.step.refuse(
-                    "it computes with the input's integers; they may go into embeddings only, for the vectors looked "
-                    "up are the input that a certificate speaks of"
-                )
-            return Tokens(arguments[0].name, tuple(node.meta["val"].shape))
         return self._bound(node, arguments, keywords)
+
+    def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
+        table, indices = arguments[:2]
+        indices = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else indices
+        if not isinstance(indices, Stored) or packet(node) not in ("embedding", "index"):
+            raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
+        result = embedding(self.step, table, tuple(indices.tensor.shape))
+        self._check(node, result)
+        return result
 
     def _known(self, each: Any) -> Any:
         return self.values[each] if isinstance(each, fx.Node) else each
@@ -178,11 +170,7 @@ class Walk:
             return self.stored[name]
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
-            fixed = self.step.computed(f"input.{name}", example)
-            self.fixed[fixed.name] = fixed
-            return fixed
-        if not example.is_floating_point():
-            return Tokens(name, tuple(example.shape))
+            return self.step.computed(f"input.{name}", example)
         return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)
 
     def _compute(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
@@ -197,7 +185,7 @@ class Walk:
         with torch.no_grad():
             result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
         if isinstance(result, Tensor):
-            first = arguments[0] if arguments and _packet(node) in _TRANSPOSITIONS else None
+            first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
             swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _equal(result, first.tensor.mT)
             return self.step.computed(self.step.name, result, first if swapped else None)
         if isinstance(result, list | tuple):
@@ -211,7 +199,3 @@ class Walk:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
-
-
-def _packet(node: fx.Node) -> str:
-    return name_of(node.target).removeprefix("aten.").partition(".")[0]

@@ -109,6 +109,12 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
+@operation("aten.item.default", "aten._local_scalar_dense.default")
+def item(step: Ledger, x: Value) -> Value:
+    """Refused: what Python does with a number does not show."""
+    raise step.refuse("`item` makes a number of Python's of what depends on the input; keep it a tensor")
+
+
 _STEPS = ("topk", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
 _JUMPS = ("hardshrink", "threshold", "nan_to_num", "one_hot", "bucketize", "searchsorted", "multinomial")
 _COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))

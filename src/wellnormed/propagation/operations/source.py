@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from wellnormed.propagation.decimals import decimals, float_up, rounding_up, sqrt_up
 from wellnormed.propagation.domain import DTYPES, Box, constants_of
 from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.registry import Read, primitive
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
@@ -54,26 +53,16 @@ def _output(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
     return reads[0].bounds
 
 
-MOVES_OF_TOKENS = (
-    "view", "reshape", "_unsafe_view", "flatten", "expand", "clone", "contiguous", "to", "_to_copy", "alias", "slice",
-    "select", "narrow", "transpose", "permute", "t", "unsqueeze", "squeeze", "detach",
-)  # fmt: skip
-"""What may be done with integers before they are looked up."""
+def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
+    """The vectors looked up are the certified variable: any of the domain, the table's rows among them.
 
-
-@dataclass(frozen=True)
-class Tokens:
-    """Integers of the input, which an embedding looks up."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@operation("aten.embedding.default")
-def embedding(step: Ledger, weight: Any, tokens: Any, *settings: Any, **keywords: Any) -> Value:
-    """The vectors looked up are the certified variable: any of the domain, the table's rows among them."""
-    if not isinstance(tokens, Tokens) or not isinstance(weight, Stored):
-        raise step.refuse("what it looks up is neither a stored table nor numbers of the input; look up tokens only")
+    Args:
+        step: The ledger.
+        weight: The table `(vocabulary, width)`.
+        tokens: Shape of the integers.
+    """
+    if weight.tensor.ndim != 2:
+        raise step.refuse(f"the table has {weight.tensor.ndim} axes; only rows of a matrix may be looked up")
     domain, width = step.radius, weight.tensor.shape[-1]
     inside = step.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
     (size,) = inside.values
@@ -93,7 +82,7 @@ def embedding(step: Ledger, weight: Any, tokens: Any, *settings: Any, **keywords
     return step.derive(
         "input",
         [],
-        shape=(*tokens.shape, width),
+        shape=(*tokens, width),
         axes=(-1,),
         constants=_constants(step, weight.tensor.dtype),
         claims=[inside, step.prove("diameter", weight)],
