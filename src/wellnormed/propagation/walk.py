@@ -132,8 +132,8 @@ class Walk:
             if chosen is None:
                 raise self.step.refuse("the positions of entries in their order are used, which have no bound")
             return chosen
-        if isinstance(arguments[0] if arguments else None, Tokens):
-            if _packet(node) not in MOVES_OF_TOKENS:
+        if any(isinstance(each, Tokens) for each in torch.utils._pytree.tree_leaves(arguments[:1])):
+            if _packet(node) not in MOVES_OF_TOKENS or not isinstance(arguments[0], Tokens):
                 raise self.step.refuse(
                     "it computes with the input's integers; they may go into embeddings only, for the vectors looked "
                     "up are the input that a certificate speaks of"
