@@ -114,7 +114,7 @@ def test_bounds_that_grow_with_the_input_are_huge_and_proved() -> None:
     assert whole.lipschitz == math.inf
     assert 615 < whole.log10_lipschitz < 625  # as the square of the largest number
     assert verify(whole, model.state_dict()).lipschitz == whole.exact_lipschitz
-    assert "inf" in str(whole).lower() or "E+6" in str(whole)
+    assert "inf" not in str(whole).replace("all finite", "").lower()
 
 
 def test_a_limit_on_one_side_is_none_on_the_other() -> None:

@@ -169,7 +169,7 @@ FORGERIES: dict[str, tuple[str, Callable[[Row], Row], str]] = {
     "no claim": ("linear", lambda r: dataclasses.replace(r, claims=()), "claim"),
     "not a number": ("times", _constant("factor", float("nan")), "factor"),
     "infinite": ("output", _times("gain", "NaN"), "gain"),
-    "larger input": ("input", _constant("radius", 1.5), "radius .* less than"),
+    "larger input": ("input", _constant("radius", 9.0), "radius .* less than"),
     "no input": ("input", _constant("radius", 0.0), "its radius is not positive"),
     "input without end": ("input", _constant("radius", math.inf), "radius is not finite"),
     "two domains": ("input", _constant("low", -1.0), "neither a ball nor a box"),

@@ -158,11 +158,15 @@ class Certificate:
         It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
         the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.
         """
-        exact = self._token_distance
-        if exact is None:
+        exact = self._substitution
+        return None if exact is None else float_up(exact)
+
+    @property
+    def _substitution(self) -> Decimal | None:
+        if (distance := self._token_distance) is None:
             return None
         with rounding_up():
-            return float_up(min(self.exact_lipschitz * exact, 2 * largest_rms(self.rows[-1], "radius")))
+            return min(self.exact_lipschitz * distance, 2 * largest_rms(self.rows[-1], "radius"))
 
     @property
     def _token_distance(self) -> Decimal | None:
@@ -242,18 +246,19 @@ class Certificate:
         return json_text(self.document(), sealed=True, indent=1)
 
     def __str__(self) -> str:
-        l2 = self.l2_lipschitz
-        euclidean = "" if l2 is None else f"; {_short(Decimal(l2))} in Euclidean norms"
+        l2, replaced = self.exact_l2_lipschitz, self._substitution
+        euclidean = "" if l2 is None else f"; {_short(l2)} in Euclidean norms"
         lines = [
             f"Lipschitz bound {_short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
             f"norms: {self.norms}",
             f"domain: {self.domain}",
             f"arithmetic: {self.arithmetic}",
         ]
-        if self.largest_logit is not None:
-            lines.append(f"largest attention logit, proved: {_short(Decimal(self.largest_logit))}")
-        if self.substitution is not None:
-            lines.append(f"replacing any tokens changes the result by at most: {_short(Decimal(self.substitution))}")
+        if self.attention_logits:
+            largest = max(max(heads) for heads in self.attention_logits.values())
+            lines.append(f"largest attention logit, proved: {_short(largest)}")
+        if replaced is not None:
+            lines.append(f"replacing any tokens changes the result by at most: {_short(replaced)}")
         if self.lower_bound is not None:
             lines.append(f"largest gain found: {self.lower_bound:.6g}")
         width = max(len(row.name) for row in self.layers)

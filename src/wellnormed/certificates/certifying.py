@@ -77,6 +77,11 @@ def certify(
         any_batch = bool(others) and all(
             _same_bounds(walk, other, margins, bar("bounded for another batch")) for other in others
         )
+    return certificate_of(walk, any_batch)
+
+
+def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
+    """What a walk that has run proves of the captured graph; `certify` also confirms that the model executes it."""
     used = sorted((walk.step.used | walk.fixed).items())
     return Certificate(
         rows=tuple(walk.step.rows.values()),

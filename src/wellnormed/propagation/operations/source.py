@@ -69,7 +69,7 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
     if isinstance(domain, Box) and not domain.low <= -size <= size <= domain.high:
         raise ValueError(
             f"box=({domain.low}, {domain.high}) leaves out rows of {weight.name}, whose entries reach {size} in size: "
-            f"pass box=({-size}, {size}) or a wider one, or radius="
+            f"pass box=({-size}, {size}) or a wider one"
         )
     with rounding_up():
         largest = Decimal(size) / Decimal(width).sqrt().next_minus()
