@@ -19,6 +19,7 @@ from wellnormed.nn import BallProjection
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.claims import diameter
 from wellnormed.propagation.domain import DTYPES, Box
+from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.walk import Walk
 
 
@@ -203,13 +204,13 @@ def test_inputs_that_are_fixed_are_named_and_kept(tmp_path: Path) -> None:
     model, example = encoder()
     certificate = certify(model, example, 2.0)
     assert certificate.fixed == ("input.mask",)
-    assert certificate.domain.endswith("; `input.mask` as in the example")
+    assert certificate.domain.endswith("; `input.mask` as in the example, lookups apart")
     assert "the rows of `table.weight` among them" in certificate.domain
     certificate.save(tmp_path / "certificate.json")
     loaded = Certificate.load(tmp_path / "certificate.json")
     assert torch.equal(loaded.computed["input.mask"], example["mask"])
     report = verify(loaded, model.state_dict())
-    assert "for input.mask as stored" in str(report)
+    assert "input.mask as stored, lookups apart" in str(report)
     assert not report.unused
     require_same_model(loaded, model, example)
     with pytest.raises(CheckError, match=r"input.mask, which the example fixes, is another"):
@@ -217,6 +218,63 @@ def test_inputs_that_are_fixed_are_named_and_kept(tmp_path: Path) -> None:
     rows = [row for row in loaded.rows if row.operation == "input"]
     distances = [row.claims[1].values[0] / 2 for row in rows]
     assert certificate.token_distance == pytest.approx(max(distances))
+
+
+class Padded(nn.Module):
+    """Counts positions and hides tokens by what they are, as RoBERTa does; warns of padding if left alone."""
+
+    def __init__(self, *, table: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.result = nn.Embedding(7, 4), nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.table, self.warned = table, 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        here = tokens != 0
+        places = here.long().cumsum(1) * here
+        if not torch.compiler.is_compiling() and bool((tokens == 0).any()):
+            mask = here[:, None, None, :]
+        else:
+            mask = (here * 1)[:, None, None, :].bool()
+        x = self.tokens.weight[tokens] if self.table else self.tokens(tokens)
+        x = (x + self.positions(places))[:, None]
+        x = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return self.result(x[:, 0])
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_what_tokens_decide_beside_lookups_is_fixed(table: bool) -> None:
+    model = random_weights(Padded(table=table), 0.3)
+    example = torch.tensor([[1, 2, 3, 0]])
+    certificate = certify(model, example, 2.0)
+    assert certificate.fixed == ("input.tokens",)
+    looked_up = {row.claims[0].tensors[0] for row in certificate.rows if row.operation == "input"}
+    assert looked_up == {"tokens.weight", "positions.weight"}
+    assert torch.equal(certificate.computed["input.tokens"], example)
+    verify(certificate, model.state_dict())
+    # tokens that leave the padding where it is change the result by no more than is promised
+    results = torch.stack([model(torch.tensor([[a, b, c, 0]]))[0] for a in (1, 4) for b in (2, 5) for c in (3, 6)])
+    most = (results[:, None] - results).square().mean(-1).sqrt().max()
+    assert certificate.substitution is not None
+    assert float(most) <= certificate.substitution
+
+
+def test_a_model_that_changes_course_by_what_it_computes_is_refused() -> None:
+    class Looking(Padded):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.tokens(tokens)
+            return self.result(x if bool(x.sum() > 0) else -x)
+
+    with pytest.raises(UncertifiableError):
+        certify(random_weights(Looking(), 0.3), torch.tensor([[1, 2, 3, 0]]), 2.0)
+
+
+def test_features_that_are_integers_are_no_variable() -> None:
+    class Counting(nn.Module):
+        def forward(self, counts: Tensor) -> Tensor:
+            return counts.float() * 2
+
+    with pytest.raises(UncertifiableError, match="not computed from the certified input"):
+        certify(Counting(), torch.tensor([[1, 2, 3, 0]]))
 
 
 # files

@@ -135,7 +135,7 @@ class Certificate:
             looked_up = f", the rows of `{row.claims[0].tensors[0]}` among them" if row.claims else ""
             dtype = row.constants["dtype"]
             parts.append(f"{which} {dtype} `{row.name}` of shape ({', '.join(sizes)}){where}{looked_up}")
-        return "; ".join(parts + [f"what else depends on `{name}` as in the example" for name in self.fixed])
+        return "; ".join(parts + [f"`{name}` as in the example, lookups apart" for name in self.fixed])
 
     @property
     def input_domain(self) -> Domain:

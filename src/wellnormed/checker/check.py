@@ -257,7 +257,7 @@ class _Check:
         substitution = min(lipschitz * max(distances), most) if distances else None
         domains = (
             *(_domain(row) for row in inputs),
-            *(f"what else depends on {name} as for the stored one" for name in fixed),
+            *(f"{name} as stored, lookups apart" for name in fixed),
         )
         shown = f"{_shown(output)}, in {_groups(output)},"
         return Report(domains, shown, lipschitz, l2, margin, substitution, logits, count, len(self.proved), unused)
