@@ -152,7 +152,9 @@ class Function:
             x, kernel = x.flatten(0, 1), self.tensor(names[0])
             if c.get("adjoint", False):  # pixels that no window reaches are zero
                 y = _convolve(x, kernel, adjoint=True, **step)
-                less = [each for n, m in zip(reversed(shape[2:]), reversed(y.shape[2:]), strict=True) for each in (0, n - m)]
+                less = [
+                    each for n, m in zip(reversed(shape[2:]), reversed(y.shape[2:]), strict=True) for each in (0, n - m)
+                ]
                 return F.pad(y, less).unflatten(0, (count, -1))
             y = _convolve(x, kernel, **step).unflatten(0, (count, -1))
             return y + self.tensor(names[1]).reshape(-1, *[1] * (len(shape) - 2)) if len(names) > 1 else y
@@ -223,7 +225,7 @@ class Search:
             if what == "radius":
                 top = cut.abs().amax([a + 1 for a in each["axes"]], keepdim=True) if each["axes"] else cut.abs()
                 scale = torch.minimum(scale, bound(each, "largest") / top.clamp(min=1e-300))
-            x = (cut * (scale if exactly and each is row and not [*self.function.cuts(name)] else scale.clamp(max=1.0)))
+            x = cut * (scale if exactly and each is row and not [*self.function.cuts(name)] else scale.clamp(max=1.0))
             x = x.reshape(len(x), *row["shape"])
         return x
 
@@ -328,7 +330,11 @@ def _mine(function: Function, row: Mapping[str, Any]) -> str:
 
 
 def broken(
-    document: Mapping[str, Any], tensors: Mapping[str, np.ndarray], seed: int, seen: set[int], rows: Callable[[str], bool]
+    document: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    seed: int,
+    seen: set[int],
+    rows: Callable[[str], bool],
 ) -> list[str]:
     """What is false of an accepted document, each as a sentence; nothing that was looked at before is repeated.
 
@@ -347,7 +353,9 @@ def broken(
             if own in seen:
                 continue
             true = norms(claim["measure"], [function.tensor(n) for n in claim["tensors"]], claim.get("constants", {}))
-            if len(true) != len(claim["values"]) or any(a > b * (1 + SLACK) for a, b in zip(true, claim["values"], strict=True)):
+            if len(true) != len(claim["values"]) or any(
+                a > b * (1 + SLACK) for a, b in zip(true, claim["values"], strict=True)
+            ):
                 found.append(f"{claim['measure']} of {claim['tensors']} is {true}, not {claim['values']}")
             seen.add(own)
     for name, row in function.rows.items():
