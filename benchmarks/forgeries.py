@@ -339,12 +339,12 @@ def groups(draft: Draft, rng: Generator) -> None:
     elif kind < 0.5 and row["reads"]:
         row["reads"][pick(rng, range(len(row["reads"])))] = axes
     elif kind < 0.7:  # in all rows alike, so that they may fit
-        axis, size = 0, pick(rng, (2, 3, 5, 1000, 10**6, 10**12))
+        axis, size = 0, pick(rng, (2, 3, 5, 50, 10**8, 10**12))
         for each in draft.rows:
             if len(each["shape"]) >= rank - 1 and rng.random() < 0.98:
                 each["shape"][axis] = size
     elif kind < 0.85:
-        old, new = pick(rng, row["shape"]), pick(rng, (1, 2, 3, 4, 8, 10**4, 10**6, 10**12))
+        old, new = pick(rng, row["shape"]), pick(rng, (1, 2, 3, 4, 8, 100, 10**8, 10**12))
         for each in draft.rows:
             each["shape"] = [new if n == old else n for n in each["shape"]]
     else:
@@ -381,6 +381,8 @@ def insert(draft: Draft, rng: Generator) -> None:
     source = draft.rows[int(rng.integers(i))]
     shape, rank, name = list(source["shape"]), len(source["shape"]), f"new {i}"
     last = shape[-1]
+    if max(shape) > 64:
+        raise LookupError("its tensors would be large")
     axes = sorted({*(int(a) for a in rng.integers(0, rank, rank // 2)), rank - 1})
     tensor = _new_tensor(draft, pick(rng, ([last, last], [last], shape, [2, last // 2 or 1, last], [1])), rng)
     square = _new_tensor(draft, pick(rng, ([last, last], [1, last, last], [last, 1, last])), rng)

@@ -281,9 +281,9 @@ class Search:
 
     def _exceeded(self, row: Mapping[str, Any], what: str, measured: Tensor) -> Iterator[str]:
         limit = bound(row, what) * (1 + SLACK)
-        over = measured.detach() > limit
+        over = (measured.detach() > limit) & measured.detach().isfinite()  # float64 holds no more
         if bool(over.any()):
-            most = float((measured.detach() / limit.clamp(min=1e-300)).max())
+            most = float(torch.where(over, measured.detach() / limit.clamp(min=1e-300), 0.0).max())
             yield f"{what} of {row['name']} ({row['operation']}) is met {most:.6g} times over"
 
     def whole(self, document: Mapping[str, Any]) -> Iterator[str]:

@@ -128,13 +128,15 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
     return move(value, name, positions)
 
 
-def spread(value: Value, shape: tuple[int, ...]) -> Value:
-    """Broadcast."""
+def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
+    """Broadcast to a shape, which must be that of the value with others."""
+    broadcast = np.broadcast_shapes(value.shape, *others)
+    require(broadcast == shape, f"its shape must be {broadcast}")
     positions = np.arange(math.prod(value.shape)).reshape(value.shape)
     return value if shape == value.shape else move(value, value.name, np.broadcast_to(positions, shape))
 
 
-def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value:
+def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """The product with a number or a stored tensor, or the quotient."""
     require(("factor" in c) != ("divisor" in c), "it must have either a factor or a divisor")
     given, divide = c.get("factor", c.get("divisor")), "divisor" in c
@@ -144,7 +146,7 @@ def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value
     with np.errstate(all="ignore"):
         new = 1 / new if divide else new
     inexact = divide and bool((np.frexp(exact)[0] != np.copysign(0.5, exact)).any())
-    value, terms = spread(value, np.broadcast_shapes(value.shape, new.shape)), []
+    value, terms = spread(value, shape, new.shape), []
     for term in value.terms:
         with np.errstate(all="ignore"):
             factor = new if term.factor is None else term.factor * new
@@ -156,10 +158,10 @@ def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value
     return Value(name, value.shape, tuple(terms))
 
 
-def add(values: Sequence[Value], name: str) -> Value:
+def add(values: Sequence[Value], name: str, shape: tuple[int, ...]) -> Value:
     """The sum of values of shapes that broadcast."""
-    shape = np.broadcast_shapes(*(value.shape for value in values))
-    return Value(name, shape, tuple(term for value in values for term in spread(value, shape).terms))
+    shapes = [value.shape for value in values]
+    return Value(name, shape, tuple(term for value in values for term in spread(value, shape, *shapes).terms))
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
