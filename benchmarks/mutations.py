@@ -279,7 +279,7 @@ def in_document(case: Case, kind: str, rng: Generator) -> tuple[Document, Tensor
         getattr(forgeries, kind)(draft, rng)
         if kind == "tensors":
             draft.follow = rng.random() < 0.5
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise _NoEditError(f"{type(error).__name__}") from error
     if kind != "fields" or rng.random() < 0.3:
         _try(draft.mend)
@@ -412,7 +412,7 @@ def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
 def _edit(draft: Draft, kind: str, rng: Generator) -> None:
     try:
         getattr(forgeries, kind)(draft, rng)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise _NoEditError(f"{type(error).__name__}") from error
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 SLACK = 1e-9
 """Relative share of a measured number that rounding may have added."""
-STARTS, STEPS = 10, 4
+STARTS, STEPS = 10, 3
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
 KINDS = ("radius", "gain", "largest")
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -260,24 +260,22 @@ class Search:
             longest = _length(y, axes).flatten(1).amax(1).sum()
             pulled = torch.autograd.grad(longest, at, materialize_grads=True)
             x = tuple(self.within(n, g, "radius").detach() for n, g in zip(sources, pulled, strict=True))
-        x = tuple(self.starts(each) for each in sources)
-        d = tuple(self.within(n, torch.randn(e.shape, dtype=e.dtype, generator=self.generator), "gain")
-                  for n, e in zip(sources, x, strict=True))  # fmt: skip
-        for step in range(STEPS):
-            _, pushed = torch.func.jvp(lambda *given: run(given), x, d)
+        x = tuple(self.starts(each).requires_grad_() for each in sources)
+        y = run(x)
+        v = torch.zeros_like(y, requires_grad=True)
+        if not y.requires_grad:
+            return
+        pulled = torch.autograd.grad(y, x, v, create_graph=True, materialize_grads=True)
+        d = tuple(torch.randn(each.shape, dtype=each.dtype, generator=self.generator) for each in x)
+        for _ in range(STEPS):  # the power method at every point: J d is the derivative of (J^T v) d by v
+            d = tuple(self.within(n, g.detach(), "gain") for n, g in zip(sources, d, strict=True))
+            onto = sum(((g * e).sum() for g, e in zip(pulled, d, strict=True)), torch.zeros((), dtype=y.dtype))
+            (pushed,) = torch.autograd.grad(onto, [v], retain_graph=True, materialize_grads=True)
             size = _length(pushed, axes)
             yield from self._exceeded(row, "gain", size)
-            if step == STEPS - 1:
-                break
-            best = size.flatten(1).argmax(1)
-            chosen = F.one_hot(best, size[0].numel()).reshape(size.shape)
-            u = (pushed * chosen / size.clamp(min=1e-300)).detach()
-            at = tuple(each.detach().requires_grad_() for each in x)
-            y = run(at)
-            if not y.requires_grad:
-                break
-            slopes = torch.autograd.grad((y * u).sum(), at, create_graph=False, materialize_grads=True)
-            d = tuple(self.within(n, g.detach(), "gain") for n, g in zip(sources, slopes, strict=True))
+            chosen = F.one_hot(size.flatten(1).argmax(1), size[0].numel()).reshape(size.shape)
+            u = pushed * chosen / size.clamp(min=1e-300)
+            d = torch.autograd.grad(y, x, u, retain_graph=True, materialize_grads=True)
 
     def _exceeded(self, row: Mapping[str, Any], what: str, measured: Tensor) -> Iterator[str]:
         limit = bound(row, what) * (1 + SLACK)
