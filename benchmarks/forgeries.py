@@ -14,9 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from benchmarks import statements
 from numpy.random import Generator
 
+from benchmarks import statements
 from wellnormed.checker import CheckError, check, proofs
 from wellnormed.checker.check import MOVES, _Check
 from wellnormed.checker.files import Stored, stored
@@ -469,13 +469,16 @@ def tensors(draft: Draft, rng: Generator) -> None:
         ways += [(n, size // n // m, m) for n in (2, 3, 4, 8) for m in (1, 2, 4, 8) if size % (n * m) == 0]
         draft.tensors[name] = replace(one, shape=pick(rng, ways))
     elif kind == 6:
-        array = array.astype(pick(rng, ("f2", "f4", "f8", "i8", "i4", "u1", "?")))
+        with np.errstate(all="ignore"):
+            array = array.astype(pick(rng, ("f2", "f4", "f8", "i8", "i4", "u1", "?")))
     elif kind == 7:
         array.reshape(-1)[int(rng.integers(array.size))] = pick(rng, (math.nan, math.inf, 1e308, 0.0, -1e-310))
     else:
         del draft.tensors[name]
     if kind in (0, 1, 4, 6, 7):
-        draft.tensors[name] = stored(array if kind == 6 else array.astype("f8" if one.dtype == "F64" else "f4"))
+        with np.errstate(all="ignore"):
+            array = array if kind == 6 else array.astype("f8" if one.dtype == "F64" else "f4")
+        draft.tensors[name] = stored(array)
 
 
 STRUCTURE = (orders, constants, claims, groups, attention, insert, insert, tensors)

@@ -1,23 +1,23 @@
 """Forged certificates: what the checker and `wellnormed verify` say of 10,000 mutations of certificates.
 
-Bytes, fields, orders, tensors and configs are edited (`benchmarks.forgeries`), all digests are computed again, and after
-an edit of what is computed everything that follows from it is stated anew. What is accepted is judged without the
+Bytes, fields, orders, tensors and configs are edited (`benchmarks.forgeries`), all digests are computed again, and
+after an edit of what is computed everything that follows from it is stated anew. What is accepted is judged without the
 checker's rules (`benchmarks.statements`): a false accept is an accepted statement that graph and weights do not imply.
 `wellnormed verify` is also asked of folders whose certificate, weights or config was edited.
 
-    python -m benchmarks.mutations --count 10000
+    python -m benchmarks.mutations --count 10500
     python -m benchmarks.mutations --only 17      # one mutation, in full
+
+What is done lies in `runs/mutations/`, so that a campaign goes on where it stopped; remove it to begin again.
 """
 
 import argparse
 import copy
 import io
 import json
-import math
 import re
 import resource
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -27,18 +27,19 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from benchmarks.forgeries import Document, Draft, Tensors, changed, follow, pick, places, spans
 from numpy.random import Generator
 from torch import nn
 
 import wellnormed as wn
 from benchmarks import forgeries, statements
-from benchmarks.forgeries import Draft, Document, Tensors, changed, follow, pick, places, spans
 from wellnormed._files import MANIFEST, _sha256, json_text
 from wellnormed.certificates import Certificate
 from wellnormed.certificates.safetensors_file import raw_tensor
@@ -58,6 +59,8 @@ SECONDS, BYTES = 10, 3 * 2**30
 KINDS = {"bytes": 4, "fields": 5, "orders": 3, "constants": 1, "claims": 1, "groups": 1, "tensors": 2, "lowered": 3,
          "structure": 12, "folder": 4}  # fmt: skip
 """Kinds of mutations, and how often each is drawn."""
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, StopIteration, RuntimeError)
+"""What an edit ends in that a certificate has no place for, or a document that an edit has ruined."""
 Files = dict[str, bytes]
 
 
@@ -114,12 +117,15 @@ def case_of(name: str) -> Case:
     return case
 
 
-
 def _safetensors(tensors: Tensors) -> bytes:
     """The bytes of a safetensors file."""
     head, position = {}, 0
     for name, each in tensors.items():
-        head[name] = {"dtype": each.dtype, "shape": each.shape, "data_offsets": [position, position + len(each.content)]}
+        head[name] = {
+            "dtype": each.dtype,
+            "shape": each.shape,
+            "data_offsets": [position, position + len(each.content)],
+        }
         position += len(each.content)
     text = json.dumps(head).encode()
     return len(text).to_bytes(8, "little") + text + b"".join(each.content for each in tensors.values())
@@ -147,17 +153,17 @@ def limits() -> Iterator[None]:
     """Raise a `_LateError` after some seconds, and a `MemoryError` beyond some memory."""
 
     def late(*_: Any) -> None:
-        raise _LateError(f"more than {SECONDS} s")
+        raise _LateError(f"more than {SECONDS} s of the processor")
 
-    before, size = signal.signal(signal.SIGALRM, late), resource.getrlimit(resource.RLIMIT_AS)
+    before, size = signal.signal(signal.SIGPROF, late), resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES if pages else size[0], size[1]))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_AS, size)
 
 
@@ -175,8 +181,12 @@ def meaning(document: Document, tensors: Tensors) -> Any:
 
 def numbers(document: Document) -> list[Decimal]:
     """The bounds that rows state, and the results."""
-    found = [Decimal(v) for row in document["rows"] for k in statements.KINDS if row[k] for v in row[k]["values"]]
-    results = [document["lipschitz"], document["l2_lipschitz"] or 0, *sum(document["attention_logits"].values(), [])]
+    found = [Decimal(v) for row in document["rows"] for k in statements.KINDS if row.get(k) for v in row[k]["values"]]
+    results = [
+        document["lipschitz"],
+        document.get("l2_lipschitz") or 0,
+        *chain(*document.get("attention_logits", {}).values()),
+    ]
     return found + [Decimal(each) for each in results]
 
 
@@ -184,9 +194,11 @@ def judge(case: Case, document: Document, tensors: Tensors, number: int, full: b
     """Of an accepted document: whether it is false, and if not, how it differs from the case's own."""
     document = json.loads(json.dumps(document))
     if meaning(document, tensors) == meaning(case.document, case.tensors):
-        shapes = [[row[k]["shape"] for k in statements.KINDS] for row in document["rows"] if row["gain"]]
+        shapes = [[row[k]["shape"] for k in statements.KINDS] for row in document["rows"] if row.get("gain")]
         mine, least = numbers(document), numbers(case.floor)
-        if len(mine) != len(least) or shapes != [[r[k]["shape"] for k in statements.KINDS] for r in case.floor["rows"] if r["gain"]]:
+        if len(mine) != len(least) or shapes != [
+            [r[k]["shape"] for k in statements.KINDS] for r in case.floor["rows"] if r["gain"]
+        ]:
             return _by_search(case, document, tensors, number, full)
         if any(a < b * (1 - Decimal("1e-12")) for a, b in zip(mine, least, strict=True)):
             return "false", "a number is less than what follows from the tensors' own norms"
@@ -199,7 +211,9 @@ def judge(case: Case, document: Document, tensors: Tensors, number: int, full: b
 
 def _by_search(case: Case, document: Document, tensors: Tensors, number: int, full: bool) -> tuple[str, str]:
     before = {json.dumps({**row, **dict.fromkeys(statements.KINDS)}) for row in case.document["rows"]}
-    new = {row["name"] for row in document["rows"] if json.dumps({**row, **dict.fromkeys(statements.KINDS)}) not in before}
+    new = {
+        row["name"] for row in document["rows"] if json.dumps({**row, **dict.fromkeys(statements.KINDS)}) not in before
+    }
     rng = np.random.default_rng(number)
     function = statements.Function(document, {})
 
@@ -212,7 +226,9 @@ def _by_search(case: Case, document: Document, tensors: Tensors, number: int, fu
         return full or any(each in new for each in moved) or rng.random() < 0.15
 
     named = {n: t.array() for n, t in tensors.items()}
-    lies = statements.broken(document, named, number, case.seen, edited)
+    margin = check(document, tensors).margin
+    most = None if margin is None else float(margin)
+    lies = statements.broken(document, named, most, number, case.seen, edited)
     return ("false", "; ".join(lies[:5])) if lies else ("another", "")
 
 
@@ -236,7 +252,7 @@ def run(number: int, seed: int, full: bool = False, kind: str | None = None) -> 
     weights = np.array(list(KINDS.values())) / sum(KINDS.values())
     drawn = kind or str(rng.choice(list(KINDS), p=weights))
     drawn = "structure" if name == "cnn" and drawn == "folder" else drawn
-    outcome, start, case = Outcome(number, name, drawn), time.perf_counter(), case_of(name)
+    outcome, start, case = Outcome(number, name, drawn), time.process_time(), case_of(name)
     try:
         with limits():
             if drawn == "folder":
@@ -260,7 +276,7 @@ def run(number: int, seed: int, full: bool = False, kind: str | None = None) -> 
             outcome.status, outcome.reason = judge(case, document, tensors, number, full)
         except Exception:  # what was accepted has no meaning
             outcome.status, outcome.reason = "false", traceback.format_exc().replace(f"{Path.cwd()}/", "")
-    outcome.seconds = round(time.perf_counter() - start, 3)
+    outcome.seconds = round(time.process_time() - start, 3)
     return outcome
 
 
@@ -279,7 +295,7 @@ def in_document(case: Case, kind: str, rng: Generator) -> tuple[Document, Tensor
         getattr(forgeries, kind)(draft, rng)
         if kind == "tensors":
             draft.follow = rng.random() < 0.5
-    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except _UNFIT as error:
         raise _NoEditError(f"{type(error).__name__}") from error
     if kind != "fields" or rng.random() < 0.3:
         _try(draft.mend)
@@ -293,7 +309,7 @@ def _try(do: Any) -> None:
     """What cannot be mended stays, for the checker to refuse."""
     try:
         do()
-    except (CheckError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError):
+    except (*_UNFIT, ArithmeticError):
         return
 
 
@@ -391,9 +407,9 @@ def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
             (Path(where) / each).write_bytes(content)
         said = io.StringIO()
         try:
-            with patch("wellnormed.certificates.verifying.certify", _remembered), redirect_stdout(io.StringIO()):
-                with redirect_stderr(said):
-                    code = Verify(Path(where))()
+            remembering = patch("wellnormed.certificates.verifying.certify", _remembered)
+            with remembering, redirect_stdout(io.StringIO()), redirect_stderr(said):
+                code = Verify(Path(where))()
         except (ValueError, OSError) as error:  # which the command line says in a sentence
             raise _RefusedError(str(error).replace(where, "it")) from error
         if code:
@@ -412,7 +428,7 @@ def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
 def _edit(draft: Draft, kind: str, rng: Generator) -> None:
     try:
         getattr(forgeries, kind)(draft, rng)
-    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except _UNFIT as error:
         raise _NoEditError(f"{type(error).__name__}") from error
 
 
@@ -440,37 +456,53 @@ def summary(outcomes: list[Mapping[str, Any]], seed: int, command: str) -> dict[
         "false_accepts": [each for each in made if each["status"] == "false"],
         "raw_exceptions": [each for each in made if each["status"] == "raw"],
         "edits_that_could_not_be_made": len(outcomes) - len(made),
-        "slowest_seconds": max((each["seconds"] for each in made), default=0.0),
+        "slowest_seconds_of_the_processor": max((each["seconds"] for each in made), default=0.0),
         "refusals": dict(reasons.most_common(80)) | {"others": sum(n for _, n in reasons.most_common()[80:])},
         "rows": [{"case": a, "kind": b, "status": c, "mutations": n} for (a, b, c), n in sorted(table.items())],
     }
 
 
+def _read(folder: Path) -> list[dict[str, Any]]:
+    """What is done, by number."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return sorted(map(json.loads, lines), key=lambda each: each["number"])
+
+
 def main() -> None:
     """Make the mutations, and write the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="mutations that could be made")
+    parser.add_argument(
+        "--count", type=int, default=10_500, help="numbers 0, ..., COUNT - 1; some find nothing to edit"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one mutation, with all rows searched")
     parser.add_argument("--kind", choices=[*KINDS, "insert", "attention"], help="of this kind alone")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="0 2 and 1 2: two processes, half each")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only is not None:
         print(json.dumps(asdict(run(options.only, options.seed, True, options.kind)), indent=1).replace("\\n", "\n"))
         return
-    outcomes: list[dict[str, Any]] = []
-    number = made = 0
-    start = time.monotonic()
-    while made < options.count:
-        outcome = run(number, options.seed, kind=options.kind)
-        outcomes.append(asdict(outcome))
-        number, made = number + 1, made + (outcome.status != "no edit")
-        if outcome.status in ("false", "raw"):
-            print(f"{outcome.status} {number - 1} {outcome.case} {outcome.kind}: {outcome.reason}", flush=True)
-        if number % 500 == 0:
-            count = dict(Counter(each["status"] for each in outcomes))
-            print(f"{made} mutations in {time.monotonic() - start:.0f} s: {count}", flush=True)
+    folder, start = PROGRESS / f"seed-{options.seed}{'' if __debug__ else '-optimized'}", time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    own, of = options.share
+    done = {each["number"] for each in _read(folder)}
+    with (folder / f"{own}-of-{of}.jsonl").open("a") as file:
+        for number in range(own, options.count, of):
+            if number in done:
+                continue
+            outcome = run(number, options.seed)
+            file.write(json.dumps(asdict(outcome)) + "\n")
+            file.flush()
+            if outcome.status in ("false", "raw"):
+                print(f"{outcome.status} {number} {outcome.case} {outcome.kind}: {outcome.reason}", flush=True)
+            if number // 500 != (number + of) // 500:
+                print(f"{number} after {time.monotonic() - start:.0f} s", flush=True)
+    outcomes = [each for each in _read(folder) if each["number"] < options.count]
+    if len(outcomes) < options.count:
+        print(f"{options.count - len(outcomes)} are left to other processes, the last of which writes the summary")
+        return
     options_said = "".join(f" --{k} {getattr(options, k)}" for k in ("count", "seed"))
     content = summary(outcomes, options.seed, f"python -m benchmarks.mutations{options_said}")
     write_result(options.output, content)

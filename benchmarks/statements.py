@@ -27,10 +27,13 @@ MOVES = ("pick", "times", "add", "constant", "idle_ball")
 KINDS = ("radius", "gain", "largest")
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu, "abs": torch.abs, "asinh": torch.asinh, "tanhshrink": F.tanhshrink, "softshrink": F.softshrink,
-    "tanh": torch.tanh, "sin": torch.sin, "softsign": F.softsign, "relu6": F.relu6, "cos": torch.cos,
-    "atan": torch.atan, "log_sigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid,
-    "hardswish": F.hardswish, "erf": torch.erf, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu, "mish": F.mish, "leaky_relu": F.leaky_relu, "clamp": torch.clamp,
+    "tanh": torch.tanh, "sin": torch.sin, "softsign": F.softsign, "cos": torch.cos, "atan": torch.atan,
+    "log_sigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "erf": torch.erf, "gelu": F.gelu, "silu": F.silu,
+    "mish": F.mish, "leaky_relu": F.leaky_relu, "clamp": torch.clamp,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu6": lambda x: x.clamp(0, 6),
+    "hardsigmoid": lambda x: (x + 3).clamp(0, 6) / 6,
+    "hardswish": lambda x: x * (x + 3).clamp(0, 6) / 6,
     "elu": lambda x, alpha, scale, inner: scale * torch.where(x > 0, x, alpha * torch.expm1(inner * x)),
 }  # fmt: skip
 
@@ -118,10 +121,10 @@ class Function:
             smaller = [i + 1 for i, (a, b) in enumerate(zip(x.shape[1:], shape, strict=True)) if a != b]
             return x.amax(smaller, keepdim=True) if smaller else x.sort(row["axes"][-1] + 1)[0] if row["axes"] else x
         if operation == "linear":
-            y = x @ matrix(self.tensor(names[0]), row["claims"][0]["constants"].get("transposed", False)).T
+            y = x @ matrix(self.tensor(names[0]), row["claims"][0].get("constants", {}).get("transposed", False)).T
             return (y + self.tensor(names[1]).reshape(-1) if len(names) > 1 else y).reshape(count, *shape)
         if operation == "margin":
-            y = x @ matrix(self.tensor(names[0]), row["claims"][0]["constants"].get("transposed", False)).T
+            y = x @ matrix(self.tensor(names[0]), row["claims"][0].get("constants", {}).get("transposed", False)).T
             y = c["factor"] * (y + self.tensor(names[1]).reshape(-1) if len(names) > 1 else y)
             return (y[..., None] - y[..., None, :]).flatten(-2)
         if operation == "average":
@@ -187,9 +190,9 @@ class Function:
     def cuts(self, name: str) -> Iterator[Mapping[str, Any]]:
         """The rows that bound parts of a row."""
         for other in self.rows.values():
-            if other["operation"] == "linear" and other["constants"]["parts"] > 1:
-                if other["name"].rpartition("/")[0] == name:
-                    yield other
+            cut = other["operation"] == "linear" and other["constants"]["parts"] > 1
+            if cut and other["name"].rpartition("/")[0] == name:
+                yield other
 
     def sources(self, row: Mapping[str, Any]) -> list[str]:
         """What a row is a function of, by what its bound rests on: attention of projected tokens, of its tokens."""
@@ -240,13 +243,17 @@ class Search:
         sizes = torch.tensor([1, 1, 1, 1, 1, 1, 0.1, 0.01, 1e-3, 1e-5], dtype=torch.float64)
         return x * sizes.reshape(-1, *[1] * len(shape))
 
-    def row(self, name: str, sources: list[str]) -> Iterator[str]:
-        """What breaks a row's bounds, among all values of the sources within theirs."""
+    def row(self, name: str, sources: list[str], margin: float | None = None) -> Iterator[str]:
+        """What breaks a row's bounds, or one on differences of entries, among all values of the sources in theirs."""
         function, row = self.function, self.function.rows[name]
+        if margin is not None:
+            wide, one = {"shape": [1], "values": ["inf"]}, {"shape": [1], "values": [str(margin)]}
+            row = {**row, "name": f"the margin of {name}", "axes": [], "radius": wide, "gain": one, "largest": wide}
         axes = [] if row["operation"] == "margin" else row["axes"]
 
         def run(given: tuple[Tensor, ...]) -> Tensor:
-            return function.value(name, dict(zip(sources, given, strict=True)))
+            y = function.value(name, dict(zip(sources, given, strict=True)))
+            return y if margin is None else (y[..., None] - y[..., None, :]).flatten(-2)
 
         function.causal = bool(torch.randint(2, (), generator=self.generator))
         x = tuple(self.starts(each) for each in sources)
@@ -284,12 +291,14 @@ class Search:
             most = float(torch.where(over, measured.detach() / limit.clamp(min=1e-300), 0.0).max())
             yield f"{what} of {row['name']} ({row['operation']}) is met {most:.6g} times over"
 
-    def whole(self, document: Mapping[str, Any]) -> Iterator[str]:
-        """What breaks the statement: the result's gain, and norms and logits of all rows."""
+    def whole(self, document: Mapping[str, Any], margin: float | None) -> Iterator[str]:
+        """What breaks the statement: the result's gain and margin, and norms and logits of all rows."""
         rows = self.function.rows.values()
         inputs = [row["name"] for row in rows if row["operation"] == "input"]
         output = [row["name"] for row in rows][-1]
         yield from self.row(output, inputs)
+        if margin is not None:
+            yield from self.row(output, inputs, margin)
         x = {name: self.starts(name) for name in inputs}
         for row in rows:
             self.function.value(row["name"], x)
@@ -330,6 +339,7 @@ def _mine(function: Function, row: Mapping[str, Any]) -> str:
 def broken(
     document: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray],
+    margin: float | None,
     seed: int,
     seen: set[int],
     rows: Callable[[str], bool],
@@ -339,6 +349,7 @@ def broken(
     Args:
         document: The certificate as JSON holds it.
         tensors: The entries of the tensors that it names.
+        margin: What was proved of differences of the result's entries.
         seed: Of the starts.
         seen: Hashes of what was found to hold; what is found to hold now is added.
         rows: Of a row's name, whether its bounds are to be searched.
@@ -365,4 +376,4 @@ def broken(
             lies = list(search.row(name, sources))
             found += lies
             seen.update(set() if lies else {own})
-    return found + list(search.whole(document))
+    return found + list(search.whole(document, margin))
