@@ -18,8 +18,8 @@ from wellnormed.checker.reading import UP, CheckError, decimal_number, field, in
 from wellnormed.checker.rules import RULES, Row, idle_ball, margin_of, weight_of
 
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
-_ENTRIES = 2**30
-"""Of all rows together. The checker keeps a position for each, so more is more than a machine should be asked for."""
+_ENTRIES = (2**27, 2**30)
+"""Of one row, and of all together. The checker keeps a position for each: more are too many for a machine."""
 _ROUNDED = 1 + Decimal(2) ** -50
 """What a stated result may exceed what follows by: rounding to a float."""
 _OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError)
@@ -120,8 +120,9 @@ class _Check:
             require(self.stored[name].digest == digest, f"{name} is not the certified tensor: its SHA-256 differs")
         rows = of_type(field(document, "rows", "the certificate"), list, "rows")
         require(len(rows) > 0, "there are no rows")
-        entries = sum(math.prod(integers(field(row, "shape", "a row"), "shape", 1)) for row in rows)
-        require(entries <= _ENTRIES, f"its rows have {entries} entries, which are too many")
+        entries = [math.prod(integers(field(row, "shape", "a row"), "shape", 1)) for row in rows]
+        few = max(entries) <= _ENTRIES[0] and sum(entries) <= _ENTRIES[1]
+        require(few, f"a row has {max(entries)} entries, all rows {sum(entries)}, which are too many")
         for number, row in enumerate(rows):
             name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
             require(name.isprintable(), f"the name {name!r} cannot be printed")

@@ -20,6 +20,8 @@ from wellnormed.checker.reading import ZERO, integer, integers, number, of_type,
 
 UNIT = 2.0**-53
 SMALL, LARGE = 2.0**-1000, 2.0**1000
+_ABSENT = -(2**56)
+"""In a table: below all sums of what is present, and 64 of them are still integers of 64 bits."""
 
 
 class Bounds(NamedTuple):
@@ -109,23 +111,25 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
     else:
         tables = of_type(c.get("tables"), list, "tables")
         require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
-        positions, missing = np.full(shape, integer(c.get("offset"), "offset")), np.zeros(shape, bool)
-        for axis, (table, size) in enumerate(zip(tables, shape, strict=True)):
-            if isinstance(table, list):
-                steps = np.array(integers(table, "a table", -1), np.int64)
-                require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
-            else:
-                step = integer(table, "a table's step", -(2**40))
-                require(abs(step) * size < 2**50, "its table's step is too large")
-                steps = np.arange(size) * step
-            absent = (steps < 0) & isinstance(table, list)
-            view = [size if a == axis else 1 for a in range(len(shape))]
-            positions = positions + np.where(absent, 0, steps).reshape(view)
-            missing |= absent.reshape(view)
-        require(bool((missing | (positions >= 0)).all()), "its tables lead before the first entry of its input")
-        positions = np.where(missing, -1, positions)
+        steps = [_steps(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
+        present, offset = [each[each != _ABSENT] for each in steps], integer(c.get("offset"), "offset")
+        if all(map(len, present)):  # before memory is asked for
+            low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
+            require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
+        positions = np.maximum(offset + sum(np.ix_(*steps), np.int64(0)), -1)
     require(bool(((positions >= -1) & (positions < count)).all()), f"it takes entries beyond the {count} of its input")
     return move(value, name, positions)
+
+
+def _steps(table: Any, size: int, axis: int) -> np.ndarray:
+    """What every index along an axis adds to a position."""
+    if isinstance(table, list):
+        steps = np.array(integers(table, "a table", -1), np.int64)
+        require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
+        return np.where(steps < 0, _ABSENT, steps)
+    step = integer(table, "a table's step", -(2**40))
+    require(abs(step) * size < 2**44, "its table's step is too large")
+    return np.arange(size) * step
 
 
 def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
