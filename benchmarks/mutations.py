@@ -8,7 +8,8 @@ checker's rules (`benchmarks.statements`): a false accept is an accepted stateme
     python -m benchmarks.mutations --count 10500
     python -m benchmarks.mutations --only 17      # one mutation, in full
 
-What is done lies in `runs/mutations/`, so that a campaign goes on where it stopped; remove it to begin again.
+What is done lies in `runs/mutations/`, so that a campaign goes on where it stopped; remove it to begin again. The same
+under `python -O` must give the same answers: the file says how many differ, where both are there.
 """
 
 import argparse
@@ -503,8 +504,12 @@ def main() -> None:
     if len(outcomes) < options.count:
         print(f"{options.count - len(outcomes)} are left to other processes, the last of which writes the summary")
         return
-    options_said = "".join(f" --{k} {getattr(options, k)}" for k in ("count", "seed"))
-    content = summary(outcomes, options.seed, f"python -m benchmarks.mutations{options_said}")
+    command = f"python -m benchmarks.mutations --count {options.count} --seed {options.seed}"
+    content = summary(outcomes, options.seed, command)
+    others = _read(PROGRESS / f"seed-{options.seed}{'-optimized' if __debug__ else ''}")
+    if len(others := [each for each in others if each["number"] < options.count]) == len(outcomes):
+        answers = [[(each["status"], each["reason"]) for each in several] for several in (outcomes, others)]
+        content["answers_that_differ_with_and_without_python_O"] = sum(a != b for a, b in zip(*answers, strict=True))
     write_result(options.output, content)
     print(json.dumps({k: v for k, v in content.items() if k not in ("rows", "refusals", "environment")}, indent=1))
 
