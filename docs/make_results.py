@@ -372,10 +372,10 @@ def mutations() -> Iterator[str]:
     yield from (
         f"{content['mutations']:,} mutations of three certificates, with all digests mended: "
         f"{len(content['false_accepts'])} false statements were accepted, {len(content['raw_exceptions'])} ended in "
-        f"anything but a sentence; under `python -O` {content['answers_that_differ_with_and_without_python_O']} answers "
-        "differ. Accepted were statements of the same rows with the same numbers (unchanged), with larger ones (looser) "
-        "or with smaller ones that are still proved (tighter), and true statements of other rows (another), which a "
-        "search in float64 could not break.",
+        f"anything but a sentence; under `python -O` {content['answers_that_differ_with_and_without_python_O']} "
+        "answers differ. Accepted were statements of the same rows with the same numbers (unchanged), with larger ones "
+        "(looser) or with smaller ones that are still proved (tighter), and true statements of other rows (another), "
+        "which a search in float64 could not break.",
         "",
     )
     kinds = ("refused", "unchanged", "looser", "tighter", "another")
