@@ -162,7 +162,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
         nested = dataclasses.is_dataclass(_member(kind, value))
         if not (nested or _fits(kind, value)):
             stated = getattr(kind, "__name__", None) or kind
-            raise ValueError(f"{where}: {name}={str(value)[:60]!r} is none of {stated}; write the file anew")
+            raise ValueError(f"{where}: {name}={repr(value)[:60]} is none of {stated}; write the file anew")
         values[name] = parse_dataclass(kind, value, f"{where}.{name}") if nested else value
     try:
         return cls(**values)
