@@ -123,10 +123,11 @@ class Function:
         if operation == "linear":
             y = x @ matrix(self.tensor(names[0]), row["claims"][0].get("constants", {}).get("transposed", False)).T
             return (y + self.tensor(names[1]).reshape(-1) if len(names) > 1 else y).reshape(count, *shape)
-        if operation == "margin":
-            y = x @ matrix(self.tensor(names[0]), row["claims"][0].get("constants", {}).get("transposed", False)).T
-            y = c["factor"] * (y + self.tensor(names[1]).reshape(-1) if len(names) > 1 else y)
-            return (y[..., None] - y[..., None, :]).flatten(-2)
+        if operation == "margin":  # of rows first: equal ones have no difference, of their results rounding has one
+            w = matrix(self.tensor(names[0]), row["claims"][0].get("constants", {}).get("transposed", False))
+            y = x @ (w[:, None] - w).flatten(0, 1).T
+            bias = self.tensor(names[1]).reshape(-1) if len(names) > 1 else torch.zeros(len(w), dtype=torch.float64)
+            return c["factor"] * (y + (bias[:, None] - bias).flatten())
         if operation == "average":
             return self.tensor(names[0]).reshape(*c["parts"], shape[-2], x.shape[-2]) @ x
         if operation == "matrix_product":
@@ -247,7 +248,9 @@ class Search:
         """What breaks a row's bounds, or one on differences of entries, among all values of the sources in theirs."""
         function, row = self.function, self.function.rows[name]
         if margin is not None:
-            wide, one = {"shape": [1], "values": ["inf"]}, {"shape": [1], "values": [str(margin)]}
+            wide, one = (
+                {"shape": [1], "values": [each]} for each in (math.inf, margin + 1e-12 * bound(row, "gain").max())
+            )
             row = {**row, "name": f"the margin of {name}", "axes": [], "radius": wide, "gain": one, "largest": wide}
         axes = [] if row["operation"] == "margin" else row["axes"]
 
