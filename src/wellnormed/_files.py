@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,8 +144,8 @@ def _sha256(content: bytes) -> str:
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """Build a dataclass, and the dataclasses within it, from a JSON object that has exactly its keys.
 
-    The values are taken as they stand: what this is read from is sealed, so nobody can have edited them. Messages begin
-    with `where`, the place in the file.
+    Values have the types that the fields state; an integer may stand for a float, and no float is NaN or infinite.
+    Messages begin with `where`, the place in the file.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where}: expected an object, found {content!r}")
@@ -159,11 +160,25 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
             raise ValueError(f"{where}: the key {name!r} is missing; another version wrote this file, so write it anew")
         value = content[name]
         nested = dataclasses.is_dataclass(_member(kind, value))
+        if not (nested or _fits(kind, value)):
+            stated = getattr(kind, "__name__", None) or kind
+            raise ValueError(f"{where}: {name}={repr(value)[:60]} is none of {stated}; write the file anew")
         values[name] = parse_dataclass(kind, value, f"{where}.{name}") if nested else value
     try:
         return cls(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value has the type of a field: a plain one, a union, or a `Literal`."""
+    if typing.get_origin(kind) is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in typing.get_args(kind))
+    if members := typing.get_args(kind):
+        return any(_fits(member, value) for member in members)
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
 
 
 def _member(kind: Any, content: Any) -> Any:

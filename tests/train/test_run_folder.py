@@ -89,6 +89,13 @@ def test_weights_of_another_model_are_refused(tmp_path):
     for change, message in (
         ({"width": 16}, "the config asks for .*different models"),
         ({"blocks": 2}, "lacks tensor"),
+        ({"blocks": 10**12}, "blocks=1000000000000 does not fit"),
+        ({"width": 10**12}, "width=1000000000000 does not fit"),
+        ({"heads": 0}, "heads=0|sizes of its config"),
+        ({"length": "8"}, "length='8' is none of int"),
+        ({"rotary": 0}, "rotary=0 is none of bool"),
+        ({"stream_radius": "1"}, "stream_radius='1' is none of"),
+        ({"attention_scale": 10**400}, "attention_scale=.* is none of float"),
     ):
         write_json(path, config | {"model": config["model"] | change}, sealed=True)
         with pytest.raises(ValueError, match=message):

@@ -218,6 +218,8 @@ class Certificate:
             certificate = _certificate(document, computed)
             if certificate._text().encode() != content:
                 raise ValueError("its bytes are not those that were written")
+            if certificate.lower_bound is not None:
+                certificate.with_lower_bound(certificate.lower_bound)
         except _DAMAGE as error:
             raise ValueError(
                 f"{path} is not an intact certificate ({error}); write it again with `Certificate.save`"

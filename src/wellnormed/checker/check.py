@@ -18,7 +18,8 @@ from wellnormed.checker.reading import UP, CheckError, decimal_number, field, in
 from wellnormed.checker.rules import LARGEST, RULES, Row, domain_of, idle_ball, margin_of, weight_of
 
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
-_ENTRIES = 2**28  # of a tensor; more than a machine should be asked for
+_ENTRIES = (2**27, 2**30)
+"""Of one row, and of all together. The checker keeps a position for each: more are too many for a machine."""
 _ROUNDED = 1 + Decimal(2) ** -50
 """What a stated result may exceed what follows by: rounding to a float."""
 _OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError)
@@ -122,8 +123,12 @@ class _Check:
                 require(self.stored[name].digest == digest, f"{name} is not the certified tensor: its SHA-256 differs")
         rows = of_type(field(document, "rows", "the certificate"), list, "rows")
         require(len(rows) > 0, "there are no rows")
+        entries = [math.prod(integers(field(row, "shape", "a row"), "shape", 1)) for row in rows]
+        few = max(entries) <= _ENTRIES[0] and sum(entries) <= _ENTRIES[1]
+        require(few, f"a row has {max(entries)} entries, all rows {sum(entries)}, which are too many")
         for number, row in enumerate(rows):
             name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
+            require(name.isprintable(), f"the name {name!r} cannot be printed")
             try:
                 self._row(name, row, last=number == len(rows) - 1)
             except _OTHER_ERRORS as error:
@@ -139,7 +144,6 @@ class _Check:
             require(each in self.values, f"its input {each!r} is no earlier row")
         inputs = [self.values[each] for each in names]
         shape = integers(field(row, "shape", "the row"), "shape", 1)
-        require(math.prod(shape) <= _ENTRIES, f"its shape {shape} is too large")
         constants = of_type(field(row, "constants", "the row"), dict, "constants")
         axes, *reads = (
             integers(each, "axes or reads")
@@ -182,13 +186,13 @@ class _Check:
             return Value(name, content.shape, (Term(content.astype(float).reshape(-1), index),))
         if operation == "add":
             require(len(inputs) > 0, "it adds nothing")
-            return graph.add(inputs, name)
+            return graph.add(inputs, name, shape)
         require(len(inputs) == 1, f"it has {len(inputs)} inputs instead of 1")
         if operation == "idle_ball":
             idle_ball(inputs[0], c)
             return inputs[0]
         if operation == "times":
-            return graph.times(inputs[0], name, c, self.tensor)
+            return graph.times(inputs[0], name, shape, c, self.tensor)
         return graph.pick(inputs[0], name, shape, c, self.tensor)
 
     def _stated(self, row: dict[str, Any], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:

@@ -73,6 +73,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     header.pop("__metadata__", None)
     placed = []
     for name, entry in header.items():
+        require(name.isprintable(), f"the name {name!r} in {path} cannot be printed")
         kind = of_type(field(entry, "dtype", name), str, name)
         require(kind in _KINDS, f"{name} in {path} has an unknown dtype {kind[:20]!r}")
         shape = integers(field(entry, "shape", name), f"the shape of {name}")

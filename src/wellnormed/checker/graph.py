@@ -20,6 +20,8 @@ from wellnormed.checker.reading import ZERO, integer, integers, number, of_type,
 
 UNIT = 2.0**-53
 SMALL, LARGE = 2.0**-1000, 2.0**1000
+_ABSENT = -(2**56)
+"""In a table: below all sums of what is present, and 64 of them are still integers of 64 bits."""
 
 
 class Bounds(NamedTuple):
@@ -109,32 +111,36 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
     else:
         tables = of_type(c.get("tables"), list, "tables")
         require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
-        positions, missing = np.full(shape, integer(c.get("offset"), "offset")), np.zeros(shape, bool)
-        for axis, (table, size) in enumerate(zip(tables, shape, strict=True)):
-            if isinstance(table, list):
-                steps = np.array(integers(table, "a table", -1), np.int64)
-                require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
-            else:
-                step = integer(table, "a table's step", -(2**40))
-                require(abs(step) * size < 2**50, "its table's step is too large")
-                steps = np.arange(size) * step
-            absent = (steps < 0) & isinstance(table, list)
-            view = [size if a == axis else 1 for a in range(len(shape))]
-            positions = positions + np.where(absent, 0, steps).reshape(view)
-            missing |= absent.reshape(view)
-        require(bool((missing | (positions >= 0)).all()), "its tables lead before the first entry of its input")
-        positions = np.where(missing, -1, positions)
+        steps = [_steps(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
+        present, offset = [each[each != _ABSENT] for each in steps], integer(c.get("offset"), "offset")
+        if all(map(len, present)):  # before memory is asked for
+            low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
+            require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
+        positions = np.maximum(offset + sum(np.ix_(*steps), np.int64(0)), -1)
     require(bool(((positions >= -1) & (positions < count)).all()), f"it takes entries beyond the {count} of its input")
     return move(value, name, positions)
 
 
-def spread(value: Value, shape: tuple[int, ...]) -> Value:
-    """Broadcast."""
+def _steps(table: Any, size: int, axis: int) -> np.ndarray:
+    """What every index along an axis adds to a position."""
+    if isinstance(table, list):
+        steps = np.array(integers(table, "a table", -1), np.int64)
+        require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
+        return np.where(steps < 0, _ABSENT, steps)
+    step = integer(table, "a table's step", -(2**40))
+    require(abs(step) * size < 2**44, "its table's step is too large")
+    return np.arange(size) * step
+
+
+def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
+    """Broadcast to a shape, which must be that of the value with others."""
+    broadcast = np.broadcast_shapes(value.shape, *others)
+    require(broadcast == shape, f"its shape must be {broadcast}")
     positions = np.arange(math.prod(value.shape)).reshape(value.shape)
     return value if shape == value.shape else move(value, value.name, np.broadcast_to(positions, shape))
 
 
-def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value:
+def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """The product with a number or a stored tensor, or the quotient."""
     require(("factor" in c) != ("divisor" in c), "it must have either a factor or a divisor")
     given, divide = c.get("factor", c.get("divisor")), "divisor" in c
@@ -144,7 +150,7 @@ def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value
     with np.errstate(all="ignore"):
         new = 1 / new if divide else new
     inexact = divide and bool((np.frexp(exact)[0] != np.copysign(0.5, exact)).any())
-    value, terms = spread(value, np.broadcast_shapes(value.shape, new.shape)), []
+    value, terms = spread(value, shape, new.shape), []
     for term in value.terms:
         with np.errstate(all="ignore"):
             factor = new if term.factor is None else term.factor * new
@@ -156,10 +162,10 @@ def times(value: Value, name: str, c: dict[str, Any], tensor: Callable) -> Value
     return Value(name, value.shape, tuple(terms))
 
 
-def add(values: Sequence[Value], name: str) -> Value:
+def add(values: Sequence[Value], name: str, shape: tuple[int, ...]) -> Value:
     """The sum of values of shapes that broadcast."""
-    shape = np.broadcast_shapes(*(value.shape for value in values))
-    return Value(name, shape, tuple(term for value in values for term in spread(value, shape).terms))
+    shapes = [value.shape for value in values]
+    return Value(name, shape, tuple(term for value in values for term in spread(value, shape, *shapes).terms))
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:

@@ -206,6 +206,7 @@ def _average(row: Row) -> Bounds:
     row.states("measure", measure)
     require(not claim.settings.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
+    require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
     require(
         tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits"
     )
@@ -530,13 +531,15 @@ def margin_of(row: Row, logits: Value) -> Decimal:
     """What a row of margins says of the model's result, which must be the map that it is of."""
     term = logits.terms[0]
     require(len(logits.terms) == 1 and isinstance(term.base, Base), "the margin is of a result that is a sum")
+    require(logits.shape[-1] == term.base.shape[-1], "the margin is of several vectors side by side")
     own: Row = term.base.row  # type: ignore[union-attr]
-    claim, factors = row.claims[0], np.ones(1) if term.factor is None else abs(term.factor)
+    claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
     require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
     require(weight_of(own) == (claim.tensors[0], claim.settings["transposed"]), "the margin is of another weight")
     require([c.tensors for c in own.claims[1:]] == [c.tensors for c in row.claims[1:]], "the margin has another bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
-    most = Decimal(float(factors.max())) * (1 + Decimal(term.roundings * UNIT))
+    require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
+    most = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT))
     require(in_order and most <= abs(Decimal(row.number("factor"))), "the margin has a factor that is too small")
     return row.bounds[0].gain.max() * abs(Decimal(row.number("factor"))) * Decimal(claim.values[0])
 

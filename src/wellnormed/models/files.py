@@ -41,9 +41,26 @@ def load(folder: str | Path) -> Model:
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
     _, files = read_files(path.parent, remedy, only=path.name)
-    model = build(config, torch.Generator().manual_seed(0))
-    load_weights(model, read_tensors(files[path.name], str(path)), str(path))
+    weights = read_tensors(files[path.name], str(path))
+    _require_sizes(config, weights, str(path))
+    try:
+        model = build(config, torch.Generator().manual_seed(0))
+    except (RuntimeError, ArithmeticError, MemoryError) as error:  # torch's, of sizes that it cannot make
+        raise ValueError(f"{path.parent}: no model has the sizes of its config ({error}); {_REMEDY}") from error
+    load_weights(model, weights, str(path))
     return model.eval()
+
+
+def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) -> None:
+    """Refuse sizes that these weights cannot have, before memory is asked for a model that has them."""
+    entries = sum(tensor.numel() for tensor in weights.values())
+    for name, size in vars(config).items():
+        most = len(weights) if "blocks" in name else entries
+        if type(size) is int and not 0 <= size <= most:
+            raise ValueError(
+                f"{where}: {name}={size} does not fit its {len(weights)} tensors of {entries} entries; config and "
+                "weights are of different models"
+            )
 
 
 def export(model: Model, folder: str | Path, symbols: str | None = None) -> Path:
