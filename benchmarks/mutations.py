@@ -52,6 +52,7 @@ from wellnormed.models import GPTConfig, PotentialConfig, export, load
 from wellnormed.models.files import WEIGHTS
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
+from wellnormed.propagation.domain import Box, domain_of
 
 RESULTS, PROGRESS = Path("results/mutations.json"), Path("runs/mutations")
 NAMES = ("potential gpt", "gpt", "cnn")
@@ -177,7 +178,7 @@ def meaning(document: Document, tensors: Tensors) -> Any:
     ]
     names = {n for row in rows for claim in row["claims"] for n in claim["tensors"]}
     names |= {each for row in rows for each in row["constants"].values() if isinstance(each, str) and each in tensors}
-    return rows, {name: tensors[name].digest for name in names}, document["input_radius"]
+    return rows, {name: tensors[name].digest for name in names}
 
 
 def numbers(document: Document) -> list[Decimal]:
@@ -348,18 +349,20 @@ def _mended(folder: Path) -> str:
 
 
 @cache
-def _certified(config: str, weights: str, radius: float) -> Certificate:
-    return _certify(_MODELS[config, weights], None, radius)
+def _certified(config: str, weights: str, radius: float, box: tuple[float, float] | None, margins: bool) -> Certificate:
+    return _certify(_MODELS[config, weights], None, radius, box=box, margins=margins)
 
 
 _certify, _MODELS = wn.certify, {}
 
 
-def _remembered(model: nn.Module, example: Any, radius: float) -> Certificate:
+def _remembered(
+    model: nn.Module, example: Any, radius: float, *, box: Any = None, output: Any = None, margins: bool = False
+) -> Certificate:
     """As `wn.certify`, once for every model."""
     key = repr(model.config), _sha256(b"".join(raw_tensor(t).content for t in model.state_dict().values()))
     _MODELS.setdefault(key, model)
-    return _certified(*key, radius)
+    return _certified(*key, radius, box, margins)
 
 
 def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
@@ -418,7 +421,10 @@ def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
         accepted = json.loads((Path(where) / "certificate.json").read_bytes())
         model = load(where)
     held = {n: raw_tensor(t) for n, t in model.state_dict().items()}
-    fresh = _remembered(model, None, accepted["input_radius"])
+    domain = next(domain_of(row["constants"]) for row in accepted["rows"] if row["operation"] == "input")
+    radius, box = (1.0, (domain.low, domain.high)) if isinstance(domain, Box) else (domain, None)
+    margins = any(row["operation"] == "margin" for row in accepted["rows"])
+    fresh = _remembered(model, None, radius, box=box, margins=margins)
     bound = Certificate.lipschitz.fget(fresh)  # type: ignore[attr-defined]
     if float(accepted["lipschitz"]) < bound * (1 - 1e-5):  # computed tensors may differ by rounding
         raise AssertionError(f"accepted {accepted['lipschitz']} of a model whose bound is {bound}")

@@ -72,7 +72,7 @@ def _row(name: str, operation: str, inputs: list[str], shape: list[int], axes: l
 
 
 def _draft(*rows: dict, **tensors: np.ndarray) -> Draft:
-    document = {"format": 3, "arithmetic": "real numbers, tensors as stored", "input_radius": 1.0, "tensors": {}}
+    document = {"format": 3, "arithmetic": "real numbers, tensors as stored", "tensors": {}}
     return Draft({**document, "rows": list(rows)}, {name: stored(each) for name, each in tensors.items()})
 
 
@@ -80,7 +80,7 @@ def test_an_average_has_the_norm_of_the_matrix_that_is_applied() -> None:
     """A tensor of three axes unfolds into several matrices, of other norms."""
     claim = {"measure": "spectral", "tensors": ["shares"], "values": [1.0], "constants": {"parts": 1}}
     draft = _draft(
-        _row("x", "input", [], [1, 1, 2], [1, 2], constants={"radius": 1.0}),
+        _row("x", "input", [], [1, 1, 2], [1, 2], constants={"dtype": "float32", "radius": 1.0}),
         _row("y", "average", ["x"], [1, 4, 2], [1, 2], constants={"parts": [1]}, claims=[claim]),
         _row("output", "output", ["y"], [1, 4, 2], [1, 2]),
         shares=np.eye(2)[..., None],
@@ -104,7 +104,7 @@ def test_a_margin_is_of_one_vector_with_one_factor(spoiled: str) -> None:
     steps = [0, 1] if spoiled == "vectors" else [0, 2, 1]
     axes = [len(shape) - 1]
     draft = _draft(
-        _row("x", "input", [], [1, 2, 3], [2], constants={"radius": 1.0}),
+        _row("x", "input", [], [1, 2, 3], [2], constants={"dtype": "float32", "radius": 1.0}),
         _row("y", "linear", ["x"], [1, 2, 2], [2], constants={"parts": 1}, claims=[norm]),
         _row("margin", "margin", ["x"], [1, 2, 1], [2], constants={"factor": 1.0}, claims=[difference]),
         _row("z", "times", ["y"], [1, 2, 2], [], reads=[], constants={"factor": signs}),
@@ -125,8 +125,8 @@ def test_shapes_that_would_take_a_machine_s_memory_are_refused() -> None:
     long, wide = [2**20, 1], [1, 2**20]
     for shape in ([1, 1], [2**20, 2**20]):
         draft = _draft(
-            _row("x", "input", [], long, [1], constants={"radius": 1.0}),
-            _row("y", "input", [], wide, [1], constants={"radius": 1.0}),
+            _row("x", "input", [], long, [1], constants={"dtype": "float32", "radius": 1.0}),
+            _row("y", "input", [], wide, [1], constants={"dtype": "float32", "radius": 1.0}),
             _row("z", "add", ["x", "y"], shape, [], reads=[]),
             _row("output", "output", ["z"], shape, [1]),
         )
@@ -137,7 +137,7 @@ def test_shapes_that_would_take_a_machine_s_memory_are_refused() -> None:
 def test_names_that_cannot_be_printed_are_refused() -> None:
     for name in ("\ud800", "x\noutput is L-Lipschitz with L = 0"):
         draft = _draft(
-            _row(name, "input", [], [1, 2], [1], constants={"radius": 1.0}),
+            _row(name, "input", [], [1, 2], [1], constants={"dtype": "float32", "radius": 1.0}),
             _row("output", "output", [name], [1, 2], [1]),
         )
         with pytest.raises(CheckError, match="cannot be printed"):
