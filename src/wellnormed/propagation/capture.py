@@ -143,12 +143,16 @@ def confirm(model: nn.Module, captured: Captured, output: Any = None) -> list[Ca
         return _other_batches(model, arguments, keywords, output)
 
 
-def _other_batches(
-    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
-) -> list[Captured]:
+def capture_any_batch(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
+    """The operations for a batch of any size, with twice the batch as the example; None if the code depends on it."""
+    with _quiet(), _restoring(_State(model)):
+        return _any_batch(model, *captured.example, output)
+
+
+def _any_batch(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Captured | None:
     tensors = _tensors((arguments, keywords))
     if len({t.shape[0] if t.ndim > 1 else None for t in tensors} | {None}) != 2 or any(t.ndim < 2 for t in tensors):
-        return []
+        return None
     twice = _map(lambda each: torch.cat([each, each.flip(-1)]), (arguments, keywords))
     batch = torch.export.Dim.DYNAMIC
     axes = torch.utils._pytree.tree_map(
@@ -157,11 +161,18 @@ def _other_batches(
     try:
         symbolic = _export(model, twice[0], twice[1], output, axes)
     except UncertifiableError:
+        return None
+    return symbolic if all(_always_holds(guard) for guard in _guards(symbolic)) else None
+
+
+def _other_batches(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+) -> list[Captured]:
+    symbolic = _any_batch(model, arguments, keywords, output)
+    if symbolic is None:
         return []
-    if not all(_always_holds(guard) for guard in _guards(symbolic)):
-        return []
-    others = [twice]
-    if len(tensors[0]) > 1:  # which a capture for any size leaves out
+    others = [symbolic.example]
+    if len(_tensors((arguments, keywords))[0]) > 1:  # which a capture for any size leaves out
         others.append(_map(lambda each: each[:1], (arguments, keywords)))
     found = [_export(model, each[0], each[1], output) for each in others]
     for each, other in zip(others, found, strict=True):
@@ -272,15 +283,25 @@ def _is_plain(captured: Captured) -> bool:
 
 def decomposed(captured: Captured) -> Captured:
     """The same operations, without mutation; recurrent layers as their steps, sums over indices as products."""
-    if _is_plain(captured):
-        return captured
+    return captured if _is_plain(captured) else _decomposed(captured, _taken_apart())
+
+
+def _decomposed(captured: Captured, table: dict[Any, Any]) -> Captured:
     try:
         with _quiet():
-            program = captured.program.run_decompositions(dict(_taken_apart()))
+            program = captured.program.run_decompositions(dict(table))
     except RuntimeError as error:  # of tensors that are overwritten although nothing registers them
         raise UncertifiableError(f"the model cannot be captured: {_first_line(error)}") from error
     _refuse_overwriting(program)  # what overwrites is known only without mutation
     return replace(captured, program=program)
+
+
+def functional(captured: Captured) -> Captured:
+    """The same operations, without mutation."""
+    operations = [node.target for node in captured.nodes if node.op == "call_function"]
+    if not any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in operations):
+        return captured
+    return _decomposed(captured, {})
 
 
 class _Recording(TorchDispatchMode):
