@@ -19,7 +19,7 @@ from wellnormed.certificates.certifying import example_of
 from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, tensor_bytes, weights_path
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
-from wellnormed.propagation.capture import Captured, capture, capture_any_batch, confirm, functional
+from wellnormed.propagation.capture import Captured, capture, capture_any_batch, confirm, functional, shown
 from wellnormed.propagation.folding import fold, plain, run_in_double
 
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
@@ -182,8 +182,10 @@ def _program(folded: fx.GraphModule, captured: Captured, dynamic: bool) -> torch
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself
         program = torch.export.export(folded, arguments, keywords, dynamic_shapes=sizes, strict=False)
-    for node in program.graph.nodes:  # which names files of this machine
-        node.meta.pop("stack_trace", None)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names files of this machine
+        stack = node.meta.get("nn_module_stack", {}).items()
+        node.meta["nn_module_stack"] = {key: (shown(path), kind) for key, (path, kind) in stack if path}
     return program
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
@@ -65,7 +66,12 @@ class _Selecting(nn.Module):
         self.model, self._output = model, output
 
     def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-        return select(self.model(*arguments, **keywords), self._output)
+        if not isinstance(self.model, fx.GraphModule):
+            return select(self.model(*arguments, **keywords), self._output)
+        # run node by node, its operations keep the places that they were captured at
+        inputs = inspect.signature(self.model.forward).bind(*arguments, **keywords).args
+        with fx.traceback.preserve_node_meta():
+            return select(fx.Interpreter(self.model).run(*inputs), self._output)
 
 
 def select(result: Any, output: Any) -> Tensor:
@@ -207,8 +213,8 @@ def _export(
             tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
             if not isinstance(tensor, Tensor):
                 raise UncertifiableError(f"it uses {spec.target}, which is no tensor")
-            shown = _shown(spec.target)
-            stored[name] = (shown, tensor, shown in persistent)
+            path = shown(spec.target)
+            stored[name] = (path, tensor, path in persistent)
         else:
             value = next(given)
             if isinstance(value, Tensor):
@@ -252,7 +258,7 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 def _refuse_overwriting(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind.name != "USER_OUTPUT":
-            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else _shown(spec.target or "a tensor")
+            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
             raise UncertifiableError(
                 f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
                 "running statistic"
@@ -509,10 +515,10 @@ def place(node: fx.Node) -> str:
 def owner(node: fx.Node) -> str:
     """Path of the module whose `forward` executes a node; empty for the model itself."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
-    return _shown(stack[-1][0]) if stack else ""
+    return shown(stack[-1][0]) if stack else ""
 
 
-def _shown(path: str) -> str:
+def shown(path: str) -> str:
     """A path as the user knows it, without the wrapper's attribute."""
     path = re.sub(r"^L\['self'\]\.?", "", str(path))
     return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
