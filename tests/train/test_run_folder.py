@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from wellnormed._files import parse_json, read_json, write_json
-from wellnormed.models import load
-from wellnormed.models.files import export
+from wellnormed.models import export, load
 from wellnormed.models.gpt import GPT
 from wellnormed.train import RunFolder, resume, train
 

@@ -145,7 +145,11 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     read_files(Path(folder), "export the model again")
     captured = functional(capture(model, torch.zeros(shape, dtype=torch.long)))
     any_batch = capture_any_batch(model, captured)
-    return fold(captured if any_batch is None else functional(any_batch)), _example(captured), Path(folder) / PROGRAM_WEIGHTS
+    return (
+        fold(captured if any_batch is None else functional(any_batch)),
+        _example(captured),
+        Path(folder) / PROGRAM_WEIGHTS,
+    )
 
 
 def _own_files(model: Model, example: Any, symbols: str | None) -> dict[str, bytes | str]:
@@ -213,8 +217,8 @@ def _require_same_outputs(captured: Captured, folded: fx.GraphModule) -> float:
             dtypes = {str(t.dtype) for t in folded.state_dict().values() if t.is_floating_point()}
             raise ValueError(
                 f"the folded program's outputs differ by {difference:.3g} from the model's, of which the largest is "
-                f"{size:.3g}; that is more than {OUTPUT_TOLERANCE} of it. Its weights are of {', '.join(sorted(dtypes))}: "
-                "keep them in float32 or float64, and see that all outputs are finite"
+                f"{size:.3g}; that is more than {OUTPUT_TOLERANCE} of it. Keep the weights, which are of "
+                f"{', '.join(sorted(dtypes))}, in float32 or float64, and see that all outputs are finite"
             )
         largest = max(largest, difference / size if size else 0.0)
     return largest
@@ -244,5 +248,3 @@ def _rows(node: fx.Node) -> int:
         if str(user.target) == "aten.embedding.default" and user.args[1] is node
     ]
     return min(tables, default=0)
-
-

@@ -118,15 +118,16 @@ class _Folding:
             copies[node] = self.graph.get_attr(str(node.target))
         elif _packet(node) != "_assert_tensor_metadata":  # the types are those of the capture anyway
             copies[node] = self.graph.node_copy(node, lambda each: copies[each])
+            if node.target is torch.ops.aten.view.default:  # a product beside it decides how entries lie in memory
+                copies[node].target = torch.ops.aten.reshape.default
         else:
             return
         copies[node].meta = dict(node.meta)
 
     def factors(self) -> None:
         """Fold every factor that a weight can take."""
-        pending = True
-        while pending:
-            pending = any([self._fold(node) for node in list(self.graph.nodes)])
+        while sum(self._fold(node) for node in list(self.graph.nodes)):
+            pass
 
     def _fold(self, node: fx.Node) -> bool:
         found = self._factor(node)
@@ -218,8 +219,8 @@ class _Folding:
 
     def _weight(self, node: fx.Node) -> _Weight | None:
         """The stored tensors of an operation that multiplies by one."""
-        name, arguments = _packet(node), [*node.args, *[None] * 4]
-        found: tuple[Any, Any, int | None, int | None, int] | None = None
+        name, found = _packet(node), None
+        arguments: list[Any] = [*node.args, *[None] * 4]
         groups = _setting(node, "groups", 1)
         if name == "linear":
             found = arguments[1], arguments[2], 0, 1, 1
@@ -233,7 +234,8 @@ class _Folding:
         elif name in (*_CONVOLUTIONS, *_TRANSPOSED):
             axes = (0, 1) if name in _CONVOLUTIONS else (1, 0)
             outputs = 0 if name in _CONVOLUTIONS else 1 if groups == 1 else None
-            found = arguments[1], arguments[2], outputs, axes[1] if groups == 1 else None, 0
+            along = arguments[1].meta["val"].ndim - 1
+            found = arguments[1], arguments[2], outputs, axes[1] if groups == 1 else None, along
         elif name in _NORMALIZATIONS:
             place = _NORMALIZATIONS[name]
             bias = None if name == "rms_norm" else arguments[place + 1]
@@ -242,8 +244,7 @@ class _Folding:
             found = arguments[place], bias, 0 if one_axis else None, None, along
         if found is None or not isinstance(found[0], fx.Node) or self._depends(found[0]) or self._depends(found[1]):
             return None
-        *rest, along = found
-        return _Weight(*rest, along or found[0].meta["val"].ndim - 1)
+        return _Weight(*found)
 
     def _scaled(
         self, node: fx.Node, weight: _Weight, factor: Tensor, axis: int | None, with_bias: bool
@@ -269,7 +270,7 @@ class _Folding:
         value = node.meta.get("val")
         if not _only_user(node, user) or not isinstance(value, Tensor) or not value.is_floating_point():
             return None
-        if not _keeps_shape(factor, value) or not self._can_be_stored(node):
+        if not _keeps_shape(factor, value) or not self._can_be_stored(node) or not self._can_be_rounded(node, factor):
             return None
         parts = _ancestors(node)
         if any(user not in parts for each in parts - {node} for user in each.users):
@@ -279,6 +280,17 @@ class _Folding:
         tied = any(storages.count(self.tensors[each].untyped_storage().data_ptr()) > 1 for each in names)
         return None if tied else [(user, node, factor)]
 
+    def _can_be_rounded(self, node: fx.Node, factor: Tensor) -> bool:
+        """Whether the product with a factor is neither too large nor too small for the dtype."""
+        product = self._product(node, factor)
+        rounded, eps = product.to(node.meta["val"].dtype), torch.finfo(node.meta["val"].dtype).eps
+        return not product.numel() or bool((rounded - product).abs().max() <= eps * product.abs().max())
+
+    def _product(self, node: fx.Node, factor: Tensor) -> Tensor:
+        exact = self.exact.get(str(node.target))
+        exact = self._value(node).detach().double() if exact is None else exact
+        return exact * factor.to(exact.device)
+
     def _can_be_stored(self, node: fx.Node) -> bool:
         """Whether a constant comes from stored tensors, and is no larger than they are."""
         value = node.meta.get("val")
@@ -287,14 +299,13 @@ class _Folding:
 
     def _multiply(self, user: fx.Node, node: fx.Node, factor: Tensor) -> None:
         """Replace a stored tensor of an operation by its product with a factor, rounded once however many there are."""
+        product = self._product(node, factor)
         if node.target not in self.exact:
-            value = self._value(node)
-            node = self._store(user, node, value)
-            self.exact[str(node.target)] = value.double()
+            node = self._store(user, node, self._value(node))
         name = str(node.target)
-        self.exact[name] = self.exact[name] * factor.to(self.exact[name].device)
+        self.exact[name] = product
         with torch.no_grad():
-            self.tensors[name].copy_(self.exact[name])
+            self.tensors[name].copy_(product)
 
     def _store(self, before: fx.Node, node: fx.Node, value: Tensor) -> fx.Node:
         """A new stored tensor in the place of a constant."""
