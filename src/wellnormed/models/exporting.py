@@ -107,8 +107,7 @@ def export(
     captured = functional(capture(model, example, output))
     if before is None:
         confirm(model, captured, output)
-    any_batch = capture_any_batch(model, captured, output)
-    folded = fold(captured if any_batch is None else functional(any_batch))
+    folded, any_batch = _folded(model, captured, output)
     facts: dict[str, Any] = {"format": FORMAT, "largest_difference": _require_same_outputs(captured, folded)}
     after = None
     if before is not None:
@@ -144,12 +143,14 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
         return model, None, weights_path(folder)
     read_files(Path(folder), "export the model again")
     captured = functional(capture(model, torch.zeros(shape, dtype=torch.long)))
-    any_batch = capture_any_batch(model, captured)
-    return (
-        fold(captured if any_batch is None else functional(any_batch)),
-        _example(captured),
-        Path(folder) / PROGRAM_WEIGHTS,
-    )
+    folded, _ = _folded(model, captured)
+    return folded, _example(captured), Path(folder) / PROGRAM_WEIGHTS
+
+
+def _folded(model: nn.Module, captured: Captured, output: Any = None) -> tuple[fx.GraphModule, Captured | None]:
+    """The folded program, and its capture for any batch, if there is one."""
+    any_batch = capture_any_batch(model, captured, output)
+    return fold(captured if any_batch is None else functional(any_batch)), any_batch
 
 
 def _own_files(model: Model, example: Any, symbols: str | None) -> dict[str, bytes | str]:
