@@ -84,6 +84,7 @@ def require_close(found, expected):
     assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, about its own code
 def test_the_program_is_the_model(case):
     _, model, example, folder = case
     program = torch.export.load(folder / "program.pt2")

@@ -240,10 +240,15 @@ def _always_holds(guard: Any) -> bool:
         _, limits = guard
         return bool(limits.lower <= 2 and limits.upper > 10**9)
     numbers = [abs(int(each)) for each in guard.atoms() if each.is_Integer]
-    (size, *others) = guard.free_symbols or {None}
-    if size is None:
+    # the sizes of the inputs' first axes, which are the same; sizes that depend on values begin with u
+    sizes = guard.free_symbols
+    if not sizes:
         return bool(guard)
-    return not others and max(numbers, default=0) <= 64 and all(bool(guard.subs(size, n)) for n in range(2, 200))
+    return (
+        all(str(size).startswith("s") for size in sizes)
+        and max(numbers, default=0) <= 64
+        and all(bool(guard.subs(dict.fromkeys(sizes, n))) for n in range(2, 200))
+    )
 
 
 def _argument(model: nn.Module, placeholder: str) -> str:
