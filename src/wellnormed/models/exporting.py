@@ -20,7 +20,7 @@ from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, t
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.propagation.capture import Captured, capture, capture_any_batch, confirm, functional, shown
-from wellnormed.propagation.folding import fold, plain, run_in_double
+from wellnormed.propagation.folding import argument_name, fold, plain, run_in_double
 
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
 OUTPUT_TOLERANCE = 1e-6
@@ -166,7 +166,7 @@ def _own_files(model: Model, example: Any, symbols: str | None) -> dict[str, byt
 
 def _inputs(captured: Captured) -> dict[str, Tensor]:
     """The example's tensors by the names of the program's arguments."""
-    return dict(captured.inputs.values())
+    return {argument_name(name): tensor for name, tensor in captured.inputs.values()}
 
 
 def _call(captured: Captured) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -87,6 +87,11 @@ def plain(captured: Captured) -> fx.GraphModule:
     return _Folding(captured).module()
 
 
+def argument_name(name: str) -> str:
+    """An input's name as that of an argument; a tensor inside of a list has its place alone."""
+    return name if name.isidentifier() else f"input_{name}"
+
+
 class _Folding:
     def __init__(self, captured: Captured) -> None:
         self.graph = fx.Graph()
@@ -109,7 +114,7 @@ class _Folding:
         elif node.op == "placeholder":
             if node.name not in captured.inputs:  # a number or nothing, which the capture has taken in
                 return
-            copies[node] = self.graph.placeholder(captured.inputs[node.name][0])
+            copies[node] = self.graph.placeholder(argument_name(captured.inputs[node.name][0]))
         elif node.op == "output":
             results: Any = node.args[0]
             copies[node] = self.graph.output(copies[results[0]])
@@ -206,7 +211,8 @@ class _Folding:
             attends = name == "scaled_dot_product_attention" and user.args[2] is node
             passes = factor.ndim == 0 and (attends or name in ("mul", *_PRODUCTS))
         else:
-            passes = self._factor(user) is not None or (bool(user.args) and _commutes(user, factor))
+            first = bool(user.args) and user.args[0] is node
+            passes = self._factor(user) is not None or (first and _commutes(user, factor))
         return self._forth(user, factor, seen) if passes else None
 
     def _all(self, parts: Iterable[list[_Edit] | None]) -> list[_Edit] | None:
@@ -276,7 +282,7 @@ class _Folding:
         if any(user not in parts for each in parts - {node} for user in each.users):
             return None
         names = [str(each.target) for each in parts if each.op == "get_attr"]
-        storages = [tensor.untyped_storage().data_ptr() for tensor in self.tensors.values() if tensor.numel()]
+        storages = [each.untyped_storage().data_ptr() for each in self.tensors.values() if isinstance(each, Tensor)]
         tied = any(storages.count(self.tensors[each].untyped_storage().data_ptr()) > 1 for each in names)
         return None if tied else [(user, node, factor)]
 
