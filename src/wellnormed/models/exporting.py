@@ -135,13 +135,15 @@ def export(
 def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     """What the certificate of a folder is of: a model, its example, and the file of its weights.
 
-    Of a run it is the model, and of an export the folded program, folded again from the model's own weights. An export
-    of which any file was changed is a `ValueError`.
+    Of a run it is the model, and of an export the folded program, folded again from the model's own weights. Files of
+    the program that were changed are a `ValueError`.
     """
     model, shape = load(folder), read_config(folder).get("example_shape")
     if shape is None:
         return model, None, weights_path(folder)
-    read_files(Path(folder), "export the model again")
+    for name in (PROGRAM, PROGRAM_WEIGHTS, ONNX):
+        if name != ONNX or (Path(folder) / name).exists():
+            read_files(Path(folder), "export the model again", only=name)
     captured = functional(capture(model, torch.zeros(shape, dtype=torch.long)))
     folded, _ = _folded(model, captured)
     return folded, _example(captured), Path(folder) / PROGRAM_WEIGHTS
