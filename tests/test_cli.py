@@ -6,8 +6,7 @@ import pytest
 
 from wellnormed._files import read_json, write_json
 from wellnormed.cli import main
-from wellnormed.models import load
-from wellnormed.models.files import export
+from wellnormed.models import export, load
 
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
@@ -82,7 +81,7 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 0
     assert "validation loss" in capsys.readouterr().out
     symbols = "".join(sorted(set((place / "text.txt").read_text())))
-    export(load("runs/a"), "exported", symbols)
+    export(load("runs/a"), "exported", symbols=symbols)
     for folder in ("runs/a", "exported"):
         assert main(["certify", folder, "--attack-steps", "2"]) == 0
         assert "Lipschitz bound" in capsys.readouterr().out

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from wellnormed import (
         as_published,
         certificates,
-        checker,
         constraints,
         matrix,
         models,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     )
     from wellnormed.certificates import certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
+    from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral, assign_norms, initialize_
     from wellnormed.optim import Almond, Muon, Scion
 
@@ -45,9 +45,9 @@ __all__ = [
     "assign_norms",
     "certificates",
     "certify",
-    "checker",
     "constrain",
     "constraints",
+    "export",
     "initialize_",
     "lower_bound",
     "matrix",
@@ -64,6 +64,7 @@ _HOMES = {
     **dict.fromkeys(("ColNorm", "Sign", "Spectral", "assign_norms", "initialize_"), ".norms"),
     **dict.fromkeys(("Almond", "Muon", "Scion"), ".optim"),
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap", "constrain"), ".constraints"),
+    "export": ".models",
     **dict.fromkeys(("certify", "lower_bound", "verify"), ".certificates"),
 }
 

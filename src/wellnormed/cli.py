@@ -51,7 +51,8 @@ class Certify:
     """Seeds the search."""
 
     def __call__(self) -> int | None:
-        from wellnormed.models.files import load, read_config
+        from wellnormed.models.exporting import certified
+        from wellnormed.models.files import read_config
         from wellnormed.train.characters import named_generators
         from wellnormed.train.finish import certify_model
         from wellnormed.train.lock import locked
@@ -62,7 +63,8 @@ class Certify:
         path = self.folder / "certificate.json"
         with locked(self.folder):  # a run in training would write its own certificate over this one
             generator = named_generators(self.seed)["lower bound"]
-            certificate = certify_model(load(self.folder), self.attack_steps, generator)
+            model, example, _ = certified(self.folder)
+            certificate = certify_model(model, self.attack_steps, generator, example)
             certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
 
@@ -75,17 +77,18 @@ class Verify:
 
     def __call__(self) -> int | None:
         import wellnormed as wn
-        from wellnormed.models.files import load, read_config, weights_path
+        from wellnormed.models.exporting import certified
+        from wellnormed.models.files import read_config
 
         read_config(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
         try:
-            weights, model = weights_path(self.folder), load(self.folder)
+            model, example, weights = certified(self.folder)
             report = wn.verify(path, weights)
             certificate = wn.certificates.Certificate.load(path)
-            wn.certificates.require_same_model(certificate, model)
+            wn.certificates.require_same_model(certificate, model, example)
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1

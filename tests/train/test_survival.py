@@ -12,7 +12,7 @@ import pytest
 
 from wellnormed._files import json_text
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.models.files import export
+from wellnormed.models import export
 from wellnormed.models.gpt import GPT
 from wellnormed.train import RunFolder, finish, report
 from wellnormed.train.lock import locked

@@ -1,4 +1,4 @@
-"""Models made of Lipschitz layers, a config beside each, and `load` for what training left."""
+"""Models made of Lipschitz layers, a config beside each, `load` for what training left, and `export`."""
 
 from wellnormed._lazy import lazy_namespace
 
@@ -10,7 +10,7 @@ __getattr__, __dir__ = lazy_namespace(
         "PotentialGPT": ".potential_gpt",
         "PotentialConfig": ".config",
         "build": ".files",
-        "export": ".files",
+        "export": ".exporting",
         "load": ".files",
     },
 )

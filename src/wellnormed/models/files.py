@@ -1,6 +1,5 @@
 """Models on disk: `config.json` beside safetensors, in a run folder or an exported one. Never unpickles."""
 
-import dataclasses
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from wellnormed._files import MANIFEST, json_text, parse_dataclass, read_files, read_json, write_files
+from wellnormed._files import MANIFEST, parse_dataclass, read_files, read_json
 from wellnormed.models.config import GPTConfig, ModelConfig
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
 
 FORMAT = 3
 WEIGHTS = "model.safetensors"
-_REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.models.export` wrote"
+_REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.export` wrote"
 Model = GPT | PotentialGPT
 
 
@@ -61,25 +60,6 @@ def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) 
                 f"{where}: {name}={size} does not fit its {len(weights)} tensors of {entries} entries; config and "
                 "weights are of different models"
             )
-
-
-def export(model: Model, folder: str | Path, symbols: str | None = None) -> Path:
-    """Write a model so that `load` and every command can read it, and return the folder, which is made if needed.
-
-    A folder that holds a model already is refused. `wellnormed sample` needs `symbols`, the characters that the tokens
-    stand for, one for each.
-    """
-    folder = Path(folder)
-    if (folder / "config.json").exists():
-        raise ValueError(f"{folder} already holds a config.json; choose a new folder")
-    size = model.config.vocabulary_size
-    if symbols is not None and len(symbols) != size:
-        raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
-    text = {} if symbols is None else {"text": {"symbols": symbols}}
-    config = {"format": FORMAT, "model": dataclasses.asdict(model.config), **text}
-    files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
-    write_files(folder, files, {"format": FORMAT})
-    return folder
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

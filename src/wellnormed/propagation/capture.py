@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
@@ -62,7 +63,12 @@ class _Selecting(nn.Module):
         self.model, self._output = model, output
 
     def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-        return select(self.model(*arguments, **keywords), self._output)
+        if not isinstance(self.model, fx.GraphModule):
+            return select(self.model(*arguments, **keywords), self._output)
+        # run node by node, its operations keep the places that they were captured at
+        inputs = inspect.signature(self.model.forward).bind(*arguments, **keywords).args
+        with fx.traceback.preserve_node_meta():
+            return select(fx.Interpreter(self.model).run(*inputs), self._output)
 
 
 def select(result: Any, output: Any) -> Tensor:
@@ -151,16 +157,16 @@ def confirm(
         return found, fixed
 
 
-def _other_batches(
-    model: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    output: Any,
-    progress: Callable[[int, int], None],
-) -> list[Captured]:
+def capture_any_batch(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
+    """The operations for a batch of any size, with twice the batch as the example; None if the code depends on it."""
+    with _quiet(), _restoring(_State(model)):
+        return _any_batch(model, *captured.example, output)
+
+
+def _any_batch(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Captured | None:
     tensors = _tensors((arguments, keywords))
     if len({t.shape[0] if t.ndim > 1 else None for t in tensors} | {None}) != 2 or any(t.ndim < 2 for t in tensors):
-        return []
+        return None
     twice = _map(lambda each: torch.cat([each, each.flip(-1)]), (arguments, keywords))
     batch = torch.export.Dim.DYNAMIC
     axes = torch.utils._pytree.tree_map(
@@ -169,12 +175,23 @@ def _other_batches(
     try:
         symbolic = _export(model, twice[0], twice[1], output, axes)
     except UncertifiableError:
-        return []
-    if not all(_always_holds(guard) for guard in _guards(symbolic)):
+        return None
+    return symbolic if all(_always_holds(guard) for guard in _guards(symbolic)) else None
+
+
+def _other_batches(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    output: Any,
+    progress: Callable[[int, int], None],
+) -> list[Captured]:
+    symbolic = _any_batch(model, arguments, keywords, output)
+    if symbolic is None:
         return []
     progress(2, 4)
-    others = [twice]
-    if len(tensors[0]) > 1:  # which a capture for any size leaves out
+    others = [symbolic.example]
+    if len(_tensors((arguments, keywords))[0]) > 1:  # which a capture for any size leaves out
         others.append(_map(lambda each: each[:1], (arguments, keywords)))
     found = [_export(model, each[0], each[1], output) for each in others]
     progress(3, 4)
@@ -210,8 +227,8 @@ def _export(
             tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
             if not isinstance(tensor, Tensor):
                 raise UncertifiableError(f"it uses {spec.target}, which is no tensor")
-            shown = _shown(spec.target)
-            stored[name] = (shown, tensor, shown in persistent)
+            path = shown(spec.target)
+            stored[name] = (path, tensor, path in persistent)
         else:
             value = next(given)
             if isinstance(value, Tensor):
@@ -237,10 +254,15 @@ def _always_holds(guard: Any) -> bool:
         _, limits = guard
         return bool(limits.lower <= 2 and limits.upper > 10**9)
     numbers = [abs(int(each)) for each in guard.atoms() if each.is_Integer]
-    (size, *others) = guard.free_symbols or {None}
-    if size is None:
+    # the sizes of the inputs' first axes, which are the same; sizes that depend on values begin with u
+    sizes = guard.free_symbols
+    if not sizes:
         return bool(guard)
-    return not others and max(numbers, default=0) <= 64 and all(bool(guard.subs(size, n)) for n in range(2, 200))
+    return (
+        all(str(size).startswith("s") for size in sizes)
+        and max(numbers, default=0) <= 64
+        and all(bool(guard.subs(dict.fromkeys(sizes, n))) for n in range(2, 200))
+    )
 
 
 def _argument(model: nn.Module, placeholder: str) -> str:
@@ -255,7 +277,7 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 def _refuse_overwriting(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind.name != "USER_OUTPUT":
-            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else _shown(spec.target or "a tensor")
+            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
             raise UncertifiableError(
                 f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
                 "running statistic"
@@ -282,15 +304,25 @@ def _is_plain(captured: Captured) -> bool:
 
 def decomposed(captured: Captured) -> Captured:
     """The same operations without mutation; those without a bound, such as recurrent layers, as their parts."""
-    if _is_plain(captured):
-        return captured
+    return captured if _is_plain(captured) else _decomposed(captured, _taken_apart())
+
+
+def _decomposed(captured: Captured, table: dict[Any, Any]) -> Captured:
     try:
         with _quiet():
-            program = captured.program.run_decompositions(dict(_taken_apart()))
+            program = captured.program.run_decompositions(dict(table))
     except RuntimeError as error:  # of tensors that are overwritten although nothing registers them
         raise UncertifiableError(f"the model cannot be captured: {_first_line(error)}") from error
     _refuse_overwriting(program)  # what overwrites is known only without mutation
     return replace(captured, program=program)
+
+
+def functional(captured: Captured) -> Captured:
+    """The same operations, without mutation."""
+    operations = [node.target for node in captured.nodes if node.op == "call_function"]
+    if not any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in operations):
+        return captured
+    return _decomposed(captured, {})
 
 
 class _Recording(TorchDispatchMode):
@@ -521,10 +553,10 @@ def place(node: fx.Node) -> str:
 def owner(node: fx.Node) -> str:
     """Path of the module whose `forward` executes a node; empty for the model itself."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
-    return _shown(stack[-1][0]) if stack else ""
+    return shown(stack[-1][0]) if stack else ""
 
 
-def _shown(path: str) -> str:
+def shown(path: str) -> str:
     """A path as the user knows it, without the wrapper's attribute."""
     path = re.sub(r"^L\['self'\]\.?", "", str(path))
     return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path

@@ -1,6 +1,7 @@
 """What follows the last step: loss over the whole validation split, sample, certificate, lower bound."""
 
 import copy
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -8,7 +9,6 @@ from rich.console import Console
 import wellnormed as wn
 from wellnormed._files import read_json
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.models.files import Model
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import sample, validation_loss
@@ -50,11 +50,13 @@ def finish(task: CharacterTask, run: RunFolder, console: Console) -> None:
     print_summary(run, console)
 
 
-def certify_model(model: Model, attack_steps: int, generator: torch.Generator) -> Certificate:
+def certify_model(
+    model: torch.nn.Module, attack_steps: int, generator: torch.Generator, example: Any = None
+) -> Certificate:
     """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
-    certificate = wn.certify(model, progress=True)
+    certificate = wn.certify(model, example, progress=True)
     if attack_steps:
-        found = wn.lower_bound(model, steps=attack_steps, generator=generator)
+        found = wn.lower_bound(model, example, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(found.value)
     return certificate
 

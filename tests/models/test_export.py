@@ -1,0 +1,263 @@
+"""An exported program is the model: without this library, for any batch, with a certificate of its own."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed._files import read_json
+from wellnormed.certificates import Certificate, UncertifiableError
+from wellnormed.checker import CheckError, check_folder
+from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, export, load
+from wellnormed.models.exporting import LIPSCHITZ_TOLERANCE, certified
+from wellnormed.nn import Scale
+from wellnormed.norms import assign_norms
+
+TOLERANCE = 1e-6
+"""What is promised of outputs, of the largest."""
+
+
+class Strided(nn.Sequential):
+    """A CNN on bytes, with a normalized kernel and gains on channels."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Scale(1 / 255),
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.ReLU(),
+            Scale(0.7),
+            nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3, stride=2)),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+            Scale(3.0),
+        )
+
+
+def gpt(**settings):
+    model = GPT(GPTConfig(length=16, width=16, blocks=1, heads=2, **settings), torch.Generator().manual_seed(0))
+    return initialized(model)
+
+
+def initialized(model):
+    """Without zeros, which would hide a factor."""
+    for assigned in assign_norms(model):
+        if assigned.norm is not None and not bool(assigned.parameter.any()):
+            nn.init.normal_(assigned.parameter, std=0.1)
+    return model
+
+
+MODELS = {
+    "gpt": (lambda: gpt(query_radius=1.0, output_factor=1 / 3), None),
+    "potential": (lambda: initialized(PotentialGPT(PotentialConfig(length=16, blocks=1, hidden=32))), None),
+    "cnn": (Strided, (1, 3, 12, 12)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (1, 5, 16)),
+}
+KEPT = {"gpt": 11, "potential": 5, "cnn": 0, "encoder": 0}
+"""Products and quotients of what depends on the input that no weight can take: balls, rotations, residual shares."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request, tmp_path_factory):
+    """Name, model, example and folder of an exported model."""
+    torch.manual_seed(0)
+    make, shape = MODELS[request.param]
+    model = make().eval()
+    example = model.example_input() if shape is None else torch.randn(shape)
+    folder = export(model, tmp_path_factory.mktemp("export") / "model", example)
+    return request.param, model, example, folder
+
+
+def other(example):
+    """A batch of three other inputs."""
+    shape = (3, *example.shape[1:])
+    return torch.randn(shape) if example.is_floating_point() else torch.randint(0, 65, shape)
+
+
+def require_close(found, expected):
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, about its own code
+def test_the_program_is_the_model(case):
+    _, model, example, folder = case
+    program = torch.export.load(folder / "program.pt2")
+    for x in (example, other(example)):
+        require_close(program.module()(x), model(x))
+    assert read_json(folder / "manifest.json", "", sealed=True)["largest_difference"] <= TOLERANCE
+    require_close(torch.export.unflatten(program)(example), model(example))  # a tree of modules, as the model was
+
+
+def test_no_factor_is_left_beside_a_weight(case):
+    name, *_, folder = case
+    program = torch.export.load(folder / "program.pt2")
+    dependent = set()
+    for node in program.graph.nodes:
+        if node.name in program.graph_signature.user_inputs or any(each in dependent for each in node.all_input_nodes):
+            dependent.add(node)
+    scales = [node for node in dependent if str(node.target).startswith(("aten.mul.", "aten.div."))]
+    assert len(scales) == KEPT[name], scales
+
+
+def test_the_weights_are_those_of_the_program(case):
+    *_, folder = case
+    program = torch.export.load(folder / "program.pt2")
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "weights.safetensors")
+    assert stored.keys() == program.state_dict.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in program.state_dict.items())
+
+
+def test_the_program_is_certified_again(case):
+    _, model, example, folder = case
+    certificate, before = Certificate.load(folder / "certificate.json"), wn.certify(model, example)
+    assert certificate.exact_lipschitz <= before.exact_lipschitz * (1 + LIPSCHITZ_TOLERANCE)
+    assert certificate.any_batch == before.any_batch
+    assert check_folder(folder).claims
+    assert any(row.name.startswith("layers.") for row in certificate.layers) or not isinstance(model, GPT)
+
+
+def test_the_program_runs_without_this_library(case, tmp_path):
+    _, model, example, folder = case
+    torch.save(other(example), tmp_path / "input.pt")
+    script = (
+        "import sys, torch\n"
+        "sys.modules['wellnormed'] = None\n"
+        "program = torch.export.load(sys.argv[1]).module()\n"
+        "torch.save(program(torch.load(sys.argv[2])).detach(), sys.argv[3])\n"
+        "assert not any(name.startswith('wellnormed.') for name in sys.modules)\n"
+    )
+    paths = [str(each) for each in (folder / "program.pt2", tmp_path / "input.pt", tmp_path / "output.pt")]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, *paths], check=True)
+    require_close(torch.load(tmp_path / "output.pt"), model(torch.load(tmp_path / "input.pt")))
+    assert not any(word in (folder / "program.pt2").read_bytes() for word in (b"site-packages", b".py"))
+
+
+def test_onnx_gives_the_same(case):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    _, model, example, folder = case
+    session = runtime.InferenceSession(folder / "model.onnx")
+    for x in (example, other(example)):
+        (found,) = session.run(["output"], {session.get_inputs()[0].name: x.numpy()})
+        require_close(torch.from_numpy(found), model(x).detach())
+
+
+def test_a_changed_byte_is_found(tmp_path):
+    model = gpt()
+    folder = export(model, tmp_path / "m", onnx=False)
+    tokens = torch.arange(16)[None]
+    assert torch.equal(load(folder)(tokens), model.eval()(tokens))
+    certified(folder)
+    for name in ("program.pt2", "weights.safetensors", "model.safetensors"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(ValueError, match=f"{name}.*truncated or changed"):
+            certified(folder)
+        (folder / name).write_bytes(content)
+    (folder / "weights.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(CheckError):
+        check_folder(folder)
+
+
+def linear():
+    return nn.Sequential(nn.Linear(3, 2))
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty; choose a new folder"):
+        export(linear(), tmp_path, torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="is not empty"):
+        export(linear(), tmp_path / "notes.txt", torch.zeros(1, 3))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else found(name))
+    with pytest.raises(ValueError, match=r"onnx=True needs onnx and onnxscript; install `wellnormed\[onnx\]`"):
+        export(linear(), tmp_path / "m", torch.zeros(1, 3), onnx=True)
+    assert not (export(linear(), tmp_path / "m", torch.zeros(1, 3)) / "model.onnx").exists()
+
+
+def test_symbols_must_fit(tmp_path):
+    with pytest.raises(ValueError, match="2 symbols do not fit a vocabulary of 65"):
+        export(gpt(), tmp_path / "m", symbols="ab")
+    with pytest.raises(ValueError, match=r"symbols are for models of `wellnormed.models`"):
+        export(linear(), tmp_path / "m", torch.zeros(1, 3), symbols="ab")
+
+
+def test_a_model_without_a_bound_needs_that_said(tmp_path):
+    class Unbounded(nn.Module):
+        def forward(self, x):
+            return x.erfinv()
+
+    with pytest.raises(UncertifiableError, match="erfinv"):
+        export(Unbounded(), tmp_path / "m", torch.zeros(1, 3))
+    assert not (tmp_path / "m").exists()
+    folder = export(Unbounded(), tmp_path / "m", torch.rand(1, 3), certificate=False, onnx=False)
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "program.pt2", "weights.safetensors"]
+    with pytest.raises(UncertifiableError, match=r"random|call `model.eval\(\)`"):
+        export(nn.Dropout(), tmp_path / "n", torch.rand(1, 3), certificate=False)
+
+
+def test_weights_that_cannot_hold_the_products_are_refused(tmp_path):
+    model = nn.Sequential(Scale(1 / 3), nn.Linear(64, 4)).to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"outputs differ.*Keep the weights, which are of torch.bfloat16"):
+        export(model, tmp_path / "m", torch.randn(1, 64, dtype=torch.bfloat16), certificate=False)
+    assert not (tmp_path / "m").exists()
+
+
+class Named(nn.Module):
+    """Keywords, several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, first, second=None, loud=False):
+        hidden = (self.up(first) + second).tanh() * (2.0 if loud else 1.0)
+        return {"hidden": hidden, "logits": self.down(hidden)}
+
+
+def test_keywords_stay_keywords_and_one_result_is_chosen(tmp_path):
+    example = {"first": torch.randn(2, 4), "second": torch.randn(2, 6), "loud": True}
+    model = Named()
+    folder = export(model, tmp_path / "m", example, output="logits")
+    program = torch.export.load(folder / "program.pt2").module()
+    inputs = {"first": torch.randn(5, 4), "second": torch.randn(5, 6)}
+    require_close(program(**inputs), model(**inputs, loud=True)["logits"])
+    assert check_folder(folder).claims
+
+
+def test_tensors_in_a_list_become_arguments(tmp_path):
+    class Sum(nn.Linear):
+        def forward(self, parts):
+            return super().forward(parts[0] + parts[1].tanh())
+
+    parts, model = [torch.randn(2, 3), torch.randn(2, 3)], Sum(3, 3)
+    folder = export(model, tmp_path / "m", (parts,), onnx=False)
+    require_close(torch.export.load(folder / "program.pt2").module()(*parts), model(parts))
+
+
+def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
+    class Fixed(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x).reshape(2, -1)
+
+    model = Fixed(4, 4)
+    folder = export(model, tmp_path / "m", torch.zeros(2, 4), onnx=False)
+    program = torch.export.load(folder / "program.pt2").module()
+    x = torch.randn(2, 4)
+    require_close(program(x), model(x))
+    assert not Certificate.load(folder / "certificate.json").any_batch
+    with pytest.raises((AssertionError, RuntimeError)):
+        program(torch.randn(4, 4))
