@@ -41,15 +41,15 @@ from torch import nn
 
 import wellnormed as wn
 from benchmarks import forgeries, statements
-from wellnormed._files import MANIFEST, _sha256, json_text
+from wellnormed._files import MANIFEST, _sha256, json_text, write_files
 from wellnormed.certificates import Certificate
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, check, check_folder
 from wellnormed.checker.files import Stored, parse_json, read_safetensors
 from wellnormed.cli import Verify
 from wellnormed.experiments._header import header, write_result
-from wellnormed.models import GPTConfig, PotentialConfig, export, load
-from wellnormed.models.files import WEIGHTS
+from wellnormed.models import GPTConfig, PotentialConfig, load
+from wellnormed.models.files import FORMAT, WEIGHTS
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.propagation.domain import Box, domain_of
@@ -108,7 +108,9 @@ def case_of(name: str) -> Case:
     computed = {n: raw_tensor(t) for n, t in certificate.computed.items()}
     with tempfile.TemporaryDirectory() as folder:
         if name != "cnn":
-            export(model, Path(folder) / "m")  # type: ignore[arg-type]
+            config = {"format": FORMAT, "model": asdict(model.config)}  # type: ignore[call-overload]
+            kept = {WEIGHTS: _safetensors(own), "config.json": json_text(config, sealed=True, indent=2)}
+            write_files(Path(folder) / "m", kept, {"format": FORMAT})
         certificate.save(Path(folder) / "m" / "certificate.json")
         files = {path.name: path.read_bytes() for path in sorted((Path(folder) / "m").iterdir())}
     files.setdefault(WEIGHTS, _safetensors(own))

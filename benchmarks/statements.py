@@ -55,6 +55,8 @@ def norms(measure: str, arrays: list[Tensor], c: Mapping[str, Any]) -> list[floa
         return (x.clamp(min=0) if measure[0] == "p" else x).reshape(parts, -1).norm(dim=1).tolist()
     if measure == "row_norm":
         return [float(x.reshape(-1, x.shape[-1]).norm(dim=1).max())]
+    if measure == "diameter":
+        return [float(torch.cdist(x, x).max())]
     if measure == "row_difference":
         rows = matrix(x, c.get("transposed", False))
         return [float((rows[:, None] - rows).norm(dim=2).max())]
