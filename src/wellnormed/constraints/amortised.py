@@ -50,7 +50,7 @@ class AmortisedCap(SpectralCap):
 
         A step rounds `(1 - decay) W` and the sum with the update, entry by entry. The share `u` of every entry is at
         most the share `u sqrt(r)` of the norm of a slice whose short side is `r`, and `r^2` is at most the number of
-        entries. Roundings of the update are within `UPDATE_ROOM`. In 16 bits those of the weight alone may add a tenth
+        entries. Roundings of the update are within `UPDATE_ROOM`. In 16 bits those of the weight alone may add a fifth
         of its norm at `r = 768`, which leaves nothing to wait for.
         """
         if self.every == 1 or update_norm is None or weight.dtype.itemsize < 4:
