@@ -346,12 +346,6 @@ def matrix() -> Iterator[str]:
             for row in content["rows"]
         ],
     )
-    shares = (
-        f"`{row['constraint']}` {row['overhead']:.2%} (after every step: {row['overhead_every_1']:.2%})"
-        for row in content["amortised"]
-    )
-    every = content["amortised"][0]["every"]
-    yield from (f"Caps that project every {every} steps take this share of a step: {', '.join(shares)}.", "")
 
 
 def soundness() -> Iterator[str]:

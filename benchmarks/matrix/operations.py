@@ -11,8 +11,6 @@ eigendecomposition 9 n^3 (section 8.3), an SVD 14 m n^2 + 8 n^3 (section 8.6), a
 (section 4.2). An operation in float64 counts like one in float32. Under any dispatch mode torch computes eigenvectors
 for `eigvalsh`, too, so `spectral_normalize` (4/3 n^3 instead of 9 n^3) is counted too high.
 
-`amortised` counts what a hard cap that projects every 8 steps costs a step, in a run whose every step leads outwards.
-
     python -m benchmarks.matrix.operations
 """
 
@@ -22,10 +20,9 @@ from functools import partial
 from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from wellnormed.constraints import Constraint, HardCap, SpectralNormalize, constrain
 from wellnormed.matrix import (
     msign,
     soft_cap,
@@ -35,7 +32,6 @@ from wellnormed.matrix import (
     spectral_normalize,
     spectral_relu,
 )
-from wellnormed.optim import Scion
 
 from .inputs import GPT2_LAYER, GPT2_LAYERS, GPT2_TOKENS, gaussian
 from .record import write
@@ -43,8 +39,6 @@ from .record import write
 SIDE = 768
 SITUATIONS = (0.5, 1.5, 10.0)
 """Largest singular value over the cap. The exact clips choose their way by it; the most expensive is reported."""
-EVERY = 8
-"""Steps between projections of a cap that waits."""
 LIMIT = 0.01
 """Demanded of the hard cap: share of the training step at the paper's configuration."""
 aten = torch.ops.aten
@@ -148,35 +142,6 @@ def run(side: int = SIDE, layer: tuple[tuple[int, int], ...] = GPT2_LAYER) -> li
     return rows
 
 
-def count_constrained(constraint: Constraint | None, side: int, steps: int) -> int:
-    """Operations of so many steps of Scion on a square matrix at its cap of 2, after one that is not counted."""
-    layer = nn.Linear(side, side, bias=False)
-    nn.init.orthogonal_(layer.weight, 2.0)
-    optimizer = Scion(layer, lr=0.02, momentum=0.0)
-    if constraint is not None:
-        constrain(optimizer, {"weight": constraint})
-    found = 0
-    for i in range(1 + steps):
-        layer.weight.grad = -layer.weight.detach().clone()
-        with FlopCounterMode(display=False, custom_mapping=DECOMPOSITIONS) as counter:
-            optimizer.step()
-        found += counter.get_total_flops() if i else 0
-    return found
-
-
-def amortised(side: int = SIDE, every: int = EVERY) -> list[dict]:
-    """What caps cost a step, over as many steps as they wait, beside what they cost after every step."""
-    plain = count_constrained(None, side, every)
-    rows = []
-    for kind in (HardCap, SpectralNormalize):
-        each, waiting = (count_constrained(kind(2.0, every=k), side, every) - plain for k in (1, every))
-        step = 6 * side**2 * GPT2_TOKENS * every
-        rows.append(
-            {"constraint": kind.__name__, "every": every, "overhead_every_1": each / step, "overhead": waiting / step}
-        )
-    return rows
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Count, write and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -187,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = run()
     if not options.quiet:
         show(rows)
-    content = {"side": SIDE, "tokens": GPT2_TOKENS, "matrices": GPT2_LAYERS * len(GPT2_LAYER), "amortised": amortised()}
-    content["rows"] = rows
+    content = {"side": SIDE, "tokens": GPT2_TOKENS, "matrices": GPT2_LAYERS * len(GPT2_LAYER), "rows": rows}
     write("operations", "python -m benchmarks.matrix.operations", content)
 
 
