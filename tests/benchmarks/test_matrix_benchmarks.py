@@ -5,7 +5,18 @@ import math
 
 import pytest
 import torch
-from benchmarks.matrix import accuracy, amortised, comparisons, inputs, operations, peers, record, reference, speed, table
+from benchmarks.matrix import (
+    accuracy,
+    amortised,
+    comparisons,
+    inputs,
+    operations,
+    peers,
+    record,
+    reference,
+    speed,
+    table,
+)
 
 from wellnormed.matrix import REGISTRY, msign
 
