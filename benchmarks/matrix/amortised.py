@@ -63,7 +63,11 @@ def main() -> None:
     rows = run()
     for row in rows:
         print(f"{row['constraint']:18} {row['share_of_a_step_every_1']:7.3%} {row['share_of_a_step']:7.3%}")
-    write("amortised", "python -m benchmarks.matrix.amortised", {"side": SIDE, "tokens": GPT2_TOKENS, "rows": rows})
+    write(
+        "operations-of-amortised-caps",
+        "python -m benchmarks.matrix.amortised",
+        {"side": SIDE, "tokens": GPT2_TOKENS, "rows": rows},
+    )
 
 
 if __name__ == "__main__":
