@@ -5,7 +5,18 @@ import math
 
 import pytest
 import torch
-from benchmarks.matrix import accuracy, comparisons, inputs, operations, peers, record, reference, speed, table
+from benchmarks.matrix import (
+    accuracy,
+    amortised,
+    comparisons,
+    inputs,
+    operations,
+    peers,
+    record,
+    reference,
+    speed,
+    table,
+)
 
 from wellnormed.matrix import REGISTRY, msign
 
@@ -79,6 +90,11 @@ def test_suite_matrices_are_what_their_names_say():
     assert torch.linalg.matrix_norm(cases["largest 1000 x cap"], 2).item() == pytest.approx(1000)
     assert torch.linalg.svdvals(cases["flat"]).numpy() == pytest.approx(3.0)
     assert torch.linalg.matrix_norm(cases["scale 1e30"], 2).item() == pytest.approx(3e30)
+
+
+def test_a_cap_that_waits_costs_its_share_of_operations():
+    for row in amortised.run(side=16, every=4):
+        assert row["share_of_a_step"] == pytest.approx(row["share_of_a_step_every_1"] / 4)
 
 
 def test_operations_are_those_of_the_paper():

@@ -21,6 +21,8 @@ class Case:
 CASES = {
     "HardCap": Case(c.HardCap(1.2)),
     "SpectralNormalize": Case(c.SpectralNormalize(1.2)),
+    "HardCap, waiting": Case(c.HardCap(1.2, every=4)),
+    "SpectralNormalize, waiting": Case(c.SpectralNormalize(1.2, every=4)),
     "SoftCap": Case(c.SoftCap(1.2), any_optimizer=False),
     "OptimalCap": Case(c.OptimalCap(1.2), any_optimizer=False),
     "WeightDecay": Case(c.WeightDecay(1.2), any_optimizer=False),

@@ -20,6 +20,7 @@ CONSTRAINTS = {
     "3": wn.SoftCap(1.2),
     "5": wn.constraints.ClippedWeightDecay(0.8, 0.25),
     "7": wn.constraints.Hammer(1.0),
+    "9": wn.HardCap(0.9, every=3),
     "0": wn.ColumnCap(1.05),
 }
 

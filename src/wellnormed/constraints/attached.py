@@ -44,6 +44,7 @@ class Constraints:
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
+        self._reach: dict[str, Tensor] = {}  # on the CPU, so that no step waits for a device
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -120,7 +121,8 @@ class Constraints:
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
-        return {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
+        flat = {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
+        return flat | {f"{name}.reach": tensor for name, tensor in self._reach.items()}
 
     def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -177,14 +179,18 @@ class Constraints:
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
+            if (reach := c.constraint.first_reach()) is not None:
+                self._reach[c.name] = reach
         if changed:
             self._remember()
 
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
         moved = [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
-        steps = {c.name: self._steps[c.name] if c.constraint.uses_update_norm else None for c in moved}
-        buckets = in_buckets(moved, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
+        steps = {c.name: c.constraint.seen_step(self._steps[c.name], c.parameter) for c in moved}
+        counted = self._reach
+        due = [c for c in moved if not (c.name in counted and c.constraint.may_wait(counted[c.name], steps[c.name]))]
+        buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
         self._write(
             [members for _, members in buckets],
             lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
@@ -238,7 +244,7 @@ class Constraints:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_constrained": self._constrained, "_state": self._state}
+        return {"_constrained": self._constrained, "_state": self._state, "_reach": self._reach}
 
 
 def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:

@@ -62,6 +62,27 @@ class Constraint(ABC):
         `update_norm` bounds that step as in `check`; `state` is what `initial_state` or the last call returned.
         """
 
+    def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
+        """What `apply` is told of a step of that bound: by default the bound, or None if the constraint ignores it.
+
+        Weights of which it is told the same are constrained in one batch.
+        """
+        return update_norm if self.uses_update_norm else None
+
+    def first_reach(self) -> Tensor | None:
+        """A bound on the norm of a projected weight, for a constraint that need not act after every step; else None.
+
+        A float64 number on the CPU, counted on from step to step by `may_wait`: no step asks a device for it.
+        """
+        return None
+
+    def may_wait(self, reach: Tensor, step: float | None) -> bool:
+        """Whether the promise holds after a `seen_step` even if `apply` is left out; brings `first_reach` up to date.
+
+        What `reach` holds afterwards bounds the norm, after `apply` if that is not left out.
+        """
+        return False
+
     def _require_positive(self, **values: float) -> None:
         """Refuse a norm, in a constraint's settings, that is not positive and finite."""
         require_numbers(f"{type(self).__name__}: ", values)
@@ -187,8 +208,12 @@ class SpectralCap(Cap):
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         assert isinstance(norm, MatrixNorm)
-        cap, step = self.max_norm * TARGET, update_norm or 0.0
+        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
         return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
+
+    def _aim(self, update_norm: float | None) -> float:
+        """The norm that a weight is brought to after a step: the cap, by default."""
+        return self.max_norm
 
     def _start(self, slices: Tensor, cap: float) -> Tensor:
         """Bring slices from anywhere to the cap, a largest singular value."""

@@ -1,0 +1,90 @@
+"""What it costs in loss that caps project every 8 steps only: short runs of the preset `caps`, made narrower.
+
+Room for steps lowers the norm that a projection leaves, so the caps in effect are smaller: most where steps are long
+beside the cap, as for the head and the queries here, of which a step is an eighth and a twelfth of the cap at first.
+The pairs of runs share their seed, so their initial weights and their batches.
+
+    python -m benchmarks.amortised_caps
+"""
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.experiments._header import header, write_result
+from wellnormed.models.config import GPTConfig
+from wellnormed.train import PRESETS, TrainConfig
+from wellnormed.train.characters import CharacterTask
+from wellnormed.train.evaluate import validation_loss
+from wellnormed.train.task import fit
+
+from .step_time import build_amortised
+
+SEEDS = (0, 1, 2)
+EVERY = (1, 8)
+OUTPUT = Path(__file__).parents[1] / "results" / "amortised_caps.json"
+
+
+def settings(steps: int, text: CharacterText) -> TrainConfig:
+    """The preset `caps` at half its width and length, and an eighth of its hidden units; caps and rates are its own."""
+    preset = PRESETS["caps"]
+    assert isinstance(preset.model, GPTConfig)
+    model = replace(preset.model, width=64, length=32, expansion=4, vocabulary_size=len(text.symbols))
+    return replace(preset, model=model, steps=steps, device="cpu")
+
+
+def run(config: TrainConfig, every: int, text: CharacterText) -> dict:
+    """Train; the loss on the whole validation split, how often weights were projected, and norms that were proved."""
+    optimizer_of = partial(build_amortised, every=every)
+    task = CharacterTask(config, text, torch.device("cpu"), optimizer_of)
+    constraints = task.constraints
+    assert constraints is not None
+    projections: Counter[str] = Counter()
+    reached: dict[str, float] = {}
+    largest = 0.0
+
+    def watch(task: CharacterTask, loss: float) -> None:
+        nonlocal largest
+        for name, bound in constraints.state_dict().items():
+            projections[name.removesuffix(".reach")] += float(bound) < reached.get(name, math.inf)
+            reached[name] = float(bound)
+        if task.step % 25 == 0:
+            largest = max(largest, task.require_caps())
+
+    fit(task, watch)
+    return {
+        "every": every,
+        "seed": config.seed,
+        "validation_loss": validation_loss(task.model, text.validation, config.model.length),
+        "steps_per_projection": {name: config.steps / count for name, count in projections.items()},
+        "largest_proved_ratio": largest,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train every pair, and write and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    text = load_shakespeare()
+    config, rows = settings(options.steps, text), []
+    for seed in SEEDS:
+        for every in EVERY:
+            rows.append(run(replace(config, seed=seed), every, text))
+            print(f"seed {seed}, every {every}: loss {rows[-1]['validation_loss']:.4f}", flush=True)
+    content = header("python -m benchmarks.amortised_caps", seed=list(SEEDS))
+    write_result(options.output, {**content, "text": text.source, "config": asdict(config), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

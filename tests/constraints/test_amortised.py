@@ -1,0 +1,280 @@
+"""Caps that act after every few steps: the promise is proved after every one, and what is computed is counted."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.constraints import HardCap, SpectralNormalize
+
+CAP = 1.2
+NORMS = {
+    "exact oracle": wn.Spectral(method="svd"),  # whose step is as long as it is declared
+    "overshooting": wn.Spectral("jordan-5"),
+    "per head": wn.norms.PerHead(4),
+    "split unevenly": wn.norms.Split((3, 5)),
+}
+RATES = {
+    "constant": lambda i: 0.02,
+    "warm-up": lambda i: 0.04 * i / 1000,
+    "decay": lambda i: 0.04 * (1 - i / 1000),
+    "jumps": lambda i: {0: 0.2, 1: 0.2, 9: 2.0, 20: 0.0, 21: 1e-9, 30: 1.1}.get(i % 37, 0.02),
+}
+"""Learning rates in units of the norm, of which the cap is 1.2."""
+every_cap = pytest.mark.parametrize("kind", [HardCap, SpectralNormalize])
+
+
+@pytest.fixture
+def projections(monkeypatch):
+    """How often caps acted on a batch of weights, by the number of weights."""
+    found = Counter()
+    for kind in (HardCap, SpectralNormalize):
+
+        def counted(self, slices, cap, update_norm, plain=kind._cap):
+            found[len(slices)] += 1
+            return plain(self, slices, cap, update_norm)
+
+        monkeypatch.setattr(kind, "_cap", counted)
+    return found
+
+
+def start(constraint, norm=NORMS["exact oracle"], lr=0.02, shape=(8, 8), dtype=None, count=1, **more):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(shape[1], shape[0], bias=False, dtype=dtype) for _ in range(count)))
+    optimizer = wn.Scion(wn.assign_norms(model, overrides={"*": norm}), lr=lr, momentum=0.0, **more)
+    return model, optimizer, wn.constrain(optimizer, {"*": constraint})
+
+
+def push(model, i=0):
+    """Steps that lengthen: along every singular vector, or in turn along the longest alone."""
+    for p in model.parameters():
+        u, s, vh = torch.linalg.svd(p.detach().float(), full_matrices=False)
+        s = s * (s == s.max()) if i % 2 else torch.ones_like(s)
+        p.grad = -((u * s) @ vh).to(p.dtype)
+
+
+@pytest.mark.parametrize("rate", RATES.values(), ids=RATES.keys())
+def test_the_cap_is_proved_after_each_of_1000_outward_steps(rate):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in NORMS})
+    norms = wn.assign_norms(model, overrides={f"{name}.weight": norm for name, norm in NORMS.items()})
+    optimizer = wn.Scion(norms, momentum=0.0)
+    kinds = (HardCap, SpectralNormalize)
+    constraints = wn.constrain(optimizer, {name: kinds[i % 2](CAP, every=8) for i, name in enumerate(NORMS)})
+    nearest = dict.fromkeys(constraints.names, 0.0)
+    for i in range(1000):
+        push(model, i)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(i)
+        optimizer.step()
+        ratios = constraints.proved_ratios()
+        assert all(ratio <= 1 for ratio in ratios.values())
+        nearest = {name: max(nearest[name], ratio) for name, ratio in ratios.items()}
+    assert min(nearest.values()) > 0.95  # steps that are as bad as they can be reach the cap
+    assert constraints.promised() == dict.fromkeys(ratios, CAP)
+
+
+@every_cap
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projection(kind, dtype, projections):
+    model, optimizer, constraints = start(kind(CAP, every=8), NORMS["per head"], dtype=dtype)
+    plain, its_optimizer, _ = start(kind(CAP), NORMS["per head"], dtype=dtype)
+    for i in range(200):
+        for own, its in ((model, optimizer), (plain, its_optimizer)):
+            push(own, i)
+            its.step()
+        assert constraints.proved_ratios()["0.weight"] <= 1
+    assert projections.total() == 400
+    assert torch.equal(model[0].weight, plain[0].weight)
+
+
+@every_cap
+@given(
+    shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),
+    every=st.integers(1, 40),
+    rates=st.lists(st.sampled_from([0.0, 1e-8, 1e-3, 0.05, 0.3, 3.0]), min_size=1, max_size=5),
+    decay=st.sampled_from([0.0, 0.3]),
+)
+@settings(max_examples=25)
+def test_the_law_holds_whatever_every_and_the_rates_are(kind, shape, cap, every, rates, decay):
+    model, optimizer, constraints = start(
+        kind(cap, every=every), NORMS["overshooting"], shape=shape, weight_decay=decay
+    )
+    for i in range(30):
+        optimizer.param_groups[0]["lr"] = rates[i % len(rates)] * min(cap, 1.0)
+        push(model, i)
+        optimizer.step()
+        assert constraints.proved_ratios()["0.weight"] <= 1
+
+
+@every_cap
+@pytest.mark.parametrize("every", [1, 2, 3, 8, 13])
+def test_a_constant_rate_is_projected_once_every_so_many_steps(kind, every, projections):
+    model, optimizer, _ = start(kind(2.0, every=every), lr=0.01)
+    for i in range(10 * every):
+        push(model)
+        optimizer.step()
+        assert projections.total() == i // every + 1  # the first step, and every so many after it
+
+
+def test_a_rate_that_falls_is_projected_less_often_and_one_that_rises_more_often(projections):
+    for name, rate in (("falls", lambda i: 0.02 * (1 - i / 400)), ("rises", lambda i: 0.02 * i / 400)):
+        projections.clear()
+        model, optimizer, _ = start(HardCap(2.0, every=8))
+        for i in range(400):
+            optimizer.param_groups[0]["lr"] = rate(i)
+            push(model)
+            optimizer.step()
+        assert projections.total() < 50 if name == "falls" else projections.total() > 50
+
+
+def test_room_is_at_most_half_of_the_cap(projections):
+    model, optimizer, constraints = start(HardCap(1.0, every=1000), lr=0.1)
+    lowest = 1.0
+    for _ in range(60):
+        push(model)
+        optimizer.step()
+        lowest = min(lowest, constraints.proved_ratios()["0.weight"])
+    assert 0.5 <= lowest < 0.65
+    assert projections.total() == 12  # four steps of at most 0.102 fit into half
+
+
+@every_cap
+def test_an_optimizer_without_a_bound_is_projected_after_every_step(kind, projections):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    constraints = wn.constrain(optimizer, {"*": kind(1.0, every=8)}, norms=wn.assign_norms(model))
+    for _ in range(30):
+        push(model)
+        optimizer.step()
+        assert constraints.proved_ratios()["0.weight"] <= 1
+    assert projections.total() == 30
+
+
+@every_cap
+def test_a_wait_of_one_step_is_no_wait(kind):
+    """`every=1` is the cap as it was before caps could wait: in its bits, its name and its empty state."""
+
+    class Plain(kind):
+        def seen_step(self, update_norm, weight):
+            return None
+
+        def first_reach(self):
+            return None
+
+    weights = []
+    for constraint in (kind(CAP), kind(CAP, every=1), Plain(CAP)):
+        model, optimizer, constraints = start(constraint, NORMS["overshooting"])
+        for i in range(20):
+            push(model, i)
+            optimizer.step()
+        weights.append(model[0].weight)
+        assert constraints.state_dict() == {}
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+    assert repr(kind(CAP, every=1)) == f"{kind.__name__}(max_norm=1.2)"
+    assert repr(kind(CAP, every=8)) == f"{kind.__name__}(max_norm=1.2, every=8)"
+
+
+@every_cap
+@pytest.mark.parametrize("steps", range(1, 10))
+def test_a_run_that_is_resumed_between_projections_has_the_same_bits(kind, steps, projections):
+    def run(count, model, optimizer):
+        for i in range(count):
+            push(model, i)
+            optimizer.step()
+
+    model, optimizer, constraints = start(kind(CAP, every=5), count=2)
+    run(steps, model, optimizer)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), constraints.state_dict()))
+    assert saved[2].keys() == {"0.weight.reach", "1.weight.reach"}
+    projections.clear()
+    run(20, model, optimizer)
+    expected = projections.copy()
+    again = start(kind(CAP, every=5), count=2)
+    projections.clear()
+    for part, state in zip(again, saved, strict=True):
+        part.load_state_dict(state)
+    run(20, *again[:2])
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again[0].parameters(), strict=True))
+    assert projections == expected
+    assert constraints.state_dict() == again[2].state_dict()
+
+
+def test_a_copied_optimizer_goes_on_counting(projections):
+    model, optimizer, _ = start(HardCap(CAP, every=6), lr=0.01)
+    for _ in range(3):
+        push(model)
+        optimizer.step()
+    both = copy.deepcopy(nn.ModuleList([model])), copy.deepcopy(optimizer)
+    projections.clear()
+    for _ in range(3):
+        push(model)
+        optimizer.step()
+    assert not projections
+    own = [p for group in both[1].param_groups for p in group["params"]]
+    for _ in range(4):
+        for p in own:
+            p.grad = p.detach().clone().neg()
+        both[1].step()
+    assert projections.total() == 1
+
+
+@pytest.mark.parametrize("change", [lambda w: w.data.mul_(3), lambda w: nn.init.orthogonal_(w, 4.0)])
+def test_weights_that_someone_else_changes_between_projections_are_capped_before_the_next_step(change):
+    model, optimizer, constraints = start(HardCap(CAP, every=8))
+    for i in range(20):
+        if i % 5 == 3:
+            change(model[0].weight)
+        push(model)
+        optimizer.step()
+        assert constraints.proved_ratios()["0.weight"] <= 1
+
+
+def test_a_weight_without_a_gradient_counts_no_step():
+    model, optimizer, constraints = start(HardCap(CAP, every=8), count=2)
+    for i in range(4):
+        push(model)
+        if i:
+            model[0].weight.grad = None
+        optimizer.step()
+    reach = {name: float(value) for name, value in constraints.state_dict().items()}
+    assert reach["0.weight.reach"] < reach["1.weight.reach"] <= CAP
+
+
+def test_weights_of_one_shape_are_projected_in_one_batch(projections):
+    model, optimizer, _ = start(HardCap(CAP, every=4), lr=0.01, count=3)
+    for _ in range(8):
+        push(model)
+        optimizer.step()
+    assert projections == {3: 2}
+
+
+def test_certificates_hold_between_projections():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.02)
+    constraints = wn.constrain(optimizer, {"*.weight": HardCap(1.0, every=8)})
+    x = torch.randn(16, 6)
+    for i in range(14):
+        optimizer.zero_grad()
+        model(x).square().mean().neg().backward()
+        optimizer.step()
+        if i in (4, 13):
+            assert wn.certify(model, x).lipschitz <= 1.0 + 1e-4  # of the products' float32 arithmetic
+    assert max(constraints.proved_ratios().values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("every", "message"), [(0, "every=0 must be at least 1"), (-3, "at least 1"), (2.5, "whole number"), (True, "bool")]
+)
+def test_a_wait_that_is_no_number_of_steps_is_refused(every, message):
+    with pytest.raises(ValueError, match=message):
+        HardCap(1.0, every=every)
