@@ -207,7 +207,7 @@ class Tokens:
                 if inputs:
                     done = convert_texts(inputs, folder, split, self.name, self.shard_tokens, self.threads)
                     counts = f"{done['tokens']:,} tokens of {done['documents']:,} documents"
-                    print(f"{split}: {counts} in {done['shards']:,} shards in {folder}")
+                    print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -105,7 +105,8 @@ def convert_texts(
                     state["documents"] += int((part == END_OF_TEXT).sum())
                     progress.update(task, completed=source.read, tokens=state["tokens"] + count)
                     part = source.take(shard_tokens - count)
-                file.seek(0)
+                with writing(path):
+                    file.seek(0)  # which writes what is still held
                 _write(path, file, header(count))
             state["shards"] += 1
             state["tokens"] += count

@@ -12,7 +12,7 @@ from wellnormed.data.bpe import NAME, VOCABULARY
 from wellnormed.data.shards import META
 
 REPOSITORIES = {"fineweb10B": "kjj0/fineweb10B-gpt2", "fineweb100B": "kjj0/fineweb100B-gpt2"}
-"""Data sets on Hugging Face whose files are shards of about 98.5 million tokens, and one of 100 million to validate."""
+"""Data sets on Hugging Face whose files are shards of about 98.5 million tokens, and one to validate on."""
 
 
 def download_fineweb(name: str = "fineweb10B", shards: int = 9, folder: Path | None = None) -> Path:
