@@ -57,6 +57,7 @@ def download_fineweb(name: str = "fineweb10B", shards: int = 9, folder: Path | N
     _require_room(folder, sum(facts[file].size for file in wanted))
     for file in wanted:
         path = folder / file
+        path.unlink(missing_ok=True)  # the package takes a file that is there for the right one
         try:
             hub.hf_hub_download(repository, file, repo_type="dataset", revision=revision, local_dir=folder)
         except Exception as error:  # the package's own errors and those of what it sends requests with
@@ -86,8 +87,8 @@ def _facts(hub: Any, repository: str, files: list[str], folder: Path) -> tuple[s
 def _not_downloaded(what: str, error: Exception, folder: Path) -> str:
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     return (
-        f"{what} could not be downloaded from Hugging Face ({reason}); run the same again on a machine with a network, "
-        f"where it goes on, or put the files into {folder}"
+        f"{what} could not be downloaded from Hugging Face ({reason}); run the same again with a network, and it goes "
+        f"on, or put the files into {folder}"
     )
 
 
