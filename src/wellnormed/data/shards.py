@@ -179,4 +179,6 @@ def _shard(path: Path) -> np.ndarray:
             f"{path} has {size:,} bytes, but the {count:,} tokens that its header says are {expected:,}: it is "
             f"truncated or damaged; {remedy}"
         )
-    return np.memmap(path, "<u2", "r", offset=HEADER_BYTES) if count else np.empty(0, np.uint16)
+    if not count:
+        return np.empty(0, "<u2")  # nothing cannot be mapped
+    return np.asarray(np.memmap(path, "<u2", "r", offset=HEADER_BYTES))  # a plain view, whose parts cost half the time
