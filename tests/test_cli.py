@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
 
 def test_help_does_not_import_torch():
     shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
-    assert all(command in shown for command in ("train", "certify", "verify", "sample", "report"))
+    assert all(command in shown for command in ("train", "certify", "verify", "sample", "report", "tokens"))
 
 
 def test_mistyped_options_are_answered_with_the_nearest(capsys):

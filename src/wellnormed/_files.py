@@ -7,13 +7,15 @@ import os
 import sys
 import typing
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
+TEMPORARY = ".tmp"
+"""How names of files end that are not whole."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -21,18 +23,33 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
     Its folder is made if needed. An `OSError`, of a full disk for instance, names the file and the reason.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with opened_atomically(path) as file, writing(path):
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def opened_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written in parts, which gets its name when all are written and on the disk; see `write_atomically`.
+
+    After an error of any kind the parts are gone, and what had the name before is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
+        file = temporary.open("wb")
+    try:
+        yield file
+        with writing(path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
-            raise
+    except BaseException:
+        with suppress(OSError):  # closing writes what is left, which a full disk refuses again
+            file.close()
+        temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
+        raise
+    with writing(path):
         sync_folder(path.parent)
 
 

@@ -169,6 +169,50 @@ class Reproduce:
             return int(reproduce.reproduce(**arguments) > 0)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Convert texts into shards of GPT-2's tokens, or download those of FineWeb; run again, both go on."""
+
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="Texts to train on, then the folder of the shards.")
+    ] = ()
+    validation: tuple[Path, ...] = ()
+    """Texts to validate on."""
+    name: str | None = None
+    """What the names of the shards begin with; by default the folder's name."""
+    shard_tokens: int = 100_000_000
+    """Tokens of a full shard."""
+    threads: int | None = None
+    """How many encode; by default all of the machine's."""
+    download: Literal["fineweb10B", "fineweb100B"] | None = None
+    """Download the shards of FineWeb instead, into the folder or, without one, into the cache."""
+    shards: int = 9
+    """How many training shards to download, of 98.5 million tokens each."""
+
+    def __call__(self) -> int | None:
+        from wellnormed.train.lock import locked
+
+        *texts, folder = self.paths or (None,)
+        if self.download is not None:
+            from wellnormed.data.fineweb import download_fineweb
+
+            if texts or self.validation:
+                raise ValueError("--download takes no texts, only the folder where the shards go")
+            place = download_fineweb(self.download, self.shards, folder)
+            print(f"{self.shards} training shards and one to validate are in {place}")
+            return
+        if folder is None or not (texts or self.validation):
+            raise ValueError("name the texts to train on and then the folder of the shards, or pass --download")
+        from wellnormed.data.convert import convert_texts
+
+        with locked(folder):
+            for split, inputs in (("train", texts), ("val", self.validation)):
+                if inputs:
+                    done = convert_texts(inputs, folder, split, self.name, self.shard_tokens, self.threads)
+                    counts = f"{done['tokens']:,} tokens of {done['documents']:,} documents"
+                    print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
@@ -183,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
     try:
         command = tyro.cli(
-            train | Certify | Verify | Sample | Report | Reproduce,  # pyrefly: ignore
+            train | Certify | Verify | Sample | Report | Reproduce | Tokens,  # pyrefly: ignore
             prog="wellnormed",
             description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
             args=arguments,

@@ -1,15 +1,19 @@
-"""Tokens in shards: what was written is read, in any window, and a file that is none is refused."""
+"""Tokens in shards: what was written is read, in any window, and what does not fit is refused in one sentence."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wellnormed.data.shards import HEADER, MAGIC, VERSION, Tokens, load_shards
 
 
-def write_shard(path, tokens, magic=MAGIC, claimed=None):
+def write_shard(path, tokens, magic=MAGIC, version=VERSION, claimed=None):
     header = np.zeros(HEADER, np.int32)
-    header[:3] = magic, VERSION, len(tokens) if claimed is None else claimed
+    header[:3] = magic, version, len(tokens) if claimed is None else claimed
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(header.tobytes() + np.asarray(tokens, np.uint16).tobytes())
 
@@ -31,6 +35,8 @@ def test_tokens_come_back_in_the_order_of_the_files(folder):
     assert tokens.windows(torch.tensor([0, 7, 10, 27]), 3).tolist() == [
         [0, 1, 2], [7, 8, 9], [50_000, 50_001, 50_002], [50_017, 50_018, 50_019],
     ]  # fmt: skip
+    assert len(load_shards("train", folder)) == 30  # also by its path
+    assert len(load_shards("train", count=1)) == 10
 
 
 def test_no_window_runs_from_one_file_into_the_next():
@@ -38,18 +44,75 @@ def test_no_window_runs_from_one_file_into_the_next():
     for start in range(len(tokens)):
         (window,) = tokens.windows(torch.tensor([start]), 4)
         assert torch.equal(window - window[0], torch.arange(4)), start
+    with pytest.raises(ValueError, match="array 1 has 4 tokens, fewer than a window of 5"):
+        tokens.windows(torch.tensor([6]), 5)
 
 
-def test_what_is_missing_or_damaged_is_one_sentence(folder):
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5), data=st.data())
+def test_reading_runs_through_the_ends_of_files(lengths, data):
+    whole = np.arange(sum(lengths))
+    tokens = Tokens(np.split(whole, np.cumsum(lengths)[:-1]))
+    start = data.draw(st.integers(0, max(0, len(whole) - 1)))
+    length = data.draw(st.integers(1, max(1, len(whole) - start)))
+    if len(whole):
+        assert np.array_equal(tokens.read(start, length), whole[start : start + length])
+
+
+@given(size=st.integers(10, 500), length=st.integers(1, 10), count=st.integers(1, 20))
+def test_windows_to_validate_on_are_spread_from_the_first_to_the_last_token(size, length, count):
+    windows = Tokens([np.arange(size)])
+    starts = windows.spread(count, length)
+    assert starts[0] == 0
+    assert torch.equal(windows.windows(starts, length)[:, 0], starts)  # none was moved
+    if count > 1:
+        assert starts[-1] == size - length
+        assert starts.diff().max() - starts.diff().min() <= 1
+
+
+def test_what_is_missing_is_one_sentence(folder):
     with pytest.raises(ValueError, match=r"no train shards of fineweb10B in .*kjj0/fineweb10B-gpt2"):
         load_shards("train")
-    path = folder / "fineweb_train_000001.bin"
-    write_shard(path, range(10), magic=1)
-    with pytest.raises(ValueError, match=r"000001\.bin is no shard of tokens"):
+    write_shard(folder / "fineweb_train_000001.bin", range(10))
+    with pytest.raises(ValueError, match="has 1 train shards, not 9; ask for fewer, or download more"):
+        load_shards("train", count=9)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: write_shard(path, range(10), magic=1), "is no shard of tokens of version 1"),
+        (lambda path: write_shard(path, range(10), version=2), "is no shard of tokens of version 1"),
+        (lambda path: path.write_bytes(b"short"), "is no shard of tokens"),
+        (lambda path: path.write_bytes(b""), "is no shard of tokens"),
+        (lambda path: write_shard(path, range(10), claimed=11), "1,044 bytes, but the 11 tokens .* are 1,046"),
+        (lambda path: write_shard(path, range(10), claimed=-1), "1,044 bytes, but the -1 tokens"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-2]), "1,042 bytes, but the 10 tokens .* truncated"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "1,045 bytes, but the 10 tokens .* damaged"),
+    ],
+    ids=["magic", "version", "short", "empty", "count", "negative", "truncated", "odd"],
+)
+def test_a_damaged_shard_is_refused_before_anything_is_read(folder, damage, message):
+    write_shard(folder / "fineweb_train_000001.bin", range(10))
+    path = folder / "fineweb_train_000002.bin"
+    write_shard(path, range(10))
+    damage(path)
+    with pytest.raises(ValueError, match=rf"000002\.bin.* {message}.*; download or convert it again"):
         load_shards("train")
-    write_shard(path, range(10), claimed=11)
-    with pytest.raises(ValueError, match="holds 10 tokens where its header says 11"):
-        load_shards("train")
-    path.write_bytes(b"short")
-    with pytest.raises(ValueError, match="no shard"):
-        load_shards("train")
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):
+    write_shard(folder / "fineweb_train_000001.bin", range(10))
+    write_shard(folder / "fineweb_train_000002.bin", [1, 2, 3, 65, 4, 70])
+    tokens = load_shards("train", vocabulary=65)
+    assert tokens.windows(torch.tensor([0, 5]), 4).max() == 8
+    with pytest.raises(ValueError, match=r"000002\.bin has the token 65 at place 3, but .* has 65: .* at least 71"):
+        tokens.windows(torch.tensor([0, 12]), 4)  # the second is moved to where it fits
+    assert load_shards("train", vocabulary=71).windows(torch.tensor([12]), 4).max() == 70
+
+
+def test_the_shards_of_another_tokenizer_are_refused_at_once(folder):
+    write_shard(folder / "books_train_000000.bin", range(10))
+    (folder / "meta.json").write_text(json.dumps({"tokenizer": "gpt2", "vocabulary": 50257}))
+    load_shards("train", vocabulary=50304)
+    with pytest.raises(ValueError, match="tokenizer gpt2, whose vocabulary is 50257, but the model's is 65"):
+        load_shards("train", vocabulary=65)

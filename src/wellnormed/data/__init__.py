@@ -7,7 +7,13 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "CharacterText": ".characters",
         "Images": ".cifar10",
+        "TokenStream": ".stream",
+        "Tokens": ".shards",
+        "convert_texts": ".convert",
+        "download_fineweb": ".fineweb",
+        "gpt2_tokenizer": ".bpe",
         "load_cifar10": ".cifar10",
         "load_shakespeare": ".shakespeare",
+        "load_shards": ".shards",
     },
 )

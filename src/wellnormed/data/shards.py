@@ -1,31 +1,48 @@
-"""Tokens in the shards of nanoGPT's speedruns: a header of 256 int32, then the tokens as uint16."""
+"""Tokens in the shards of nanoGPT's speedruns: a header of 256 int32, then the tokens as uint16.
+
+Shards are read through memory maps, so that a corpus may be larger than the memory. What has been read stays in the
+system's cache of files, which tools show as memory of the process; the system takes it back when it needs it.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from wellnormed._files import read_json
 from wellnormed.data._download import places
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
-_BYTES = 4 * HEADER
+HEADER_BYTES, TOKEN_BYTES = 4 * HEADER, 2
+META = "meta.json"
+"""What the converter writes beside its shards: the tokenizer, the texts, and how much there is."""
+Split = Literal["train", "val"]
 
 
 class Tokens:
     """A sequence of tokens in one or several arrays, which may be mapped from files larger than the memory.
+
+    Args:
+        arrays: The tokens, in order.
+        names: What messages call the arrays: the paths of the shards.
+        vocabulary: Every token that is read must be below it. By default nothing is checked.
 
     Example:
         >>> tokens = Tokens([np.arange(5), np.arange(10, 15)])
         >>> tokens.windows(torch.tensor([0, 6]), 3)
         tensor([[ 0,  1,  2],
                 [11, 12, 13]])
+        >>> tokens.read(3, 4)
+        array([ 3,  4, 10, 11])
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray], names: Sequence[str] = (), vocabulary: int | None = None) -> None:
         self.arrays = arrays
+        self.names = names or [f"array {number}" for number in range(len(arrays))]
+        self.vocabulary = vocabulary
         self._ends = np.cumsum([len(array) for array in arrays])
 
     def __len__(self) -> int:
@@ -34,37 +51,134 @@ class Tokens:
     def windows(self, starts: Tensor, length: int) -> Tensor:
         """The `length` tokens from every start on, `(N, length)` int64; none runs from one array into the next.
 
-        A start that is closer to the end of its array is moved to the last one that fits.
+        A start that is closer to the end of its array is moved to the last one that fits. That an array has fewer
+        tokens than a window, and that a token does not fit the vocabulary, are a `ValueError`.
         """
-        rows = []
+        rows, firsts = [], []
         for start in starts.tolist():
-            number = int(np.searchsorted(self._ends, start, side="right"))
+            number, place = self._place(start)
             array = self.arrays[number]
-            place = min(start - int(self._ends[number]) + len(array), len(array) - length)
-            rows.append(array[place : place + length].astype(np.int64))
-        return torch.from_numpy(np.stack(rows))
+            if len(array) < length:
+                raise ValueError(
+                    f"{self.names[number]} has {len(array)} tokens, fewer than a window of {length}; "
+                    "use shorter windows or a longer text"
+                )
+            place = min(place, len(array) - length)
+            rows.append(array[place : place + length])
+            firsts.append(int(self._ends[number]) - len(array) + place)
+        windows = np.stack(rows)
+        self.check(windows, firsts)
+        return torch.from_numpy(windows.astype(np.int64))
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """The `length` tokens from `start` on, through the ends of arrays; they are not checked."""
+        parts = []
+        while length > 0:
+            number, place = self._place(start)
+            parts.append(self.arrays[number][place : place + length])
+            start, length = start + len(parts[-1]), length - len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def spread(self, count: int, length: int) -> Tensor:
+        """Where `count` windows of `length` tokens start that are spread evenly from the first to the last token.
+
+        The same at every call, for a validation loss that can be compared.
+
+        Example:
+            >>> Tokens([np.arange(100)]).spread(4, 10)
+            tensor([ 0, 30, 60, 90])
+        """
+        return torch.linspace(0, len(self) - length, count, dtype=torch.float64).long()
+
+    def check(self, windows: np.ndarray, starts: Sequence[int]) -> None:
+        """Refuse windows `(N, length)` from these starts on if one has a token that does not fit the vocabulary."""
+        if self.vocabulary is None or (largest := int(windows.max())) < self.vocabulary:
+            return
+        row, column = np.argwhere(windows >= self.vocabulary)[0].tolist()
+        number, place = self._place(starts[row] + column)
+        raise ValueError(
+            f"{self.names[number]} has the token {windows[row, column]} at place {place}, but the vocabulary has "
+            f"{self.vocabulary}: another tokenizer wrote it, or it is damaged; take the shards of the model's "
+            f"tokenizer, or a model with a vocabulary of at least {largest + 1}"
+        )
+
+    def _place(self, start: int) -> tuple[int, int]:
+        """The number of the array that holds a token, and the token's place in it."""
+        number = int(np.searchsorted(self._ends, start, side="right"))
+        return number, start - int(self._ends[number]) + len(self.arrays[number])
 
 
-def load_shards(split: Literal["train", "val"], name: str = "fineweb10B") -> Tokens:
-    """The shards `*_train_*.bin` or `*_val_*.bin` of a folder in `$WELLNORMED_DATA` or in the user's cache, in order.
+def load_shards(
+    split: Split, name: str | Path = "fineweb10B", vocabulary: int | None = None, count: int | None = None
+) -> Tokens:
+    """The shards `*_train_*.bin` or `*_val_*.bin` of a folder, in order.
 
-    That there are none, and a file that is no such shard, are a `ValueError`. Nothing is downloaded.
+    Header and size of every file are checked at once, tokens when they are read. Nothing is downloaded.
+
+    Args:
+        split: "train" or "val".
+        name: A folder in `$WELLNORMED_DATA` or in the user's cache, or the path of any other.
+        vocabulary: Every token must be below it; see `Tokens`.
+        count: How many shards to read, from the first on; by default all.
+
+    Raises:
+        ValueError: If there are no or too few shards, if one is damaged or truncated, and if the converter that wrote
+            them was stopped or had a tokenizer that does not fit the vocabulary.
     """
-    for folder in places(name):
+    folders = [*places(str(name)), Path(name)]
+    for folder in folders:
         if files := sorted(folder.glob(f"*_{split}_*.bin")):
-            return Tokens([_shard(path) for path in files])
-    where = " or ".join(map(str, places(name)))
-    raise ValueError(
-        f"there are no {split} shards of {name} in {where}; FineWeb as GPT-2 tokens is published on Hugging "
-        "Face as kjj0/fineweb10B-gpt2: put its files fineweb_train_*.bin and fineweb_val_*.bin there"
-    )
+            break
+    else:
+        where = " or ".join(map(str, folders))
+        raise ValueError(
+            f"there are no {split} shards of {name} in {where}; convert a text with `wellnormed tokens`, or download "
+            "FineWeb as GPT-2 tokens (kjj0/fineweb10B-gpt2 on Hugging Face) with `wellnormed tokens --download`"
+        )
+    if (folder / META).exists():
+        _check_meta(folder, split, len(files), vocabulary)
+    if count is not None and not 1 <= count <= len(files):
+        raise ValueError(f"{folder} has {len(files)} {split} shards, not {count}; ask for fewer, or download more")
+    files = files[:count]
+    return Tokens([_shard(path) for path in files], [str(path) for path in files], vocabulary)
+
+
+def header(count: int) -> bytes:
+    """The header of a shard of so many tokens."""
+    numbers = np.zeros(HEADER, "<i4")
+    numbers[:3] = MAGIC, VERSION, count
+    return numbers.tobytes()
+
+
+def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) -> None:
+    """Compare what the converter or the download wrote of its shards with what is there and what is asked for."""
+    remedy = "remove the folder, and write its shards again"
+    meta = read_json(folder / META, remedy)
+    facts: dict[str, Any] = meta.get("splits", {}).get(split, {})
+    if vocabulary is not None and meta.get("vocabulary", 0) > vocabulary:
+        raise ValueError(
+            f"the shards in {folder} are of the tokenizer {meta.get('tokenizer')}, whose vocabulary is "
+            f"{meta['vocabulary']}, but the model's is {vocabulary}; take the shards of the model's tokenizer, or a "
+            f"model with a vocabulary of at least {meta['vocabulary']}"
+        )
+    if not facts.get("complete", True):
+        raise ValueError(f"the {split} shards in {folder} are not all written; run `wellnormed tokens` again to go on")
+    if files != facts.get("shards", files):
+        raise ValueError(f"{folder} has {files} {split} shards, but its {META} says {facts['shards']}; {remedy}")
 
 
 def _shard(path: Path) -> np.ndarray:
-    header = np.fromfile(path, np.int32, HEADER)
-    if len(header) < HEADER or (header[0], header[1]) != (MAGIC, VERSION):
-        raise ValueError(f"{path} is no shard of tokens of version {VERSION}; restore it")
-    tokens = np.memmap(path, np.uint16, "r", offset=_BYTES) if path.stat().st_size > _BYTES else np.empty(0, np.uint16)
-    if len(tokens) != header[2]:
-        raise ValueError(f"{path} holds {len(tokens)} tokens where its header says {header[2]}; restore it")
-    return tokens
+    """The tokens of a file, mapped."""
+    remedy = "download or convert it again"
+    numbers = np.fromfile(path, "<i4", HEADER)
+    if len(numbers) < HEADER or (numbers[0], numbers[1]) != (MAGIC, VERSION):
+        raise ValueError(f"{path} is no shard of tokens of version {VERSION}, or its header is damaged; {remedy}")
+    count, size = int(numbers[2]), path.stat().st_size
+    if size != (expected := HEADER_BYTES + TOKEN_BYTES * count):
+        raise ValueError(
+            f"{path} has {size:,} bytes, but the {count:,} tokens that its header says are {expected:,}: it is "
+            f"truncated or damaged; {remedy}"
+        )
+    if not count:
+        return np.empty(0, "<u2")  # nothing cannot be mapped
+    return np.asarray(np.memmap(path, "<u2", "r", offset=HEADER_BYTES))  # a plain view, whose parts cost half the time

@@ -64,7 +64,8 @@ class Corpus(NamedTuple):
 def corpus(text: Text) -> Corpus:
     """Characters of Shakespeare, or GPT-2's tokens of FineWeb, with their number rounded up as in the released code."""
     if text == "fineweb":
-        return Corpus(50304, load_shards("train"), load_shards("val"))
+        symbols = 50304
+        return Corpus(symbols, load_shards("train", vocabulary=symbols), load_shards("val", vocabulary=symbols))
     found = load_shakespeare()
     return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
 
@@ -168,8 +169,7 @@ class GPTTask(Task[GPT]):
         """The same over windows that are spread evenly over the validation split."""
         tokens, length = self.corpus.validation, self.run.length
         count = max(1, min(len(tokens), _VALIDATION[self.run.text]) // length)
-        starts = torch.linspace(0, len(tokens) - length - 1, count, dtype=torch.float64).long()
-        return float(self._loss(tokens, starts))
+        return float(self._loss(tokens, tokens.spread(count, length + 1)))
 
     def _loss(self, tokens: Tokens, starts: Tensor) -> Tensor:
         """In parts; where there are several, the activations of one at a time are held, and computed again."""

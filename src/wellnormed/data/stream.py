@@ -1,0 +1,169 @@
+"""The tokens of a training run in the order in which it reads them, the same for any number of ranks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellnormed.data.shards import Tokens
+
+_ROUNDS = 8
+
+
+class TokenStream(Iterator[Tensor]):
+    """Batches of windows without end, of which every rank gets its consecutive part.
+
+    Window n holds the tokens from `n * length` to `(n + 1) * length`, both included, through the ends of shards: its
+    first `length` are inputs, its last `length` are targets, and every token but the first is a target once an epoch.
+    What is left at the end, fewer than `length` targets, is not read. A batch is the next `batch` windows, in the order
+    of the files, or with a `seed` in a random order that is another one in every epoch; a batch may run from one epoch
+    into the next.
+
+    The order depends on the tokens, on `length` and on `seed` alone. So a run that goes on from a `state_dict` reads
+    the same tokens as one that was never stopped, also on another number of ranks and with another batch.
+
+    Args:
+        tokens: What is read. Every rank checks the whole batch, some milliseconds for 512 windows of 1,024 tokens, so
+            that a token which does not fit their vocabulary stops all ranks in the same step with the same sentence.
+        batch: Windows of all ranks together.
+        length: Inputs in a window.
+        rank: Which part of a batch is returned: one of `world` equal ones.
+        world: The number of ranks.
+        position: Targets that all ranks together have read before; a multiple of `length`.
+        seed: Of the random order. By default windows come in the order of the files.
+
+    Raises:
+        ValueError: If the batch cannot be shared equally, if there are too few tokens for one window, and if the
+            position lies within a window.
+
+    Example:
+        >>> tokens = Tokens([np.arange(10), np.arange(10, 20)])
+        >>> stream = TokenStream(tokens, batch=2, length=4)
+        >>> next(stream)
+        tensor([[0, 1, 2, 3, 4],
+                [4, 5, 6, 7, 8]])
+        >>> second = TokenStream(tokens, batch=2, length=4, rank=1, world=2, position=stream.position)
+        >>> next(second)
+        tensor([[12, 13, 14, 15, 16]])
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        batch: int,
+        length: int,
+        rank: int = 0,
+        world: int = 1,
+        position: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        for name, value in (("batch", batch), ("length", length), ("world", world)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank={rank} must be from 0 to {world - 1}, since there are {world} ranks")
+        if batch % world:
+            raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed={seed} must not be negative; choose another, or None for the order of the files")
+        self.tokens, self.batch, self.length, self.seed = tokens, batch, length, seed
+        self.epoch_windows = (len(tokens) - 1) // length
+        if self.epoch_windows < 1:
+            raise ValueError(
+                f"{len(tokens)} tokens are too few for one window of {length} and its targets; take shorter windows or "
+                "a longer text"
+            )
+        share = batch // world
+        self._part = slice(rank * share, (rank + 1) * share)
+        self.position = position
+
+    @property
+    def position(self) -> int:
+        """Targets that all ranks together have read."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if position < 0 or position % self.length:
+            raise ValueError(
+                f"position={position} is no multiple of length={self.length}; go on with the length that the run had"
+            )
+        self._position = position
+
+    @property
+    def epoch(self) -> int:
+        """How often all windows have been read."""
+        return self.position // (self.length * self.epoch_windows)
+
+    def __next__(self) -> Tensor:
+        """The next windows of this rank, `(batch / world, length + 1)` int64: inputs `[:, :-1]`, targets `[:, 1:]`."""
+        numbers = self.position // self.length + np.arange(self.batch)
+        starts = (self._order(numbers) * self.length).tolist()
+        windows = np.stack([self.tokens.read(start, self.length + 1) for start in starts])
+        self.tokens.check(windows, starts)
+        self.position += self.batch * self.length
+        return torch.from_numpy(windows[self._part].astype(np.int64))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order depends on."""
+        return {"position": self.position, **self._order_depends_on()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where another stream over the same tokens was, which may have had other ranks and batches.
+
+        That the tokens, the length or the seed are others is a `ValueError`, since other tokens would be read then.
+        """
+        for name, here in self._order_depends_on().items():
+            if state.get(name) != here:
+                raise ValueError(
+                    f"the run that is to go on read its tokens with {name}={state.get(name)}, but here it is {here}; "
+                    "go on with what it had"
+                )
+        self.position = state["position"]
+
+    def _order_depends_on(self) -> dict[str, Any]:
+        return {"tokens": len(self.tokens), "length": self.length, "seed": self.seed}
+
+    def _order(self, numbers: np.ndarray) -> np.ndarray:
+        """Which windows of the tokens the windows with these numbers are, counted over all epochs."""
+        epochs, places = np.divmod(numbers, self.epoch_windows)
+        if self.seed is None:
+            return places
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            places[here] = permute(places[here], self.epoch_windows, (self.seed, epoch))
+        return places
+
+
+def permute(numbers: np.ndarray, count: int, seed: Sequence[int]) -> np.ndarray:
+    """Where a random permutation of 0, ..., `count - 1` sends these numbers, without making the whole of it.
+
+    A Feistel network (Luby and Rackoff, 1988) permutes the numbers below a power of 4 that is at least `count` and
+    less than 4 times that, and is applied again to what lands at `count` or above (Black and Rogaway, 2002). Its keys
+    come from NumPy's `SeedSequence`, which promises the same numbers in every release.
+
+    Example:
+        >>> sorted(permute(np.arange(6), 6, [0]).tolist())
+        [0, 1, 2, 3, 4, 5]
+    """
+    half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64)
+    values = numbers.astype(np.uint64)
+    outside = np.ones(len(values), bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & low
+        for key in keys:
+            left, right = right, left ^ (_mixed(right + key) & low)
+        values[outside] = left << half | right
+        outside = values >= count
+    return values.astype(np.int64)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
