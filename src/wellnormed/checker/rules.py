@@ -75,10 +75,6 @@ class Row:
         for read in [*self.reads, self.axes]:
             require(read == self.axes and set(axes) <= set(read), f"it must read and leave groups along {axes}")
 
-    def states(self, key: str, known: Any) -> None:
-        """Check that a constant, if it is there, says what is known without it."""
-        require(self.constants.get(key, known) == known, f"its {key} is not {known}")
-
     def keeps_shape(self) -> None:
         """Check that the result has the shape of all inputs."""
         require(all(x.shape == self.shape for x in self.inputs), "its result has another shape than its inputs")
@@ -203,7 +199,6 @@ def _average(row: Row) -> Bounds:
     require(rank >= 2 and len(lead) == rank - 2, "it needs two axes, and a number of matrices for every other")
     measure = row.claims[0].measure
     claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
-    row.states("measure", measure)
     require(not claim.settings.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
     require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
@@ -424,7 +419,6 @@ class _Origin:
     heads: list[int]
     tokens: np.ndarray
     factor: Decimal
-    stated: float
 
 
 def _origin(x: Value, source: Value) -> _Origin:
@@ -444,7 +438,7 @@ def _origin(x: Value, source: Value) -> _Origin:
     require(bool((part == part[:1, :, :1]).all()), what)
     factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
     heads = part[0, :, 0].tolist()
-    return _Origin(base.row, outputs // width, heads, token[..., 0], factor, float(factors[0]))
+    return _Origin(base.row, outputs // width, heads, token[..., 0], factor)
 
 
 def _attention(row: Row) -> Bounds:
@@ -476,8 +470,7 @@ def _attention(row: Row) -> Bounds:
         heads, key, value = [1, *batch[1:], 1, 1], _origin(k, x), _origin(v, x)
         require(np.array_equal(key.tokens, value.tokens), "its keys and values do not come from the same tokens")
         sizes = []
-        for place, (kind, origin) in enumerate({"key": key, "value": value}.items()):
-            row.states(kind, [origin.stated, *origin.heads])
+        for place, origin in enumerate((key, value)):
             name, transposed = weight_of(origin.row)
             claim = row.claim(place, "spectral", parts=origin.parts, transposed=transposed)
             require(claim.tensors == (name,), f"its claim {place} is not of {name}")
@@ -490,7 +483,6 @@ def _attention(row: Row) -> Bounds:
         if len(row.claims) == 3:
             query = _origin(q, x)
             require(len(query.row.claims) == 1, "its queries have a bias")
-            row.states("query", [query.stated, *query.heads])
             (a, turned_a), (b, turned_b) = weight_of(query.row), weight_of(key.row)
             pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
             settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}

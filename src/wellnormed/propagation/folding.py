@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wellnormed.propagation.capture import Captured
+from wellnormed.propagation.dependence import packet
 from wellnormed.propagation.operations.movement import MOVES
 from wellnormed.propagation.registry import name_of
 from wellnormed.propagation.walk import Walk
@@ -121,7 +122,7 @@ class _Folding:
         elif node.op == "get_attr":
             self.tensors[str(node.target)] = operator.attrgetter(str(node.target))(captured.program.graph_module)
             copies[node] = self.graph.get_attr(str(node.target))
-        elif _packet(node) != "_assert_tensor_metadata":  # the types are those of the capture anyway
+        elif packet(node) != "_assert_tensor_metadata":  # the types are those of the capture anyway
             copies[node] = self.graph.node_copy(node, lambda each: copies[each])
             if node.target is torch.ops.aten.view.default:  # a product beside it decides how entries lie in memory
                 copies[node].target = torch.ops.aten.reshape.default
@@ -156,7 +157,7 @@ class _Folding:
         if name_of(node.target).removeprefix("aten.") not in _FACTORS or len(node.args) != 2 or node.kwargs:
             return None
         x, other = node.args
-        if _packet(node) == "mul" and not self._depends(x):
+        if packet(node) == "mul" and not self._depends(x):
             x, other = other, x
         if not isinstance(x, fx.Node) or not self._depends(x) or self._depends(other):
             return None
@@ -165,7 +166,7 @@ class _Folding:
         if value.dtype != result.dtype or not value.dtype.is_floating_point or factor.is_complex():
             return None
         factor = factor.detach().double()
-        factor = factor.reciprocal() if _packet(node) == "div" else factor
+        factor = factor.reciprocal() if packet(node) == "div" else factor
         if not bool(torch.isfinite(factor).all()):
             return None
         if factor.numel() == 1 and factor.ndim <= value.ndim:
@@ -178,7 +179,7 @@ class _Folding:
             return None
         if not self._depends(node):
             return self._own(user, node, factor)
-        name = _packet(node)
+        name = packet(node)
         if (weight := self._weight(node)) is not None:
             return self._scaled(node, weight, factor, weight.outputs, with_bias=True)
         if name in ("add", "sub") and node.kwargs.get("alpha", 1) == 1:
@@ -202,7 +203,7 @@ class _Folding:
         if user in seen or user in self.whole or _occurrences(user, node) != 1:
             return None
         seen.add(user)
-        name = _packet(user)
+        name = packet(user)
         weight = self._weight(user)
         if weight is not None and name not in _NORMALIZATIONS:
             return self._scaled(user, weight, factor, weight.inputs, with_bias=False)
@@ -225,7 +226,7 @@ class _Folding:
 
     def _weight(self, node: fx.Node) -> _Weight | None:
         """The stored tensors of an operation that multiplies by one."""
-        name, found = _packet(node), None
+        name, found = packet(node), None
         arguments: list[Any] = [*node.args, *[None] * 4]
         groups = _setting(node, "groups", 1)
         if name == "linear":
@@ -331,7 +332,7 @@ class _Folding:
     def computed(self) -> None:
         """Store what is computed from stored tensors, if it takes arithmetic and comes out no larger."""
         nodes = [node for node in self.graph.nodes if node.op == "call_function" and node not in self.dependent]
-        stored = {node for node in nodes if _packet(node) not in MOVES and self._can_be_stored(node)}
+        stored = {node for node in nodes if packet(node) not in MOVES and self._can_be_stored(node)}
         for node in nodes:
             if node in stored and any(user not in stored for user in node.users):
                 self._store(node, node, self._value(node))
@@ -385,7 +386,7 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
 
 def _commutes(node: fx.Node, factor: Tensor) -> bool:
     """Whether an operation of one value gives a multiple of its result for a multiple of the value."""
-    name, more = _packet(node), list(node.args[1:])
+    name, more = packet(node), list(node.args[1:])
     if factor.ndim and name not in _ENTRYWISE:
         return False
     if name in _POSITIVE:
@@ -424,10 +425,6 @@ def _only_user(node: fx.Node, user: fx.Node) -> bool:
 
 def _occurrences(user: fx.Node, node: fx.Node) -> int:
     return sum(each is node for each in torch.utils._pytree.tree_leaves((user.args, user.kwargs)))
-
-
-def _packet(node: fx.Node) -> str:
-    return name_of(node.target).removeprefix("aten.").partition(".")[0]
 
 
 class _InDouble(fx.Interpreter):
