@@ -20,6 +20,7 @@ from wellnormed.checker.reading import ZERO, integer, integers, number, of_type,
 
 UNIT = 2.0**-53
 SMALL, LARGE = 2.0**-1000, 2.0**1000
+_GROUPS = 2**20  # of a value; each has decimals of its own
 _ABSENT = -(2**56)
 """In a table: below all sums of what is present, and 64 of them are still integers of 64 bits."""
 
@@ -189,6 +190,7 @@ class _Part(NamedTuple):
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     shape, rank = value.shape, len(value.shape)
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
+    require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {value.name} are more than {_GROUPS}")
 
     def rows(array: np.ndarray) -> np.ndarray:
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
@@ -256,8 +258,13 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
     scale = np.where(largest > 0, largest, 1.0)
     norms = np.sqrt(np.square(entries / scale[:, None]).sum(1)) * scale
     margin = 1 + (entries.shape[1] + term.roundings + 8) * UNIT
-    exact = np.frompyfunc(Decimal, 1, 1)
-    return exact(norms * margin), exact(largest * (1 + (term.roundings + 4) * UNIT))
+    return _exact(norms * margin), _exact(largest * (1 + (term.roundings + 4) * UNIT))
+
+
+def _exact(values: np.ndarray) -> np.ndarray:
+    """The decimals of floats, each different one made once."""
+    different, places = np.unique(values, return_inverse=True)
+    return np.frompyfunc(Decimal, 1, 1)(different)[places.reshape(values.shape)]
 
 
 def _finest(base: Base, column: np.ndarray) -> Base:
