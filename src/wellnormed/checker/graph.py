@@ -264,7 +264,7 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
 def _exact(values: np.ndarray) -> np.ndarray:
     """The decimals of floats, each different one made once."""
     different, places = np.unique(values, return_inverse=True)
-    return np.frompyfunc(Decimal, 1, 1)(different)[places.reshape(values.shape)]
+    return np.asarray(np.frompyfunc(Decimal, 1, 1)(different))[places.reshape(values.shape)]
 
 
 def _finest(base: Base, column: np.ndarray) -> Base:

@@ -24,6 +24,8 @@ Primitive = Callable[[Sequence[Read], Mapping[str, Any], Sequence[Claim]], Bound
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """Name of an executed operation, such as `aten.relu.default` -> the function that bounds it."""
+REFUSED: set[str] = set()
+"""Names of those that have no bound, whose function says why."""
 PRIMITIVES: dict[str, Primitive] = {}
 """Name of a primitive -> the bounds of its result, from those of its inputs, its constants and its claims."""
 
@@ -56,6 +58,12 @@ def operation(*targets: str | torch._ops.OpOverload) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def refusal(*targets: str) -> Callable[[F], F]:
+    """As `operation`, for a function that always refuses and says what to do instead."""
+    REFUSED.update(targets)
+    return operation(*targets)
 
 
 def primitive(name: str) -> Callable[[F], F]:

@@ -11,12 +11,13 @@ from wellnormed.propagation import operations as operations  # registers the bou
 from wellnormed.propagation.capture import Captured, owner, place
 from wellnormed.propagation.dependence import dependence, packet
 from wellnormed.propagation.domain import Domain
+from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import default_axes, embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
-from wellnormed.propagation.registry import OPERATIONS, name_of
+from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.value import Value
 
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
@@ -50,7 +51,10 @@ class Walk:
         for number, node in enumerate(nodes, 1):
             self.step.where, self.step.name = place(node), self._name(node)
             self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
-            self.values[node] = self._value(node)
+            try:
+                self.values[node] = self._value(node)
+            except UncertifiableError as error:
+                raise UncertifiableError(f"{error} ({self._coverage(nodes)})") from error.__cause__
             progress(number, len(nodes))
         result = self.values.get(self.result)
         self.step.where = self.step.name = "output"
@@ -65,6 +69,16 @@ class Walk:
         if not result.shape:
             result = pick(self.step, result, lambda t: t[None])
         return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
+
+    def _coverage(self, nodes: Iterable[fx.Node]) -> str:
+        """How many of the operations that depend on the input have a bound, in words."""
+        bounded = self.patterns.keys() | self.depends.lookups
+        own = [node for node in nodes if node in self.dependent and node.op == "call_function"]
+        own = [node for node in own if packet(node) != "<built-in function getitem>"]
+        without = [n for n in own if n not in bounded and name_of(n.target) not in OPERATIONS.keys() - REFUSED]
+        names = ", ".join(dict.fromkeys(packet(node) for node in without))
+        shown = f"; without one: {names}" if names else ", but this one not as it is called"
+        return f"{len(own) - len(without)} of {len(own)} operations have a bound{shown}"
 
     def fix(self, names: Iterable[str]) -> None:
         """Note inputs that are as in the example, but for what they look up."""

@@ -11,7 +11,7 @@ from wellnormed.propagation.decimals import ONE, ZERO, least, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.elementwise import multiply
-from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
@@ -169,7 +169,7 @@ def _dropout(step: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
-@operation("aten.softplus.default")
+@refusal("aten.softplus.default")
 def softplus(step: Ledger, x: Value, *arguments: Any) -> Value:
     """Refused: above its threshold torch leaves out the logarithm, which is a jump."""
     raise step.refuse("torch's softplus jumps by 2e-9 at its threshold; write `-torch.nn.functional.logsigmoid(-x)`")

@@ -10,7 +10,7 @@ from wellnormed.propagation import moves
 from wellnormed.propagation.decimals import ONE, decimals, least, rounding_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add, multiply
-from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
@@ -103,8 +103,8 @@ def batch_norm_whole(
     return _with_statistics(step, x, weight, bias, mean, variance, float(rest[1]))
 
 
-@operation("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
-@operation("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
+@refusal("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
+@refusal("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
 def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
     """Refused: one sample moves the others."""
     raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")

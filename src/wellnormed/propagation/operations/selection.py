@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.movement import as_value
-from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
 
@@ -109,7 +109,7 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
-@operation("aten.item.default", "aten._local_scalar_dense.default")
+@refusal("aten.item.default", "aten._local_scalar_dense.default")
 def item(step: Ledger, x: Value) -> Value:
     """Refused: what Python does with a number does not show."""
     raise step.refuse("`item` makes a number of Python's of what depends on the input; keep it a tensor")
@@ -118,4 +118,4 @@ def item(step: Ledger, x: Value) -> Value:
 _STEPS = ("topk", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
 _JUMPS = ("hardshrink", "threshold", "nan_to_num", "one_hot", "bucketize", "searchsorted", "multinomial")
 _COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))
-operation(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), *(f"aten.{name}" for name in _COMPARISONS))(_refused)
+refusal(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), *(f"aten.{name}" for name in _COMPARISONS))(_refused)
