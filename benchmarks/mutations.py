@@ -43,6 +43,7 @@ import wellnormed as wn
 from benchmarks import forgeries, statements
 from wellnormed._files import MANIFEST, _sha256, json_text, write_files
 from wellnormed.certificates import Certificate
+from wellnormed.certificates.certifying import arguments_of
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, check, check_folder
 from wellnormed.checker.files import Stored, parse_json, read_safetensors
@@ -52,7 +53,7 @@ from wellnormed.models import GPTConfig, PotentialConfig, load
 from wellnormed.models.files import FORMAT, WEIGHTS
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
-from wellnormed.propagation.domain import Box, domain_of
+from wellnormed.propagation.domain import domain_of
 
 RESULTS, PROGRESS = Path("results/mutations.json"), Path("runs/mutations")
 NAMES = ("potential gpt", "gpt", "cnn")
@@ -359,7 +360,7 @@ _certify, _MODELS = wn.certify, {}
 
 
 def _remembered(
-    model: nn.Module, example: Any, radius: float, *, box: Any = None, output: Any = None, margins: bool = False
+    model: nn.Module, example: Any, radius: float = 1.0, *, box: Any = None, output: Any = None, margins: bool = False
 ) -> Certificate:
     """As `wn.certify`, once for every model."""
     key = repr(model.config), _sha256(b"".join(raw_tensor(t).content for t in model.state_dict().values()))
@@ -424,9 +425,8 @@ def folder(case: Case, name: str, rng: Generator) -> tuple[Document, Tensors]:
         model = load(where)
     held = {n: raw_tensor(t) for n, t in model.state_dict().items()}
     domain = next(domain_of(row["constants"]) for row in accepted["rows"] if row["operation"] == "input")
-    radius, box = (1.0, (domain.low, domain.high)) if isinstance(domain, Box) else (domain, None)
     margins = any(row["operation"] == "margin" for row in accepted["rows"])
-    fresh = _remembered(model, None, radius, box=box, margins=margins)
+    fresh = _remembered(model, None, **arguments_of(domain), margins=margins)
     bound = Certificate.lipschitz.fget(fresh)  # type: ignore[attr-defined]
     if float(accepted["lipschitz"]) < bound * (1 - 1e-5):  # computed tensors may differ by rounding
         raise AssertionError(f"accepted {accepted['lipschitz']} of a model whose bound is {bound}")

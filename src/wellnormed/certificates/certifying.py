@@ -109,6 +109,11 @@ def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> 
     return float(radius)
 
 
+def arguments_of(domain: Domain) -> dict[str, Any]:
+    """The keywords of `certify` for a domain."""
+    return {"box": (domain.low, domain.high)} if isinstance(domain, Box) else {"radius": domain}
+
+
 def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
     """Whether another batch has the same bounds, from the same tensors."""
     other = Walk(larger, walk.step.radius, walk.step)

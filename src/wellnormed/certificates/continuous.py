@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.capture import Captured, capture, decomposed, place
-from wellnormed.propagation.dependence import dependence
+from wellnormed.propagation.dependence import dependence, reached
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.operations.source import default_axes
 from wellnormed.propagation.registry import name_of
@@ -49,7 +49,7 @@ class Continuous:
         self._constants: dict[fx.Node, Any] = {}
         depends = dependence(captured.nodes, captured.inputs)
         begins = depends.lookups | {node for node in depends.variable if node.op == "placeholder"}
-        needed = self._needed(begins)
+        needed = reached(self._result, lambda node: () if node in begins else node.all_input_nodes)
         for node in captured.nodes:
             if node in begins:
                 self._add_variable(node, captured)
@@ -98,17 +98,6 @@ class Continuous:
                 self.at_once = False
         count = len(next(iter(inputs.values())))
         return torch.stack([self({name: x[number] for name, x in inputs.items()}) for number in range(count)])
-
-    def _needed(self, begins: set[fx.Node]) -> set[fx.Node]:
-        found = {self._result}
-        front = [self._result]
-        while front:
-            node = front.pop()
-            for each in () if node in begins else node.all_input_nodes:
-                if each not in found:
-                    found.add(each)
-                    front.append(each)
-        return found
 
     def _add_variable(self, node: fx.Node, captured: Captured) -> None:
         example = node.meta["val"]

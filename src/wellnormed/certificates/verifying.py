@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.certifying import certify
+from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, Report, check
 from wellnormed.checker.files import Stored, read_safetensors
-from wellnormed.propagation.domain import Box
 
 
 def verify(
@@ -69,9 +68,8 @@ def require_same_model(
     Raises:
         CheckError: Names the first difference.
     """
-    domain, margins = certificate.input_domain, any(row.operation == "margin" for row in certificate.rows)
-    radius, box = (1.0, (domain.low, domain.high)) if isinstance(domain, Box) else (domain, None)
-    fresh = certify(model, example_input, radius, box=box, output=output, margins=margins)
+    margins = any(row.operation == "margin" for row in certificate.rows)
+    fresh = certify(model, example_input, **arguments_of(certificate.input_domain), output=output, margins=margins)
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(
             f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"

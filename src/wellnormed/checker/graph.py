@@ -258,13 +258,8 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
     scale = np.where(largest > 0, largest, 1.0)
     norms = np.sqrt(np.square(entries / scale[:, None]).sum(1)) * scale
     margin = 1 + (entries.shape[1] + term.roundings + 8) * UNIT
-    return _exact(norms * margin), _exact(largest * (1 + (term.roundings + 4) * UNIT))
-
-
-def _exact(values: np.ndarray) -> np.ndarray:
-    """The decimals of floats, each different one made once."""
-    different, places = np.unique(values, return_inverse=True)
-    return np.asarray(np.frompyfunc(Decimal, 1, 1)(different))[places.reshape(values.shape)]
+    exact = np.frompyfunc(Decimal, 1, 1)
+    return exact(norms * margin), exact(largest * (1 + (term.roundings + 4) * UNIT))
 
 
 def _finest(base: Base, column: np.ndarray) -> Base:

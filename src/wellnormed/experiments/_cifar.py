@@ -112,22 +112,31 @@ def mlp(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 
 
-def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None = None) -> CifarTask:
-    """A run of LT, its matrices held by this constraint or, without it, by that of its method."""
+def lt_start(run: CifarRun, zero: int = -1) -> nn.Sequential:
+    """The network at its start: one matrix zero, the others orthogonal."""
     model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
-    *others, last = model.parameters()
-    nn.init.zeros_(last)
+    others = list(model.parameters())
+    nn.init.zeros_(others.pop(zero))
     for weight in others:
         wn.Spectral().initialize_(weight.data, generator)
-    model = model.to(device)
+    return model
+
+
+def lt_adamw(model: nn.Module, run: CifarRun) -> torch.optim.Optimizer:
+    """AdamW as torch has it, with LT's share of the weight decay for each layer."""
+    decay = run.strength / LAYERS if run.method == "weight decay" else 0.0
+    return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
+
+
+def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None = None) -> CifarTask:
+    """A run of LT, its matrices held by this constraint or, without it, by that of its method."""
+    model = lt_start(run).to(device)
     norms = assign_norms(model, recipe="modular")
-    decay = run.strength if run.method == "weight decay" else 0.0
     if run.optimizer == "muon":
-        rate = run.lr / LAYERS
+        rate, decay = run.lr / LAYERS, run.strength if run.method == "weight decay" else 0.0
         optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
     else:
-        decay /= LAYERS
-        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
+        optimizer = lt_adamw(model, run)
     constraint = constraint or constraint_of(run.method, run.strength)
     held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
     return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)

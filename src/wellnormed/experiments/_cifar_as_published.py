@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-import wellnormed as wn
 from wellnormed.constraints.base import SpectralConstraint, State
-from wellnormed.experiments._cifar import BETAS, LAYERS, CifarRun, CifarTask, lt_task, mlp
+from wellnormed.experiments._cifar import BETAS, CifarRun, CifarTask, lt_adamw, lt_start, lt_task
 from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
 
 
@@ -65,12 +64,7 @@ class HalfSlope(nn.Module):
 
 def adamw_as_published(run: CifarRun, device: torch.device) -> AdamWAsPublished:
     """A run of LT's AdamW: its first matrix starts at zero and the others orthogonal."""
-    model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
-    first, *others = model.parameters()
-    nn.init.zeros_(first)
-    for weight in others:
-        wn.Spectral().initialize_(weight.data, generator)
+    model = lt_start(run, zero=0)
     model[2] = model[4] = HalfSlope()
-    decay = run.strength / LAYERS
-    optimizer = torch.optim.AdamW(model.to(device).parameters(), run.lr, BETAS, eps=1e-12, weight_decay=decay)
+    optimizer = lt_adamw(model.to(device), run)
     return AdamWAsPublished(model, optimizer, steps=run.steps, batch=run.batch, seed=run.seed, device=device)

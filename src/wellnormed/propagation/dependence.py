@@ -1,6 +1,6 @@
 """What in a captured graph depends on the certified variable, and what on the input in another way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor, fx
@@ -49,6 +49,17 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
                 found.variable.add(node)
             else:
                 found.integers[node] = names
+    return found
+
+
+def reached(start: fx.Node, sources: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """A node, its sources, theirs, and so on."""
+    found, front = {start}, [start]
+    while front:
+        for each in sources(front.pop()):
+            if each not in found:
+                found.add(each)
+                front.append(each)
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wellnormed.propagation.capture import Captured
-from wellnormed.propagation.dependence import packet
+from wellnormed.propagation.dependence import packet, reached
 from wellnormed.propagation.operations.movement import MOVES
 from wellnormed.propagation.registry import name_of
 from wellnormed.propagation.walk import Walk
@@ -365,23 +365,11 @@ def _recognised(walk: Walk) -> Iterator[fx.Node]:
     """The nodes that patterns bound as a whole, but for what they read."""
     for node, (_, found) in walk.patterns.items():
         sources = {each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, fx.Node)}
-        front, seen = [node], {node}
-        while front:
-            for each in front.pop().all_input_nodes:
-                if each not in seen and each not in sources:
-                    seen.add(each)
-                    front.append(each)
-        yield from seen
+        yield from reached(node, lambda each, own=sources: (e for e in each.all_input_nodes if e not in own))
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:
-    found, front = {node}, [node]
-    while front:
-        for each in front.pop().all_input_nodes:
-            if each not in found:
-                found.add(each)
-                front.append(each)
-    return found
+    return reached(node, lambda each: each.all_input_nodes)
 
 
 def _commutes(node: fx.Node, factor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.capture import Captured, owner, place
-from wellnormed.propagation.dependence import dependence, packet
+from wellnormed.propagation.dependence import dependence, packet, reached
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.ledger import Ledger, Stored
@@ -46,7 +46,7 @@ class Walk:
 
         `progress` is told, after every operation, how many are bounded, and of how many.
         """
-        needed = self._needed()
+        needed = reached(self.result, self._sources)
         nodes = [node for node in self.captured.nodes if node in needed and node.op in ("placeholder", "call_function")]
         for number, node in enumerate(nodes, 1):
             self.step.where, self.step.name = place(node), self._name(node)
@@ -104,15 +104,6 @@ class Walk:
             return node.all_input_nodes
         leaves = torch.utils._pytree.tree_leaves(self.patterns[node][1])
         return [each for each in leaves if isinstance(each, fx.Node)]
-
-    def _needed(self) -> set[fx.Node]:
-        found, front = {self.result}, [self.result]
-        while front:
-            for each in self._sources(front.pop()):
-                if each not in found:
-                    found.add(each)
-                    front.append(each)
-        return found
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -207,8 +198,7 @@ class Walk:
         return result
 
     def _name(self, node: fx.Node) -> str:
-        operation = name_of(node.target).removeprefix("aten.").partition(".")[0]
-        return ".".join(filter(None, (owner(node), operation))) if node.op == "call_function" else node.name
+        return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

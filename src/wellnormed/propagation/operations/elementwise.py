@@ -63,9 +63,9 @@ def power(step: Ledger, x: Value, exponent: float) -> Value:
     """`x^n` for n = 1, 2, ..., by squares."""
     if exponent != int(exponent) or exponent < 1:
         raise step.refuse(f"the power {exponent} has no finite slope everywhere; only 1, 2, 3, ... have a bound")
-    half = power(step, x, exponent // 2) if exponent > 1 else None
-    if half is None:
+    if exponent == 1:
         return x
+    half = power(step, x, exponent // 2)
     squared = _product(step, half, half)
     return _product(step, squared, x) if exponent % 2 else squared
 
