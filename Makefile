@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness mutations pages docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak mutations pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -82,12 +82,16 @@ bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, 
 soundness: $(STAMP)  ## Attack the certificates of 5,000 random small models, for hours: results/soundness.json
 	$(BIN)/python -m benchmarks.soundness
 
+soak: $(STAMP)  ## 20,000 steps on four processes that are killed at random, half an hour: results/soak.json
+	$(BIN)/python -m benchmarks.soak
+
 mutations: $(STAMP)  ## Forge 10,000 certificates, half an hour: results/mutations.json
 	$(BIN)/python -m benchmarks.mutations
 
 pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/make_reproduction.py
+	$(BIN)/python docs/make_scaling.py
 	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -170,6 +171,41 @@ def test_the_page_of_results_is_what_its_files_give():
     named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
     everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
     assert named == everywhere  # no result without a place on the page
+
+
+def test_the_page_of_scaling_is_what_its_assumptions_give():
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert page == script("make_scaling").page(), "run `python docs/make_scaling.py`"
+
+
+def test_the_scaling_of_what_is_sent_is_what_two_processes_sent():
+    """results/parallel.json: 16 matrices of 256 x 256 and 8 of 1024 x 256, cut over two processes."""
+    scaling = script("make_scaling")
+    shapes = [(256, 256)] * 16 + [(1024, 256)] * 8
+    weights = [torch.empty(shape, device="meta") for shape in shapes]
+    costs = [m * n * min(m, n) for m, n in shapes]
+    work = scaling.Dealt(weights, [scaling.ORACLE] * 24, costs, scaling.deal(costs, 2))
+    (measured,) = (row for row in scaling.load("parallel.json")["rows"] if row["name"] == "cut, dealt")
+    assert scaling.sent(work, scaling.Assumptions(gpus=2)) == [measured["sent_bytes"]] * 2
+
+
+def test_the_scaling_of_state_is_what_an_optimizer_keeps():
+    """Which tensors, and which of them are as large as the parameter, at another size than the script looks at."""
+    scaling = script("make_scaling")
+    for name, (recipe, kind) in scaling.OPTIMIZERS.items():
+        model = scaling.Model(16, 2, 32)
+        optimizer = kind(model if recipe else model.parameters(), lr=0.1, **({"recipe": recipe} if recipe else {}))
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        kept = sum(x.numel() for state in optimizer.state.values() for key, x in state.items() if key in scaling.KEYS)
+        kinds = scaling.state_kinds(name)
+        stated = sum(
+            parameter.numel() if large else 1
+            for each, parameter in model.named_parameters()
+            for large in kinds[each.replace("blocks.1", "blocks.0")].values()
+        )
+        assert kept == stated
 
 
 def test_contributing_is_short_and_has_the_vocabulary():

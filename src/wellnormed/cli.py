@@ -3,23 +3,27 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
 from wellnormed.train.config import PRESETS, TrainConfig
+from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a character transformer with every weight norm enforced after every step."""
+    """Train a character transformer with every weight norm enforced after every step.
+
+    `wellnormed train nanogpt` trains language models on tokens, on one process or many; see its --help.
+    """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Literal["cpu", "positions", "caps", "paper"] = "cpu"
@@ -33,11 +37,42 @@ class Train:
         from wellnormed.train import loop
 
         if self.resume is not None:
-            if self.config != PRESETS[self.preset] or self.name is not None:
-                raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
-            loop.resume(self.resume)
+            _resume(self.resume, changed=self.config != PRESETS[self.preset] or self.name is not None)
         else:
             loop.train(self.config, Path("runs", self.name) if self.name else _new_folder(self.preset))
+
+
+@dataclass(frozen=True)
+class TrainNanoGPT:
+    """Train a language model on tokens; under `torchrun -m wellnormed.cli train nanogpt ...` on many processes."""
+
+    config: Annotated[TokenTrainConfig, tyro.conf.arg(name="")]
+    preset: Size = "1m"
+    """Where all other options start from: the size of the model by the parameters of its blocks."""
+    variant: Variant = "lipschitz"
+    """The transformer with enforced norms, or one of its peers."""
+    name: str | None = None
+    """The run folder is runs/NAME; by default the date, the preset and the variant."""
+    resume: Path | None = None
+    """Continue this run folder, with its own config, on any number of processes."""
+
+    def __call__(self) -> int | None:
+        from wellnormed.train.token_loop import train_tokens
+
+        if self.resume is not None:
+            start = token_preset(self.preset, self.variant)
+            _resume(self.resume, changed=self.config != start or self.name is not None)
+        else:
+            name = f"{self.preset}-{self.variant}"
+            train_tokens(self.config, Path("runs", self.name) if self.name else _new_folder(name))
+
+
+def _resume(folder: Path, changed: bool) -> None:
+    from wellnormed.train import loop
+
+    if changed:
+        raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
+    loop.resume(folder)
 
 
 @dataclass(frozen=True)
@@ -47,6 +82,8 @@ class Certify:
     folder: Run
     attack_steps: int = 50
     """Steps of the search for a lower bound; 0 leaves it out."""
+    radius: float | None = None
+    """Largest RMS of the vectors of tokens; by default 1, or that of the model's embedding if it is larger."""
     seed: int = 0
     """Seeds the search."""
 
@@ -64,7 +101,7 @@ class Certify:
         with locked(self.folder):  # a run in training would write its own certificate over this one
             generator = named_generators(self.seed)["lower bound"]
             model, example, _ = certified(self.folder)
-            certificate = certify_model(model, self.attack_steps, generator, example)
+            certificate = certify_model(model, self.attack_steps, generator, example, self.radius)
             certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
 
@@ -105,24 +142,22 @@ class Sample:
     prompt: str = "\n"
     """Text to continue."""
     characters: int = 500
-    """How many to add."""
+    """How many to add; for a model of tokens, how many of these."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest character."""
     seed: int = 0
     """Seeds the draws."""
 
     def __call__(self) -> int | None:
-        from wellnormed.data.characters import decode, encode
-        from wellnormed.models.files import load, model_symbols
+        from wellnormed.models.files import load
         from wellnormed.train.characters import named_generators
-        from wellnormed.train.evaluate import sample
+        from wellnormed.train.evaluate import sample, text_coder
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
-        symbols = model_symbols(self.folder)
-        prompt = encode(self.prompt, symbols)
+        encode, decode = text_coder(self.folder)
         generator = named_generators(self.seed)["sample"]
-        print(decode(sample(load(self.folder), prompt, self.characters, generator, self.temperature), symbols))
+        print(decode(sample(load(self.folder), encode(self.prompt), self.characters, generator, self.temperature)))
 
 
 @dataclass(frozen=True)
@@ -171,7 +206,7 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Convert texts into shards of GPT-2's tokens, or download those of FineWeb; run again, both go on."""
+    """Convert texts into shards of tokens, or download those of FineWeb; run again, both go on."""
 
     paths: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="Texts to train on, then the folder of the shards.")
@@ -180,6 +215,8 @@ class Tokens:
     """Texts to validate on."""
     name: str | None = None
     """What the names of the shards begin with; by default the folder's name."""
+    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
+    """GPT-2's byte-pair encoding, or bytes."""
     shard_tokens: int = 100_000_000
     """Tokens of a full shard."""
     threads: int | None = None
@@ -208,7 +245,9 @@ class Tokens:
         with locked(folder):
             for split, inputs in (("train", texts), ("val", self.validation)):
                 if inputs:
-                    done = convert_texts(inputs, folder, split, self.name, self.shard_tokens, self.threads)
+                    done = convert_texts(
+                        inputs, folder, split, self.name, self.shard_tokens, self.threads, self.tokenizer
+                    )
                     counts = f"{done['tokens']:,} tokens of {done['documents']:,} documents"
                     print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
 
@@ -221,11 +260,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
-    named = re.search(r"--preset[= ](\S+)", " ".join(arguments))  # read first, for every default depends on it
-    preset = named[1] if named and named[1] in PRESETS else "cpu"
-    start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
-    train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
     try:
+        if arguments[:2] == ["train", "nanogpt"]:
+            command = _parse_nanogpt(arguments[2:])
+            return command() or 0
+        preset = _chosen("preset", PRESETS, arguments)
+        start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
+        train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
         command = tyro.cli(
             train | Certify | Verify | Sample | Report | Reproduce | Tokens,  # pyrefly: ignore
             prog="wellnormed",
@@ -243,6 +284,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\nstopped{interrupt}", file=sys.stderr)
         return 130
+
+
+def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
+    size, variant = _chosen("preset", get_args(Size), arguments), _chosen("variant", get_args(Variant), arguments)
+    start = TrainNanoGPT(token_preset(size, variant), size, variant)  # pyrefly: ignore
+    return tyro.cli(
+        TrainNanoGPT, default=start, prog="wellnormed train nanogpt", args=arguments,
+        config=(tyro.conf.AvoidSubcommands,),
+    )  # fmt: skip
+
+
+def _chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
+    """The value of an option that is read before all others, for every default depends on it; the first by default."""
+    first, *_ = names = list(names)
+    found = re.search(rf"--{option}[= ](\S+)", " ".join(arguments))
+    return found[1] if found and found[1] in names else first
 
 
 def _new_folder(preset: str) -> Path:

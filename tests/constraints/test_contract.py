@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import wellnormed as wn
 from wellnormed import constraints as c
@@ -222,6 +223,16 @@ def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
 def test_bad_settings_are_refused(make, named):
     with pytest.raises(ValueError, match=named):
         make()
+
+
+def test_a_state_has_the_names_of_the_model_without_its_wrappers():
+    states = []
+    for wrap in (lambda layer: layer, checkpoint_wrapper, lambda layer: torch.compile(layer, backend="eager")):
+        model = nn.Sequential(wrap(nn.Linear(4, 4, bias=False)))
+        constraints = wn.constrain(wn.Scion(model, lr=0.1), {"*": c.HardCap(1.0, every=3)})
+        states.append(constraints.state_dict())
+        constraints.load_state_dict(states[0])
+    assert [list(state) for state in states] == [["0.weight.reach"]] * 3
 
 
 def test_states_of_other_constraints_and_sizes_are_refused():

@@ -5,6 +5,8 @@ import json
 import lzma
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,29 +17,21 @@ from hypothesis import strategies as st
 from wellnormed.cli import main
 from wellnormed.data import _download, bpe, convert
 from wellnormed.data.shards import load_shards
+from wellnormed.data.tokenizers import tokenizer_of
 
 TEXT = "One day,\nlong ago.\n<|endoftext|>\nAnother one\n\n\n<|endoftext|>\n<|endoftext|>\nthe ënd"
 DOCUMENTS = ["One day,\nlong ago.\n", "Another one\n\n\n", "the ënd"]
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes, for what does not depend on the tokenizer."""
-
-    def encode_to_numpy(self, text: str, disallowed_special: tuple[str, ...]) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
-
-
-@pytest.fixture
-def as_bytes(monkeypatch):
-    monkeypatch.setattr(convert, "gpt2_tokenizer", Bytes)
+convert_bytes = partial(convert.convert_texts, tokenizer="bytes")
 
 
 def documents(folder, split="train"):
     """What the shards hold, as texts."""
     tokens = load_shards(split, folder)
     whole = tokens.read(0, len(tokens))
-    assert whole[0] == bpe.END_OF_TEXT
-    parts = np.split(whole, np.flatnonzero(whole == bpe.END_OF_TEXT)[1:])
+    assert whole[0] == 0
+    parts = np.split(whole, np.flatnonzero(whole == 0)[1:])
     return [bytes(part[1:].tolist()).decode() for part in parts]
 
 
@@ -47,12 +41,12 @@ def contents(folder):
 
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_every_kind_of_file_becomes_its_documents(tmp_path, as_bytes, kind, suffix):
+def test_every_kind_of_file_becomes_its_documents(tmp_path, kind, suffix):
     path = tmp_path / f"text{kind}{suffix}"
     records = "\n".join(json.dumps({"id": 1, "text": document}) for document in ["", *DOCUMENTS]) + "\n\n"
     content = (TEXT if kind == ".txt" else records).encode()
     path.write_bytes({"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix](content))
-    facts = convert.convert_texts([path, path], tmp_path / "shards", shard_tokens=20)
+    facts = convert_bytes([path, path], tmp_path / "shards", shard_tokens=20)
     assert documents(tmp_path / "shards") == DOCUMENTS * 2
     assert facts["documents"] == 6
     assert facts["tokens"] == sum(1 + len(document.encode()) for document in DOCUMENTS) * 2
@@ -75,13 +69,12 @@ def test_any_text_comes_back_from_pieces_and_shards_of_any_size(tmp_path_factory
     path.write_bytes("\n<|endoftext|>\n".join(parts).encode())
     expected = [*(part + "\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else [])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convert, "gpt2_tokenizer", Bytes)
         patch.setattr(convert, "_PIECE", piece)
         if not expected:
             with pytest.raises(ValueError, match=r"there is no text in .*text\.txt"):
-                convert.convert_texts([path], place / "shards", shard_tokens=shard, threads=2)
+                convert_bytes([path], place / "shards", shard_tokens=shard, threads=2)
             return
-        convert.convert_texts([path], place / "shards", shard_tokens=shard, threads=2)
+        convert_bytes([path], place / "shards", shard_tokens=shard, threads=2)
     assert documents(place / "shards") == expected
 
 
@@ -105,11 +98,22 @@ def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch):
         assert json.loads((folder / "meta.json").read_text())["splits"]["train"]["pieces"] > (piece < 6)
 
 
-def test_the_command_writes_both_splits_and_a_second_call_nothing(tmp_path, as_bytes, monkeypatch, capsys):
+def test_the_command_writes_both_splits_and_a_second_call_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT)
     Path("other.txt").write_text("other")
-    command = ["tokens", "text.txt", "other.txt", "tiny", "--validation", "other.txt", "--name", "a"]
+    command = [
+        "tokens",
+        "--tokenizer",
+        "bytes",
+        "text.txt",
+        "other.txt",
+        "tiny",
+        "--validation",
+        "other.txt",
+        "--name",
+        "a",
+    ]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "train: 50 tokens of 4 documents in 1 shard in tiny" in shown
@@ -120,28 +124,26 @@ def test_the_command_writes_both_splits_and_a_second_call_nothing(tmp_path, as_b
     assert main(command) == 0
     assert contents(tmp_path / "tiny") == before
     meta = json.loads(before["meta.json"])
-    assert (meta["tokenizer"], meta["vocabulary"]) == ("gpt2", 50257)
+    assert (meta["tokenizer"], meta["vocabulary"]) == ("bytes", 256)
     assert [text["name"] for text in meta["splits"]["train"]["inputs"]] == ["text.txt", "other.txt"]
 
 
-def test_a_lost_shard_is_written_again(tmp_path, as_bytes):
+def test_a_lost_shard_is_written_again(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    convert.convert_texts([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=10)
+    convert_bytes([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=10)
     before = contents(tmp_path / "shards")
     (tmp_path / "shards" / "shards_train_000001.bin").write_bytes(b"half")
-    convert.convert_texts([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=10)
+    convert_bytes([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=10)
     assert contents(tmp_path / "shards") == before
 
 
 CRASHES = """
 import os, resource, signal, sys
 from pathlib import Path
-sys.path.insert(0, {root!r})
-from tests.data.test_convert import Bytes
 from wellnormed.data import convert
 
 place = Path({place!r})
-convert.gpt2_tokenizer, convert._PIECE = Bytes, 16
+convert._PIECE = 16
 
 def run(moment, limit=None):
     # In a process of its own, which is killed before its write with the number `moment`; the waiting status.
@@ -161,7 +163,8 @@ def run(moment, limit=None):
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # as if the disk were full
     try:
-        convert.convert_texts([place / "text.txt"], place / "shards", shard_tokens=40, threads=2)
+        text = [place / "text.txt"]
+        convert.convert_texts(text, place / "shards", shard_tokens=40, threads=2, tokenizer="bytes")
     except OSError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(3)
@@ -181,17 +184,17 @@ assert os.waitstatus_to_exitcode(run(0)) == 0
 
 
 def crashes(place, what):
-    script = CRASHES.format(root=str(Path(__file__).parents[2]), place=str(place)) + what
+    script = CRASHES.format(place=str(place)) + what
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.fixture
-def long_text(tmp_path, as_bytes, monkeypatch):
+def long_text(tmp_path, monkeypatch):
     """A text of several shards, and what an undisturbed conversion makes of it."""
     monkeypatch.setattr(convert, "_PIECE", 16)
     text = "".join(f"word {number}\n" + "<|endoftext|>\n" * (number % 5 == 0) for number in range(60))
     (tmp_path / "text.txt").write_text(text)
-    convert.convert_texts([tmp_path / "text.txt"], tmp_path / "whole" / "shards", shard_tokens=40)
+    convert_bytes([tmp_path / "text.txt"], tmp_path / "whole" / "shards", shard_tokens=40)
     return tmp_path
 
 
@@ -211,26 +214,41 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_shard(long_text):
     assert contents(long_text / "shards") == contents(long_text / "whole" / "shards")
 
 
-def test_unfinished_shards_are_not_read(tmp_path, as_bytes, monkeypatch):
+def test_unfinished_shards_are_not_read(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes(b"a few words\n" * 3 + b"\xff")
     monkeypatch.setattr(convert, "_PIECE", 4)
     with pytest.raises(ValueError, match="is not UTF-8"):
-        convert.convert_texts([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=5, threads=1)
+        convert_bytes([tmp_path / "text.txt"], tmp_path / "shards", shard_tokens=5, threads=1)
     with pytest.raises(ValueError, match=r"train shards in .* are not all written; run `wellnormed tokens` again"):
         load_shards("train", tmp_path / "shards")
 
 
-def test_shards_of_other_texts_are_not_mixed(tmp_path, as_bytes):
+def test_shards_of_another_tokenizer_are_not_mixed(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    convert_bytes([tmp_path / "text.txt"], tmp_path / "shards")
+    gpt2 = bpe.VOCABULARY
+    with pytest.raises(ValueError, match="has shards of the tokenizer bytes, not other"):
+        convert._begin(tmp_path / "shards", "val", {}, replace(tokenizer_of("bytes"), name="other"))
+    assert load_shards("train", tmp_path / "shards", gpt2).vocabulary == gpt2  # a larger vocabulary does no harm
+
+
+def test_a_text_with_the_byte_that_ends_texts_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"a\0b")
+    with pytest.raises(ValueError, match="holds the byte 0, which ends documents"):
+        convert_bytes([tmp_path / "text.txt"], tmp_path / "shards")
+
+
+def test_shards_of_other_texts_are_not_mixed(tmp_path):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("one")
     two.write_text("two")
-    convert.convert_texts([one], tmp_path / "shards")
+    convert_bytes([one], tmp_path / "shards")
     for options in ({"inputs": [two]}, {"inputs": [one], "shard_tokens": 7}, {"inputs": [one], "name": "b"}):
         with pytest.raises(ValueError, match="has train shards of other texts, or of another size; remove the folder"):
-            convert.convert_texts(folder=tmp_path / "shards", **options)
+            convert_bytes(folder=tmp_path / "shards", **options)
     (tmp_path / "shards" / "meta.json").unlink()
     with pytest.raises(ValueError, match="has train shards of other texts"):
-        convert.convert_texts([one], tmp_path / "shards")
+        convert_bytes([one], tmp_path / "shards")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +259,7 @@ def test_shards_of_other_texts_are_not_mixed(tmp_path, as_bytes):
         ("bad.txt.xz", lzma.compress(b"good\n" * 9 + b"caf\xe9!\n"), "byte 48 is 0xe9"),
         ("bad.txt.xz", lzma.compress(b"good" * 99)[:-20], "damaged or truncated"),
         ("bad.txt.xz", b"no xz", "damaged or truncated"),
-        ("bad.txt.gz", gzip.compress(b"good" * 99)[:-9], "damaged or truncated"),
+        ("bad.txt.gz", gzip.compress(b"good" * 99, mtime=0)[:-9], "damaged or truncated"),
         ("bad.txt.gz", b"no gz", "damaged or truncated"),
         ("bad.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "line 2: not an object with a text in `text`"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', "line 2: not"),
@@ -253,17 +271,17 @@ def test_shards_of_other_texts_are_not_mixed(tmp_path, as_bytes):
         ("bad.txt", b"\n<|endoftext|>\n"[1:], "there is no text in"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_named_with_the_place(tmp_path, as_bytes, monkeypatch, name, content, message):
+def test_a_text_that_cannot_be_read_is_named_with_the_place(tmp_path, monkeypatch, name, content, message):
     monkeypatch.setattr(convert, "_PIECE", 8)
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}.*{message}|{message}.*{name}"):
-        convert.convert_texts([path], tmp_path / "shards")
+        convert_bytes([path], tmp_path / "shards")
     assert not list(tmp_path.glob("shards/*.bin"))
     assert not list(tmp_path.glob("shards/.*.tmp"))
 
 
-def test_mistaken_calls_are_one_sentence(tmp_path, as_bytes, monkeypatch, capsys):
+def test_mistaken_calls_are_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
         (["shards"], "name the texts to train on and then the folder"),
@@ -272,7 +290,7 @@ def test_mistaken_calls_are_one_sentence(tmp_path, as_bytes, monkeypatch, capsys
         (["missing.txt", "shards", "--shard-tokens", "0"], "shard_tokens=0 must be from 1 to 2147483647"),
         (["text.txt", "shards", "--download", "fineweb10B"], "--download takes no texts"),
     ):
-        assert main(["tokens", *arguments]) == 2
+        assert main(["tokens", "--tokenizer", "bytes", *arguments]) == 2
         shown = capsys.readouterr().err
         assert message in shown
         assert shown.count("\n") == 1

@@ -1,6 +1,7 @@
 """The examples run with the real libraries: `make test-integrations` installs them; without them they are skipped."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,3 +32,18 @@ def test_constraints_hold_under_a_trainer(name, library):
 def test_timm_groups_train():
     first, last = load("timm_groups").main()
     assert last < 0.5 * first
+
+
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")])
+def test_torchtitan_goes_on_from_a_checkpoint_to_the_same_losses(launcher):
+    needed = "needs torchtitan and triton, which the extra `integrations` does not install"
+    pytest.importorskip("torchtitan.models.llama3", reason=needed, exc_type=ImportError)
+    command = [sys.executable, *launcher, str(EXAMPLES / "torchtitan_optimizer.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    losses, again = (
+        [float(loss) for loss in line.partition(":")[2].split()] for line in process.stdout.splitlines()[:2]
+    )
+    assert losses[4:] == again
+    assert losses[-1] < 0.5 * losses[0]
+    assert float(process.stdout.split()[-1]) <= 1

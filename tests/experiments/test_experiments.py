@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from wellnormed.data.characters import CharacterText
+from wellnormed.data.corpus import Corpus
 from wellnormed.data.shards import Tokens
 from wellnormed.experiments import (
     _airbench,
@@ -17,9 +18,12 @@ from wellnormed.experiments import (
     _nanogpt,
     _shakespeare,
     caps,
+    five_minutes,
     lr_transfer_mlp,
     modula_gpt,
+    nanogpt_table1,
     shakespeare_best,
+    stability_grid,
     watermark,
 )
 from wellnormed.experiments._cifar import CifarRun
@@ -38,6 +42,7 @@ def small_gpt(cell):
     return small if cell.seed == 0 and cell.width < 128 else None
 
 
+SMALL_ROWS = ("LipsFormer", "Modula", "ours, normalized at 8", "ours, no constraint")
 SMALL = {
     "batch-size": lambda cell: (
         replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8)
@@ -52,6 +57,7 @@ SMALL = {
         for seed in (0, 1)
         for optimizer, method, lr in (("muon", "soft cap", 0.3), ("muon", "hammer", 0.3), ("adamw", "hammer", 0.01))
     ],
+    "five-minutes": lambda cell: replace(cell, seconds=0.5, blocks=1, batch=2, length=16) if cell.seed == 0 else None,
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "hardcap-cost": lambda cell: replace(cell, short=cell.short // 16, rounds=1) if cell.short < 256 else None,
     "hardcap-stability": lambda cell: replace(cell, rows=8, columns=12) if cell.seed < 2 else None,
@@ -61,6 +67,9 @@ SMALL = {
     "lr-transfer-mlp": lambda cell: replace(cell, width=cell.width // 16, steps=4, batch=8) if cell.seed < 2 else None,
     "memory": lambda cell: replace(cell, width=16, blocks=1, vocabulary=32) if cell.seed == 0 else None,
     "modula-gpt": lambda cell: replace(cell, steps=4, batch=2, length=8, width=8, blocks=1) if cell.seed < 2 else None,
+    "nanogpt-table1": lambda cell: (
+        replace(cell, blocks=1, length=8, steps=2, batch=2) if cell.seed == 0 and cell.row in SMALL_ROWS else None
+    ),
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
     "sign-only": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "shakespeare-best": lambda cell: (
@@ -71,11 +80,14 @@ SMALL = {
         if cell.seed < 2 and cell.strength in (2.0, 0.1) and cell.lr in (3.0, 0.02)
         else None
     ),
+    "stability-grid": lambda cell: (
+        replace(cell, width=16, steps=2, batch=2) if (cell.blocks, cell.seed) == (2, 0) else None
+    ),
     "ttt": lambda cell: replace(cell, width=4, tokens=16, steps=2, batch=2) if cell.seed < 2 else None,
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
-TIMED = {"hardcap-cost"}
+TIMED = {"hardcap-cost", "five-minutes"}
 """Whose results are times."""
 
 
@@ -95,6 +107,9 @@ def tiny_data(monkeypatch):
     text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
     monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
     monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
+    letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
+    for module in (five_minutes, nanogpt_table1, stability_grid):
+        monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
     matplotlib.use("agg")
 
 

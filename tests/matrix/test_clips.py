@@ -17,7 +17,7 @@ from wellnormed.matrix import (
 
 from .conftest import with_singular_values
 
-METHODS = ("gram", "svd")
+METHODS = ("gram", "svd", "products")
 PROMISE = 5e-6
 """Of clips in float32: error over the largest singular value, and excess over the cap. Small matrices are off by some
 roundings of 6e-8, the hardest ones of the published suite by 1.7e-6."""
@@ -426,3 +426,53 @@ def cap_holds(w, ratio):
     assert norm(value) <= upper * (1 + 2 * PROMISE)
     assert norm(value.double() - clipped(w, upper)) <= 2 * PROMISE * float(norm(w))
     assert norm(spectral_hardcap(value, upper).double() - value.double()) <= 2 * PROMISE * upper
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "promise"),
+    [((96, 40), torch.float32, PROMISE), ((3, 24, 60), torch.float32, PROMISE), ((48, 48), torch.float64, 1e-12)],
+)
+@pytest.mark.parametrize("reach", [0.5, 1.0, 1.001, 1.3])
+def test_products_alone_cap_what_is_near_the_cap(monkeypatch, shape, dtype, promise, reach):
+    w = normal(*shape, dtype=torch.float64)
+    w = (w / norm(w).reshape(-1).amax() * reach * 7.0).to(dtype)
+    exact = clipped(w, 7.0)
+    for name in ("eigh", "eigvalsh", "svd", "svdvals", "cholesky", "cholesky_ex"):
+        monkeypatch.setattr(torch.linalg, name, None)  # it is not called
+    value = spectral_hardcap(w, 7.0, "products")
+    half = spectral_clipped_weight_decay(w, 7.0, 0.5, "products")
+    monkeypatch.undo()
+    assert norm(value).max() <= 7.0 * (1 + promise)
+    assert norm(value.double() - exact).max() <= promise * 7.0 * reach
+    assert norm(half.double() - (exact + w.double()) / 2).max() <= promise * 7.0 * reach
+    if reach != 1.0:  # where rounding decides
+        assert torch.equal(value, w) == (reach < 1.0)
+
+
+@pytest.mark.slow
+def test_products_alone_cap_a_matrix_of_a_transformer():
+    w = normal(3072, 768)
+    w = w / norm(w) * 1.2
+    value = spectral_hardcap(w, 1.0, "products")
+    assert norm(value) <= 1 + PROMISE
+    assert norm(value.double() - clipped(w, 1.0)) <= PROMISE * 1.2
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (3, 5, 7), (64, 64), (40, 200)])
+@pytest.mark.parametrize("kind", ["normal", "orthogonal", "tiny", "zero"])
+def test_normalize_by_products_alone(monkeypatch, shape, kind):
+    w = normal(*shape)
+    if kind == "orthogonal":  # where the norm of the squares is furthest from the largest eigenvalue
+        w = msign(w, method="svd")
+    w = w * {"tiny": 1e-20, "zero": 0.0}.get(kind, 1.0)
+    cap = norm(w) / 2 + 1e-25
+    exact = spectral_normalize(w, cap)
+    for name in ("eigh", "eigvalsh", "svd", "svdvals"):
+        monkeypatch.setattr(torch.linalg, name, None)
+    value = spectral_normalize(w, cap, "products")
+    assert torch.equal(spectral_normalize(w, 5 * cap, "products"), w)
+    monkeypatch.undo()
+    assert (norm(value) <= cap * (1 + 1e-6)).all()
+    assert (norm(value.double() - exact.double()) <= 1.1e-5 * cap).all()
+    with pytest.raises(ValueError, match="method='svd' is not one of auto, eigenvalue, products"):
+        spectral_normalize(w, cap, "svd")

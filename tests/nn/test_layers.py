@@ -197,6 +197,17 @@ def test_rotary_is_multiplication_by_complex_numbers_of_modulus_one(generator):
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0)
 
 
+def test_half_rotary_turns_the_first_half_of_the_pairs(generator):
+    x = torch.randn(2, 3, 7, 12, generator=generator, dtype=torch.float64)
+    turned = wn.nn.HalfRotary(12)(x)
+    angle = torch.arange(7.0)[:, None] * torch.tensor([1.0, 1 / 32, 1 / 1024, 0, 0, 0])
+    expected = torch.complex(x[..., :6], x[..., 6:]) * torch.polar(torch.ones_like(angle), angle)
+    # the layer computes angles in float32, as above
+    torch.testing.assert_close(turned, torch.cat([expected.real, expected.imag], -1), rtol=0, atol=1e-5)
+    assert torch.equal(turned[..., 3:6], x[..., 3:6])
+    assert torch.equal(turned[..., 9:], x[..., 9:])
+
+
 def test_projections_and_merge_are_inverse_in_shape(generator):
     project = wn.nn.HeadProjection(8, 2)
     x = torch.randn(3, 5, 8, generator=generator)
@@ -224,6 +235,7 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.HeadProjection(8, 3), "heads=3"),
         (lambda: wn.nn.Rotary(3), "entries=3"),
         (lambda: wn.nn.Rotary(4, base=0.0), "base=0.0"),
+        (lambda: wn.nn.HalfRotary(6), "entries=6"),
         (lambda: wn.nn.CausalAttention(2, relative_bias=True), "length=0"),
         (lambda: wn.nn.CausalAttention(2, scale=-1.0), "scale=-1.0"),
         (lambda: wn.nn.PositionMix(4, 4, token_share=0.0), "token_share=0.0"),

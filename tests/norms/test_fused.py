@@ -97,13 +97,15 @@ def test_doubtful_projections_are_warned_about_with_the_override(layer, attribut
         ("GPTBigCodeAttention", "c_attn", 48, r"Split\(12\)"),  # (query, key, value) of a head, then of the next
         ("CodeGenAttention", "qkv_proj", 48, r"Split\(12\)"),
         ("DisentangledSelfAttention", "in_proj", 48, r"Split\(12\)"),  # DeBERTa
+        ("FusedQKVLinear", "wqkv", 48, r"Split\(12\)"),  # torchtitan
+        ("FusedQKVLinear", "wqkv", 32, r"Split\(8\)"),  # two queries, a key and a value, twice
         ("FalconAttention", "query_key_value", 24, r"Split\(6\)"),  # four heads of queries, one of keys, one of values
         ("DeepseekV3Attention", "kv_b_proj", 48, r"Split\(4\)"),  # keys and values of a head, then of the next
         ("Lfm2ShortConv", "in_proj", 48, r"Split\(\(...\)\)"),
         ("MambaMixer", "in_proj", 64, r"Split\(\(...\)\)"),
     ],
 )
-def test_projections_that_a_class_of_transformers_interleaves_are_warned_about(attention, layer, d_out, message):
+def test_projections_that_a_class_interleaves_are_warned_about(attention, layer, d_out, message):
     model = alone(layer, linear(16, d_out), num_heads=4, **({"kv_lora_rank": 16} if layer == "kv_b_proj" else {}))
     model.attention.__class__ = type(attention, (nn.Module,), {})
     with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*{message}"):

@@ -16,6 +16,7 @@ from wellnormed.data import load_shakespeare
 from wellnormed.models import GPT, load
 from wellnormed.train import RunFolder, resume, sample, train, validation_loss
 from wellnormed.train.characters import CharacterTask
+from wellnormed.train.config import TrainConfig
 from wellnormed.train.evaluate import loss_as_published
 from wellnormed.train.weights import weight_constraints, weight_roles
 
@@ -51,7 +52,7 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
-    config, _ = run.read_config()
+    config, _ = run.read_config(TrainConfig)
     assert config == replace(tiny, model=load(run.path).config)
     finished = run.weights_file.read_bytes()
     assert resume(run.path).weights_file.read_bytes() == finished
@@ -84,7 +85,7 @@ def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny, tmp_path):
     whole = train(tiny, tmp_path / "whole")
     run = RunFolder(tmp_path / "killed")
-    config, text = whole.read_config()
+    config, text = whole.read_config(TrainConfig)
     run.create(config, text)
     assert resume(run.path).weights_file.read_bytes() == whole.weights_file.read_bytes()
 

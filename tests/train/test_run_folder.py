@@ -9,6 +9,7 @@ from wellnormed._files import parse_json, read_json, write_json
 from wellnormed.models import export, load
 from wellnormed.models.gpt import GPT
 from wellnormed.train import RunFolder, resume, train
+from wellnormed.train.config import TrainConfig
 
 from .conftest import MODEL
 
@@ -115,7 +116,7 @@ def test_a_damaged_row_of_metrics_is_named(run):
 
 def test_the_threads_of_a_run_are_recorded_in_its_config(tiny, tmp_path):
     run = train(replace(tiny, threads=None, steps=1), tmp_path / "run")
-    assert run.read_config()[0].threads == torch.get_num_threads()
+    assert run.read_config(TrainConfig)[0].threads == torch.get_num_threads()
 
 
 def test_json_nested_to_any_depth_is_read_or_refused_in_one_sentence():

@@ -249,18 +249,18 @@ class Certificate:
 
     def __str__(self) -> str:
         l2, replaced = self.exact_l2_lipschitz, self._substitution
-        euclidean = "" if l2 is None else f"; {_short(l2)} in Euclidean norms"
+        euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
         lines = [
-            f"Lipschitz bound {_short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
+            f"Lipschitz bound {short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
             f"norms: {self.norms}",
             f"domain: {self.domain}",
             f"arithmetic: {self.arithmetic}",
         ]
         if self.attention_logits:
             largest = max(max(heads) for heads in self.attention_logits.values())
-            lines.append(f"largest attention logit, proved: {_short(largest)}")
+            lines.append(f"largest attention logit, proved: {short(largest)}")
         if replaced is not None:
-            lines.append(f"replacing any tokens changes the result by at most: {_short(replaced)}")
+            lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
         if self.lower_bound is not None:
             lines.append(f"largest gain found: {self.lower_bound:.6g}")
         width = max(len(row.name) for row in self.layers)
@@ -268,7 +268,7 @@ class Certificate:
         lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
         lines += [
             f"{row.name:{width}}  {row.operation:{kind}}  "
-            f"{_short(largest_rms(row, 'radius')):>12}  {_short(largest_rms(row, 'gain')):>12}"
+            f"{short(largest_rms(row, 'radius')):>12}  {short(largest_rms(row, 'gain')):>12}"
             for row in self.layers
         ]
         return "\n".join(lines)
@@ -380,5 +380,6 @@ def _log10(x: Decimal) -> float:
     return float_up(UPWARD.next_plus(UPWARD.log10(x))) if x else -math.inf
 
 
-def _short(x: Decimal) -> str:
+def short(x: Decimal) -> str:
+    """Five digits, as tables show them."""
     return f"{x:.5g}" if Decimal("1e-4") < x < Decimal("1e6") or not x else f"{x:.4e}"

@@ -91,9 +91,10 @@ class Constraints:
     def state_dict(self) -> dict[str, Tensor]:
         """What constraints remember from step to step, `PARAMETER.KEY` -> a copy; save it with the optimizer's state.
 
-        Empty if none remembers anything.
+        Empty if none remembers anything. The names are without the prefixes that wrappers add, as in the checkpoints of
+        torch, so that they are the same whether or not a model is compiled or recomputes its activations.
         """
-        return {key: tensor.clone() for key, tensor in self._flat_state().items()}
+        return {unwrapped(key): tensor.clone() for key, tensor in self._flat_state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.

@@ -6,6 +6,7 @@ __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
         "CharacterText": ".characters",
+        "Corpus": ".corpus",
         "Images": ".cifar10",
         "TokenStream": ".stream",
         "Tokens": ".shards",
@@ -13,7 +14,9 @@ __getattr__, __dir__ = lazy_namespace(
         "download_fineweb": ".fineweb",
         "gpt2_tokenizer": ".bpe",
         "load_cifar10": ".cifar10",
+        "load_corpus": ".corpus",
         "load_shakespeare": ".shakespeare",
         "load_shards": ".shards",
+        "tokenizer_of": ".tokenizers",
     },
 )

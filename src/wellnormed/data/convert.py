@@ -1,4 +1,4 @@
-"""Texts into shards of GPT-2's tokens, in parts of bounded size, so that a stopped conversion goes on."""
+"""Texts into shards of tokens, in parts of bounded size, so that a stopped conversion goes on."""
 
 import gzip
 import hashlib
@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import wellnormed
 from wellnormed._files import TEMPORARY, opened_atomically, read_json, write_json, writing
-from wellnormed.data.bpe import END_OF_TEXT, NAME, SHA256, VOCABULARY, gpt2_tokenizer
 from wellnormed.data.shards import HEADER_BYTES, META, TOKEN_BYTES, Split, header
-
-if TYPE_CHECKING:
-    import tiktoken  # pyrefly: ignore[missing-import]
+from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 
 SHARD_TOKENS = 10**8
 """Of a full shard, as in the speedruns."""
@@ -49,12 +46,13 @@ def convert_texts(
     name: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
     threads: int | None = None,
+    tokenizer: TokenizerName = "gpt2",
 ) -> dict[str, Any]:
-    """Write texts as GPT-2's tokens, in files `NAME_train_000000.bin`, ... that `load_shards` reads.
+    """Write texts as tokens, in files `NAME_train_000000.bin`, ... that `load_shards` reads.
 
     Inputs are UTF-8: `.txt` files, in which a line `<|endoftext|>` separates documents, and `.jsonl` files, in which
-    every line is an object whose `text` is a document; each may end with `.xz` or `.gz`. The token `<|endoftext|>`
-    stands before each document; empty documents are left out. A shard has `shard_tokens` tokens, the last one the rest;
+    every line is an object whose `text` is a document; each may end with `.xz` or `.gz`. The end-of-text token stands
+    before each document; empty documents are left out. A shard has `shard_tokens` tokens, the last one the rest;
     documents run from one shard into the next. Memory is bounded by the longest line, not by the texts.
 
     `meta.json` names the tokenizer and the texts, with their checksums, and how much has been written. Each shard is
@@ -68,6 +66,7 @@ def convert_texts(
         name: What the names of the shards begin with; by default the folder's name.
         shard_tokens: Tokens of a full shard.
         threads: How many encode; by default all of the machine's.
+        tokenizer: "gpt2" for GPT-2's byte-pair encoding, or "bytes", of which a text has about four times as many.
 
     Returns:
         What `meta.json` says of this split: `shards`, `tokens`, `documents`, `inputs`.
@@ -83,13 +82,13 @@ def convert_texts(
     if not inputs:
         raise ValueError("there are no texts to convert; name one or several files")
     name = name or folder.resolve().name
-    tokenizer = gpt2_tokenizer()
+    made = tokenizer_of(tokenizer)
     facts = {"name": name, "shard_tokens": shard_tokens, "piece": _PIECE, "inputs": [_facts(path) for path in inputs]}
-    meta = _begin(folder, split, facts)
+    meta = _begin(folder, split, facts, made)
     state = meta["splits"][split]
     if state["complete"]:
         return state
-    encoded = _encoded(islice(_pieces(inputs), state["pieces"], None), tokenizer, threads or os.cpu_count() or 1)
+    encoded = _encoded(islice(_pieces(inputs), state["pieces"], None), made, threads or os.cpu_count() or 1)
     source = _Source(encoded, state["pieces"], state["used"])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tokens]:,} tokens"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
@@ -102,7 +101,7 @@ def convert_texts(
                 while len(part):
                     _write(path, file, part.tobytes())
                     count += len(part)
-                    state["documents"] += int((part == END_OF_TEXT).sum())
+                    state["documents"] += int((part == made.end_of_text).sum())
                     progress.update(task, completed=source.read, tokens=state["tokens"] + count)
                     part = source.take(shard_tokens - count)
                 with writing(path):
@@ -143,15 +142,19 @@ class _Source:
         return part
 
 
-def _begin(folder: Path, split: Split, facts: dict[str, Any]) -> dict[str, Any]:
+def _begin(folder: Path, split: Split, facts: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """What `meta.json` is to say now: how far an earlier conversion of the same texts came, or that nothing is done."""
     remedy = "remove the folder, or choose another one"
     meta: dict[str, Any] = {
-        "tokenizer": NAME, "tokenizer_sha256": SHA256, "vocabulary": VOCABULARY,
+        "tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary,
         "version": wellnormed.__version__, "splits": {},
     }  # fmt: skip
     if (folder / META).exists():
         meta = read_json(folder / META, remedy)
+    if meta.get("tokenizer") != tokenizer.name:
+        raise ValueError(
+            f"{folder} has shards of the tokenizer {meta.get('tokenizer')}, not {tokenizer.name}; {remedy}"
+        )
     found = meta.setdefault("splits", {}).get(split)
     files = next(folder.glob(f"*_{split}_*.bin"), None)
     if (found is None and files) or (found and any(found.get(key) != value for key, value in facts.items())):
@@ -197,12 +200,12 @@ def _facts(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error.strerror}); name a text file") from None
 
 
-def _encoded(pieces: Iterable[Piece], tokenizer: "tiktoken.Encoding", threads: int) -> Iterator[tuple[np.ndarray, int]]:
+def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer, threads: int) -> Iterator[tuple[np.ndarray, int]]:
     """The tokens of every piece as uint16, and the bytes that had been read for it. Some pieces are encoded ahead."""
 
     def encode(piece: Piece) -> np.ndarray:
-        tokens = tokenizer.encode_to_numpy(piece.text, disallowed_special=()).astype("<u2")
-        return np.concatenate((np.array([END_OF_TEXT], "<u2"), tokens)) if piece.begins else tokens
+        tokens = tokenizer.encode(piece.text)
+        return np.concatenate((np.array([tokenizer.end_of_text], "<u2"), tokens)) if piece.begins else tokens
 
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[tuple[Future[np.ndarray], int]] = deque()

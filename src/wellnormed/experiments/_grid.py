@@ -6,6 +6,7 @@ A cell that fails, or whose process dies, is reported, and the others go on.
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -147,11 +148,20 @@ def _jobs(
 
 def _serve(connection: Connection, run: Run, command: str, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
             connection.send(_outcome(connection.recv(), run, command, device))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):  # the parent has ended, or is ending us
         return
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its workers, and what they compute would be lost."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # only workers call this
+    parent.join()
+    os._exit(1)
 
 
 def _outcome(chunk: Chunk, run: Run, command: str, device: str) -> list[Row] | str:

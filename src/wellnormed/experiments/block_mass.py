@@ -86,6 +86,14 @@ def best(rows: Sequence[Row], mass: float, variant: dict[str, Any]) -> list[floa
     return min(found, key=fmean, default=[])
 
 
+def _at_the_edge(rows: Sequence[Row], mass: float, variant: dict[str, Any]) -> str:
+    """Says so if the best learning rate at a mass is the largest or the least that was tried."""
+    means = {lr: fmean(losses(own)) for lr, own in select(rows, mass, variant).items()}
+    top = min(means, key=lambda lr: means[lr])
+    end = {max(means): "largest", min(means): "least"}.get(top)
+    return f"the {end} rate that was tried, {top:g}, is the best at {mass:g}" if end else ""
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss against the mass at every learning rate, by variant."""
     figure, axes = panels(1, len(VARIANTS), (12, 4.2))
@@ -118,21 +126,25 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             # as good if the mean at no other mass lies below the best seed at mass 32
             verdict = "measured" if published == "-" else yes if means[top] >= min(own) else no
             interval, runs = f"{min(own):.3f} to {max(own):.3f} at {MASS}", len(own) * len(means)
-            found.append(Verdict(f"best mass of the blocks, {name}", published, ours, interval, runs, verdict))
+            edge = _at_the_edge(rows, top, variant) if verdict != yes else ""
+            found.append(Verdict(f"best mass of the blocks, {name}", published, ours, interval, runs, verdict, edge))
     halved, modular, rounded = (best(rows, MASS, variant) for variant in (HALVED, MODULAR, BFLOAT16))
     top, other = (tops.get(name, []) for name in list(VARIANTS)[:2])
+    forward = "here the factors of residuals and attention stand in the forward pass, as the modular norm assumes"
     lines = (
-        (f"halved rates against the modular norm, mass {MASS}", "needed for its losses", halved, modular),
-        ("halved rates against the modular norm, each at its best mass", "-", top, other),
-        (f"bfloat16 against float32, halved rates, mass {MASS}", "slightly better (NanoGPT)", rounded, halved),
+        (f"halved rates against the modular norm, mass {MASS}", "needed for its losses", halved, modular, forward),
+        ("halved rates against the modular norm, each at its best mass", "-", top, other, ""),
+        (f"bfloat16 against float32, halved rates, mass {MASS}", "slightly better (NanoGPT)", rounded, halved, ""),
     )
-    for what, published, own, other in lines:
+    for what, published, own, other, why in lines:
         if len(own) == len(other) > 0:
             differences = [a - b for a, b in zip(own, other, strict=True)]
             interval = f"differences {min(differences):+.3f} to {max(differences):+.3f}"
             verdict = "measured" if published == "-" else yes if max(differences) < 0 else no
             ours = f"loss {fmean(own):.3f} against {fmean(other):.3f}"
-            found.append(Verdict(what, published, ours, interval, 2 * len(own), verdict))
+            if verdict == no and min(differences) < 0:
+                why = "the seeds differ in its sign"
+            found.append(Verdict(what, published, ours, interval, 2 * len(own), verdict, why if verdict == no else ""))
     for name, variant in (("float32", HALVED), ("bfloat16", BFLOAT16)):
         ratios = [row["results"]["norm_over_cap"] for own in select(rows, MASS, variant).values() for row in own]
         if ratios:

@@ -131,8 +131,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axis.set(xlabel="budget (Euclidean, pixels in [0, 1])", title=title)
     legend_below(robustness, "CIFAR-10 test images under attack; shaded from the least to the largest seed")
     found = {"robustness": robustness}
-    drawn = {row["config"]["network"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}
-    if drawn:
+    if drawn := {row["config"]["network"]: row["results"]["drawn"] for row in rows if row["results"]["drawn"]}:
         pictures = [
             (RUNS[network][0], [own[number] for own in by_budget.values()])
             for number in range(len(DRAWN))
@@ -151,8 +150,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             values = [result[what] for result in own]
             verdict = _reached(abs(fmean(values) - published) <= within)
             ours, interval = f"{fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}"
-            name, why = f"{RUNS[network][0]}: {what}", why if verdict == "not reached" else ""
-            found.append(Verdict(name, f"{published}", ours, interval, len(values), verdict, why))
+            spread = f"LT has one run; here the seeds differ by {(max(values) - min(values)) / fmean(values):.0%}"
+            line = f"{RUNS[network][0]}: {what}", str(published), ours, interval, len(values), verdict
+            found.append(Verdict(*line, why=(why or spread) * (verdict == "not reached")))
     arrays = {key: {what: np.array([one[what] for one in own]) for what in SCORES} for key, own in results.items()}
     for network, own in arrays.items():
         if network.startswith("muon") and "adamw as published" in arrays:

@@ -98,7 +98,7 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
             continue
         config = replace(GRID[name], threads=threads, sample_characters=0)
         trained = resume(RUNS / name) if (RUNS / name / "config.json").exists() else train(config, RUNS / name)
-        config, _ = trained.read_config()
+        config, _ = trained.read_config(TrainConfig)
         results = read_json(trained.results_file, _REMEDY)
         split = load_shakespeare(config.source).validation
         results["loss_as_published"] = loss_as_published(load(trained.path), split, config.model.length)

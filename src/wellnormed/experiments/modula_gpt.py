@@ -142,11 +142,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     figure, axes = panels(1, 2, (10, 4.2))
     curves, ends = axes[0]
     for number, library in enumerate(get_args(Library)):
-        found = [row["results"] for row in rows if row["config"]["library"] == library]
+        found = [row for row in rows if row["config"]["library"] == library]
         own: dict[str, Any] = {"color": f"C{number}"}
-        for result in found:
-            steps = [EVERY * (i + 0.5) for i in range(len(result["training"]))]
-            curves.plot(steps, result["training"], alpha=0.7, label=f"{library}: training", **own)
+        for row in found:
+            result, whole = row["results"], max(1, row["config"]["steps"] // EVERY)  # the last mean may be of few steps
+            steps = [EVERY * (i + 0.5) for i in range(whole)]
+            curves.plot(steps, result["training"][:whole], alpha=0.7, label=f"{library}: training", **own)
             ends.plot(
                 [number - 0.15], [result["loss"]], "o", label="whole validation split" if not number else "_", **own
             )

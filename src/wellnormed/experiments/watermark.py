@@ -129,12 +129,14 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             axis.imshow(results["picture"], cmap="gray", vmin=0)
             axis.set_title(f"{config['lr']:g}: {results['accuracy']:.0%}", fontsize=8)
     pictures.suptitle("Sizes of the hidden matrix's entries after training, by rate; above: dualized", fontsize=10)
-    curves, axes = panels(1, 2, (9, 4))
+    curves, axes = panels(1, 2, (9.5, 4), sharey=False)
     names = {"accuracy": "training accuracy", "contrast": "size under the letter / beside it"}
     for axis, (name, title) in zip(axes[0], names.items(), strict=True):
         for method in get_args(Method):
             values = _by_rate(rows, method, name)
-            axis.semilogx(list(values), [fmean(v) for v in values.values()], "o-", base=2, label=method)
+            means, low, high = ([by(found) for found in values.values()] for by in (fmean, min, max))
+            axis.semilogx(list(values), means, "o-", base=2, label=method)
+            axis.fill_between(list(values), low, high, alpha=0.2)
         axis.set(xlabel="learning rate", ylabel=title)
     legend_below(curves, "Erasing a watermark (CIFAR-10)")
     return {"pictures": pictures, "watermark": curves}
@@ -151,22 +153,27 @@ def _by_rate(rows: Sequence[Row], method: str, name: str) -> dict[float, list[fl
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Which method ends higher, and which erases the letter where it still learns."""
     same, other = ANSWERS[preset]
-    top = {m: max((fmean(v) for v in _by_rate(rows, m, "accuracy").values()), default=0.0) for m in get_args(Method)}
-    kept = {}
+    top: dict[str, list[float]] = {}
+    kept: dict[str, list[float]] = {}
     for method in get_args(Method):
         accuracies, contrasts = (_by_rate(rows, method, name) for name in ("accuracy", "contrast"))
-        stable = [lr for lr, values in accuracies.items() if fmean(values) > 0.8 * top[method]]
-        kept[method] = fmean(contrasts[max(stable)]) if stable else 0.0
+        top[method] = max(accuracies.values(), key=fmean, default=[0.0])
+        stable = [lr for lr, values in accuracies.items() if fmean(values) > 0.8 * fmean(top[method])]
+        kept[method] = contrasts[max(stable)] if stable else [0.0]
     runs = len({row["config"]["seed"] for row in rows})
-    accuracies = f"{top['dualized']:.1%} dualized, {top['normalized']:.1%} not"
-    contrasts = f"{kept['dualized']:.2f} dualized, {kept['normalized']:.2f} not"
-    higher = same if top["dualized"] > top["normalized"] else other
-    erased = same if kept["dualized"] > 0.8 > kept["normalized"] else other
+    higher = same if fmean(top["dualized"]) > fmean(top["normalized"]) else other
+    erased = same if fmean(kept["dualized"]) > 0.8 > fmean(kept["normalized"]) else other
     what = "size under the letter over that beside it, at the highest stable rate"
     return [
-        Verdict("highest training accuracy", "dualized higher", accuracies, "-", runs, higher),
-        Verdict(what, "dualized erases it", contrasts, "-", runs, erased),
+        Verdict("highest training accuracy", "dualized higher", *_shown(top), runs, higher),
+        Verdict(what, "dualized erases it", *_shown(kept), runs, erased),
     ]
+
+
+def _shown(found: dict[str, list[float]]) -> tuple[str, str]:
+    """Means and extremes of both methods."""
+    means = ", ".join(f"{fmean(values):.3f} {method}" for method, values in found.items())
+    return means, ", ".join(f"{min(values):.3f} to {max(values):.3f}" for values in found.values())
 
 
 EXPERIMENT = Experiment(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from wellnormed.matrix._cap_by_products import cap_by_products
 from wellnormed.matrix._checks import finite_scale
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
@@ -29,7 +30,7 @@ def accuracy(dtype: torch.dtype) -> float:
 def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) -> Tensor:
     """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
 
-    The bounds are float64 and broadcast to the batch; the method is "gram" or "svd".
+    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products".
     """
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method).mT.contiguous()
@@ -37,6 +38,9 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
+    if method == "products":
+        capped = None if bool((lower > 0).any()) else _by_products(w, work, high, upper, decay)
+        return clip(w, lower, upper, decay, "gram") if capped is None else capped
     s, vectors = _decomposed(work, low, high, method, accuracy(w.dtype))
     largest = s.amax(-1)
     within = 1 + max(torch.finfo(w.dtype).eps, w.shape[-1] * _EPS)
@@ -50,6 +54,17 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
         again = clip(value, lower, upper, decay, "svd")
         return torch.where((decay == 1)[..., None, None], again, value)
     return value
+
+
+def _by_products(w: Tensor, work: Tensor, high: Tensor, upper: Tensor, decay: Tensor) -> Tensor | None:
+    """A cap without a decomposition, `high` being `upper` in the units of `work`; None if W is far above it."""
+    shape = (..., None, None)
+    value, inside, far = cap_by_products(
+        (work / high[shape].clamp_min(_TINY)).to(work.dtype), decay, accuracy(work.dtype)
+    )
+    if bool(far.any()):
+        return None
+    return torch.where(inside[shape], w, (value * upper[shape]).to(w.dtype))
 
 
 def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accuracy: float) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,10 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "GPT": ".gpt",
         "GPTConfig": ".config",
+        "LipsFormer": ".lipsformer",
+        "LipsFormerConfig": ".config",
+        "NanoGPT": ".nanogpt",
+        "NanoGPTConfig": ".config",
         "PotentialGPT": ".potential_gpt",
         "PotentialConfig": ".config",
         "build": ".files",

@@ -90,5 +90,79 @@ class PotentialConfig:
         return (1.0 - self.attention_share + self.attention_share * attention**2) ** (self.attention_blocks / 2)
 
 
-ModelConfig = GPTConfig | PotentialConfig
+@dataclass(frozen=True)
+class NanoGPTConfig:
+    """The unconstrained peers of LT's table 1: the speedrun of GPT-2, and two models made of it."""
+
+    architecture: Literal["nanogpt"] = "nanogpt"
+    """Which model this configures."""
+    variant: Literal["speedrun", "nanogpt", "modula"] = "speedrun"
+    """`speedrun` is the record of February 2025; `nanogpt` leaves out its shortcuts and learned factors; `modula` also
+    has convex residuals, attention with 1/d and GELU."""
+    vocabulary_size: int = 50304
+    """Symbols; the 50,257 of GPT-2, padded to a multiple of 128."""
+    length: int = 1024
+    """Tokens of context."""
+    width: int = 768
+    """Entries of a token's vector; a multiple of 4 x heads."""
+    heads: int = 6
+    """Attention heads."""
+    blocks: int = 12
+    """Pairs of attention and feed-forward layers."""
+    expansion: int = 4
+    """Hidden width of the feed-forward layer over the width."""
+    epsilon: float = 2.0**-23
+    """Added to the mean square in every RMS norm; torch's default, the spacing of float32 numbers at 1."""
+    rotary_base: float = 1024.0
+    """Ratio of the largest angle by which a token's position turns queries and keys to the smallest."""
+    attention_scale: float = 0.12
+    """Factor on <q, k>; `modula` has 1 / d_head in its place."""
+    output_factor: float = 1 / 3
+    """Factor on the output of attention in `modula`."""
+    logit_cap: float = 30.0
+    """Largest logit; the smallest is 0."""
+    logit_width: float = 7.5
+    """By what the head's output is divided before the sigmoid that caps it."""
+    value_tables: int = 3
+    """In `speedrun`, embeddings that are mixed into the values of as many first and as many last blocks; at most half
+    of the blocks have one."""
+    without_attention: int = 7
+    """Number of the block, from 0, that has no attention in `speedrun`; with fewer blocks all have it."""
+
+
+@dataclass(frozen=True)
+class LipsFormerConfig:
+    """LipsFormer as a language model (LT appendix E), another peer of table 1."""
+
+    architecture: Literal["lipsformer"] = "lipsformer"
+    """Which model this configures."""
+    vocabulary_size: int = 50304
+    """Symbols."""
+    length: int = 1024
+    """Tokens of context."""
+    width: int = 768
+    """Entries of a token's vector; a multiple of 4 x heads."""
+    heads: int = 6
+    """Attention heads."""
+    blocks: int = 12
+    """Pairs of attention and feed-forward layers."""
+    expansion: int = 4
+    """Hidden width of the feed-forward layer over the width."""
+    epsilon: float = 1e-6
+    """Added to the squared length of queries, keys and values."""
+    temperature: float = 12.0
+    """Factor tau on the cosine of a query and a key."""
+    value_scale: float = 1.0
+    """Length nu of values."""
+    drop_path: float = 0.5
+    """Probability that training leaves out a layer's branch for a sample."""
+    rotary_base: float = 1024.0
+    """Ratio of the largest angle by which a token's position turns queries and keys to the smallest."""
+
+
+CharacterModelConfig = GPTConfig | PotentialConfig
+"""The config of a character model, which `wellnormed train` trains."""
+TokenModelConfig = GPTConfig | NanoGPTConfig | LipsFormerConfig
+"""The configs of the models that are trained on tokens."""
+ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig | LipsFormerConfig
 """The config of any model; its `architecture` says of which."""

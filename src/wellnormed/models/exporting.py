@@ -17,8 +17,6 @@ from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
 from wellnormed.certificates.certifying import example_of
 from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, tensor_bytes, weights_path
-from wellnormed.models.gpt import GPT
-from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.propagation.capture import Captured, capture, capture_any_batch, confirm, functional, shown
 from wellnormed.propagation.folding import argument_name, fold, plain, run_in_double
 
@@ -97,7 +95,7 @@ def export(
     if onnx and packages:
         raise ValueError(f"onnx=True needs {' and '.join(packages)}; install `wellnormed[onnx]`, or leave onnx out")
     files: dict[str, bytes | str] = {}
-    if isinstance(model, GPT | PotentialGPT):
+    if isinstance(model, Model):
         files = _own_files(model, example_input, symbols)
     elif symbols is not None:
         raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError
@@ -11,19 +11,45 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import MANIFEST, parse_dataclass, read_files, read_json
-from wellnormed.models.config import GPTConfig, ModelConfig
+from wellnormed.models.config import (
+    CharacterModelConfig,
+    GPTConfig,
+    LipsFormerConfig,
+    ModelConfig,
+    NanoGPTConfig,
+    PotentialConfig,
+    TokenModelConfig,
+)
 from wellnormed.models.gpt import GPT
+from wellnormed.models.lipsformer import LipsFormer
+from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.models.potential_gpt import PotentialGPT
 
 FORMAT = 3
 WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.export` wrote"
-Model = GPT | PotentialGPT
+CharacterModel = GPT | PotentialGPT
+TokenModel = GPT | NanoGPT | LipsFormer
+Model = GPT | PotentialGPT | NanoGPT | LipsFormer
 
 
+@overload
+def build(config: CharacterModelConfig, generator: torch.Generator | None = None) -> CharacterModel: ...
+@overload
+def build(config: TokenModelConfig, generator: torch.Generator | None = None) -> TokenModel: ...
+@overload
+def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model: ...
 def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model:
     """The model that a config describes, with fresh weights."""
-    return GPT(config, generator) if isinstance(config, GPTConfig) else PotentialGPT(config, generator)
+    match config:
+        case GPTConfig():
+            return GPT(config, generator)
+        case PotentialConfig():
+            return PotentialGPT(config, generator)
+        case NanoGPTConfig():
+            return NanoGPT(config, generator)
+        case LipsFormerConfig():
+            return LipsFormer(config, generator)
 
 
 def load(folder: str | Path) -> Model:
@@ -73,16 +99,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if content.get("format") != FORMAT:
         raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
     return content
-
-
-def model_symbols(folder: str | Path) -> str:
-    """The characters that a folder's tokens stand for."""
-    symbols = read_config(folder).get("text", {}).get("symbols")
-    if symbols is None:
-        raise ValueError(
-            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
-        )
-    return symbols
 
 
 def weights_path(folder: str | Path) -> Path:

@@ -55,6 +55,7 @@ def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
 
 @modular_rule(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 @modular_rule("wellnormed.nn.embedding.CappedEmbedding", "wellnormed.nn.attention.HeadProjection")
+@modular_rule("wellnormed.nn.float8.Float8Linear", "wellnormed.nn.float8.Float8HeadProjection")
 def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
     """The weight's atom, plus the bias's if there is one: a bias sees no input (MD examples 5 and 7).
 

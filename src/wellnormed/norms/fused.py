@@ -17,6 +17,7 @@ _DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
 _UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
 _PERHAPS_FUSED = re.compile(r"query_key_value|(^|_)w?q?kv(_|$)")
 _HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention"}  # classes of transformers
+_GROUP_BY_GROUP = {"fusedqkvlinear"}  # torchtitan: queries of some heads, their key, their value
 _STATE_SPACE, _OF_STATE_SPACE = re.compile(r"mamba|gateddeltanet|shortconv"), re.compile(r"in_proj(_qkvz|_ba)?|x_proj")
 
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
@@ -40,7 +41,7 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
     heads, kv_heads = _number(_HEADS, around), _number(_KV_HEADS, around)
     size = _number(_HEAD_SIZE, around) or (d_in // heads if heads else 0)
     kind = type(around[1]).__name__.lower() if around[1:] else ""
-    head_by_head = d_out == 3 * d_in and kind in _HEAD_BY_HEAD
+    head_by_head = kind in _GROUP_BY_GROUP or (d_out == 3 * d_in and kind in _HEAD_BY_HEAD)
     if _QKV.fullmatch(leaf) and not head_by_head:
         if heads and kv_heads and kv_heads != heads and size * (heads + 2 * kv_heads) == d_out:
             return Layout((heads * size, kv_heads * size, kv_heads * size))

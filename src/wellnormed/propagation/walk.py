@@ -163,8 +163,10 @@ class Walk:
         executed = node.meta["val"]
         if tuple(executed.shape) != result.shape:
             raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(executed.shape)}")
-        if not executed.dtype.is_floating_point:
-            raise self.step.refuse(f"its result is of {executed.dtype}, which is not continuous; keep it a float")
+        if not executed.dtype.is_floating_point or executed.dtype.itemsize == 1:  # 8-bit floats round in large steps
+            raise self.step.refuse(
+                f"its result is of {executed.dtype}, which is not continuous; keep it a float of 16 bits or more"
+            )
 
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import wellnormed.constraints as constraints
 from wellnormed.data.characters import CharacterText
-from wellnormed.models.files import Model, build
+from wellnormed.models.files import CharacterModel, build
 from wellnormed.norms import assign_norms
 from wellnormed.optim import Scion
 from wellnormed.train.config import SEED, TrainConfig
@@ -25,7 +25,7 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 
 
-def build_optimizer(model: Model, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
+def build_optimizer(model: CharacterModel, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
     """The optimizer of a run, with the constraints that hold after each of its steps."""
     optimizer = Scion(
         assign_norms(model, recipe="modular"),
@@ -70,7 +70,7 @@ class TextTask(Task[M]):
         return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
-class CharacterTask(TextTask[Model]):
+class CharacterTask(TextTask[CharacterModel]):
     """A character transformer, its optimizer and its constraints, as a config says.
 
     `optimizer_of` makes what moves and holds the weights. A text that is shorter than the model's length, or another
@@ -82,7 +82,7 @@ class CharacterTask(TextTask[Model]):
         config: TrainConfig,
         text: CharacterText,
         device: torch.device,
-        optimizer_of: Callable[[Model, TrainConfig], tuple[Scion, constraints.Constraints]] = build_optimizer,
+        optimizer_of: Callable[[CharacterModel, TrainConfig], tuple[Scion, constraints.Constraints]] = build_optimizer,
     ) -> None:
         self.config, self.device = config, device
         if min(len(text.train), len(text.validation)) <= config.model.length:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
+from wellnormed.models.config import CharacterModelConfig, GPTConfig, PotentialConfig
 
 ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
 
@@ -35,7 +35,7 @@ class Caps:
 class TrainConfig:
     """A training run of the character transformer. The model's vocabulary size is that of the text."""
 
-    model: ModelConfig = field(default_factory=GPTConfig)
+    model: CharacterModelConfig = field(default_factory=GPTConfig)
     """Shapes and constants of the model."""
     lipschitz: float | None = None
     """The Lipschitz constant that a `potential` model has after every step; None for a `gpt`, which has caps."""
@@ -43,6 +43,8 @@ class TrainConfig:
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName = "soft-cap"
     """What keeps matrices of a `gpt` below their caps after every step."""
+    every: int = 1
+    """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     steps: int = 2000
     """Optimizer steps."""
     batch: int = 12
@@ -78,13 +80,7 @@ class TrainConfig:
     """Length of the text that is generated at the end."""
 
     def __post_init__(self) -> None:
-        # here and not in the sections, which the command line builds under names of its own
-        values = {f"caps.{role}": cap for role, cap in vars(self.caps).items()}
-        values |= {f"model.{name}": value for name, value in vars(self.model).items()} | vars(self)
-        for name, allowed, must in self._conditions(values):
-            if not allowed:
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{name}={values[name]} must {must}; choose another (on the command line: {option})")
+        require(self._conditions, self)
 
     def _conditions(self, values: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
         """Name of a setting, whether its value is allowed, and what it must be; each presumes those before it."""
@@ -94,6 +90,8 @@ class TrainConfig:
                 yield name, allowed(value), must
         constraints = get_args(ConstraintName)
         yield "constraint", self.constraint in constraints, f"be one of {', '.join(constraints)}"
+        must = "be 1 for the soft cap, which acts after every step"
+        yield "every", self.every == 1 or self.constraint != "soft-cap", must
         for name in {"model.heads", "model.attention_heads"} & values.keys():
             yield name, self.model.width % values[name] == 0, f"divide the model's width, {self.model.width}"
         must = (
@@ -114,6 +112,19 @@ class TrainConfig:
         assert self.lipschitz is not None
         assert isinstance(self.model, PotentialConfig)
         return self.lipschitz / self.model.body_lipschitz
+
+
+def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str]]], config: Any) -> None:
+    """Refuse the first setting of a config, or of its sections `caps` and `model`, that is not as the conditions say.
+
+    Sections do not check themselves, for the command line builds them under names of its own.
+    """
+    values = {f"caps.{role}": cap for role, cap in vars(config.caps).items()}
+    values |= {f"model.{name}": value for name, value in vars(config.model).items()} | vars(config)
+    for name, allowed, must in conditions(values):
+        if not allowed:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{name}={values[name]} must {must}; choose another (on the command line: {option})")
 
 
 Range = tuple[Callable[[Any], bool], str]

@@ -4,13 +4,36 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from wellnormed._files import read_json, write_json
+
 PACKAGES = ("wellnormed", "torch", "numpy", "safetensors")
+
+
+def record_environment(path: Path, device: torch.device, start: int) -> None:
+    """Add this session, which begins after the step `start`, to those in the file."""
+    sessions = []
+    if path.exists():
+        sessions = read_json(path, "remove it, for the run does not need it", sealed=True)["sessions"]
+    write_json(path, {"sessions": [*sessions, describe(device, start)]}, sealed=True)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """So many threads for torch; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe(device: torch.device, start: int) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """What a trained model is worth: loss over a split, and text."""
 
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.models.files import Model
+from wellnormed.data.characters import decode, encode
+from wellnormed.data.tokenizers import tokenizer_of
+from wellnormed.models.files import Model, read_config
 
 TOKENS_AT_ONCE = 8192
 """Enough to keep a machine busy, little enough for the memory of a small one."""
@@ -78,3 +83,19 @@ def sample(
             drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         prompt = torch.cat([prompt, drawn])
     return prompt
+
+
+def text_coder(folder: str | Path) -> tuple[Callable[[str], Tensor], Callable[[Tensor], str]]:
+    """From texts to tokens of a folder's model, int64, and back; a `ValueError` if the folder does not say how."""
+    text = read_config(folder).get("text", {})
+    if "tokenizer" in text:
+        tokenizer = tokenizer_of(text["tokenizer"])
+        return (
+            lambda prompt: torch.from_numpy(tokenizer.encode(prompt).astype(np.int64)),
+            lambda tokens: tokenizer.decode(tokens.tolist()),
+        )
+    if (symbols := text.get("symbols")) is None:
+        raise ValueError(
+            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
+        )
+    return lambda prompt: encode(prompt, symbols), lambda tokens: decode(tokens, symbols)

@@ -9,7 +9,9 @@ from rich.console import Console
 import wellnormed as wn
 from wellnormed._files import read_json
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.nn import CappedEmbedding
 from wellnormed.nn.projection import count_hits, hit_rates
+from wellnormed.norms import ColNorm
 from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import sample, validation_loss
 from wellnormed.train.report import facts, write_report
@@ -51,12 +53,24 @@ def finish(task: CharacterTask, run: RunFolder, console: Console) -> None:
 
 
 def certify_model(
-    model: torch.nn.Module, attack_steps: int, generator: torch.Generator, example: Any = None
+    model: torch.nn.Module,
+    attack_steps: int,
+    generator: torch.Generator,
+    example: Any = None,
+    radius: float | None = None,
 ) -> Certificate:
-    """The certificate of a model, with the gain that a search of so many steps met (0: no search)."""
-    certificate = wn.certify(model, example, progress=True)
+    """The certificate of a model, with the gain that a search of so many steps met (0: no search).
+
+    The radius is 1 by default, or the RMS of the model's largest embedding vector if that is larger.
+    """
+    if radius is None:
+        kinds = torch.nn.Embedding | CappedEmbedding
+        tables = [module.weight for module in model.modules() if isinstance(module, kinds)]
+        largest = max((float(ColNorm(0).upper_bound(table.detach())) for table in tables), default=0.0)
+        radius = max(1.0, largest)
+    certificate = wn.certify(model, example, radius=radius, progress=True)
     if attack_steps:
-        found = wn.lower_bound(model, example, steps=attack_steps, generator=generator)
+        found = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(found.value)
     return certificate
 
@@ -64,9 +78,13 @@ def certify_model(
 def print_summary(run: RunFolder, console: Console) -> None:
     """Print the results of a finished run."""
     results = read_json(run.results_file, f"{run.resume_command} writes it again", sealed=True)
-    console.rule("sample")
-    console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
-    console.rule()
-    lines = [f"{value:>10}  {what}" for value, what in facts(results, Certificate.load(run.certificate_file))]
+    if results["sample"]:
+        console.rule("sample")
+        console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
+        console.rule()
+    certificate = Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
+    lines = [f"{value:>10}  {what}" for value, what in facts(results, certificate)]
+    if "refused" in results:
+        lines.append(f"no certificate: {results['refused']}")
     lines.append(f"run folder {run.path}; open {run.report_file}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

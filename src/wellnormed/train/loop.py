@@ -1,8 +1,6 @@
 """The training loop, from a config or where a killed run stopped, to a folder with everything proved."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +8,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from wellnormed._files import read_json, write_atomically, write_json
+from wellnormed._files import write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.train.characters import CharacterTask
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.environment import describe
+from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.finish import finish, print_summary
 from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display
 from wellnormed.train.report import write_report
-from wellnormed.train.run_folder import RunFolder
+from wellnormed.train.run_folder import RunFolder, explained
 from wellnormed.train.task import fit
 
 VALIDATION_WINDOWS = 128
@@ -39,7 +37,7 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
     text = load_shakespeare(config.source)
     model = replace(config.model, vocabulary_size=len(text.symbols))
     config = replace(config, model=model, threads=config.threads or torch.get_num_threads())
-    with _threads(config.threads):
+    with threads(config.threads):
         task = CharacterTask(config, text, _device(config.device))  # refuses settings before a folder exists
         with locked(run.path):
             run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
@@ -55,8 +53,12 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """
     console = console or Console()
     run = RunFolder(folder)
-    config, described = run.read_config()
-    with locked(run.path), _threads(config.threads):
+    if run.is_of_tokens():
+        from wellnormed.train.token_loop import resume_tokens
+
+        return resume_tokens(folder, console)
+    config, described = run.read_config(TrainConfig)
+    with locked(run.path), threads(config.threads):
         run.remove_leftovers()
         problem = run.unfinished()
         if problem is None:
@@ -88,18 +90,10 @@ def _run(task: CharacterTask, run: RunFolder, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    try:
-        _record_environment(run, task)
+    with explained(run):
+        record_environment(run.environment_file, task.device, task.step)
         _steps(task, run, console)
         finish(task, run, console)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
-    except OSError as error:
-        raise OSError(f"{error}, then continue with {run.resume_command}") from error
-    except ValueError as error:
-        saved = run.checkpoint_folders()
-        left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-        raise ValueError(f"{error}; {left}") from error
 
 
 def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
@@ -153,25 +147,7 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
     return text
 
 
-def _record_environment(run: RunFolder, task: CharacterTask) -> None:
-    sessions = []
-    if run.environment_file.exists():
-        sessions = read_json(run.environment_file, "remove it, for the run does not need it", sealed=True)["sessions"]
-    sessions.append(describe(task.device, task.step))
-    write_json(run.environment_file, {"sessions": sessions}, sealed=True)
-
-
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

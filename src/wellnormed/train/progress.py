@@ -27,9 +27,9 @@ def progress_display(
         if values is None:
             return
         bar.update(task, values=values)
-        if not console.is_terminal and (step % line_every == 0 or step == steps):
+        if not console.is_terminal and not console.quiet and (step % line_every == 0 or step == steps):
             left = (time.perf_counter() - start) / (step - first) * (steps - step)
             print(f"{what} {step:>{len(str(steps))}}/{steps}  {values}  {left:.0f} s left", flush=True)
 
-    with bar if console.is_terminal else nullcontext():
+    with bar if console.is_terminal and not console.quiet else nullcontext():
         yield show

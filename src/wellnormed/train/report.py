@@ -9,9 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from wellnormed._files import read_json, write_atomically
+from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate, largest_rms
-from wellnormed.models.files import read_config
+from wellnormed.certificates.formats import number_formats
+from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.train.run_folder import RunFolder
 
 STYLE = """
@@ -45,12 +46,19 @@ def write_report(folder: str | Path) -> Path:
     results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
     environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
-    figures = [_loss_figure(metrics, results), _norms_figure(metrics)] if metrics else []
+    figures = [_loss_figure(metrics, results)] if metrics else []
+    if metrics and "norms_over_caps" in metrics[0]:
+        figures.append(_norms_figure(metrics))
+    if any("largest_entry" in row for row in metrics):
+        figures.append(_entries_figure(metrics))
     if certificate:
         figures += [_growth_figure(certificate), _gap_figure(certificate)]
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in facts(results, certificate)]
-    rates = results["projection_hit_rates"] if results else {}
+    rates = results.get("projection_hit_rates", {}) if results else {}
     hits = [_row([layer], [f"{rate:.2%}"]) for layer, rate in rates.items()]
+    formats = []
+    if certificate is not None and results is not None and "observed_entries" in results:
+        formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{name}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -63,6 +71,7 @@ def write_report(folder: str | Path) -> Path:
             "Ball projections: share of vectors projected on the validation split",
             f"<table>{''.join(hits)}</table>" if hits else None,
         ),
+        *formats,
         _section("Config", _settings(config)),
         _section("Environment", _settings(environment) if environment else None),
         "</body></html>",
@@ -75,15 +84,24 @@ def facts(results: dict[str, Any] | None, certificate: Certificate | None) -> li
     """The figures of a run, each with what it is, as far as they are known."""
     found = []
     if results:
-        split = f"the whole split of {results['source']}, after {results['training_tokens']:,} training tokens"
-        found.append((f"{results['validation_loss']:.4f}", f"validation loss, {split}"))
+        split = f"{results['validation_tokens']:,} tokens of {results['source']}"
+        after = f"after {results['training_tokens']:,} training tokens"
+        found.append((f"{results['validation_loss']:.4f}", f"validation loss, {split}, {after}"))
+        if "bits_per_byte" in results:
+            found.append((f"{results['bits_per_byte']:.4f}", "validation bits a byte of text"))
+        if "validation_accuracy" in results:
+            found.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
         found.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
             found.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
     if results:
-        found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
-        found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
+        if results.get("log10_lipschitz_l2") is not None:
+            found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
+        if "observed_entries" in results:
+            found.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry that was seen"))
+        if results["proved_norm_over_cap"]:
+            found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         found.append((f"{results['parameters']:,}", "parameters"))
     return found
 
@@ -98,7 +116,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
 
 
 def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) -> Figure:
-    figure, axes = _axes("Loss", "step", "nats a character")
+    figure, axes = _axes("Loss", "step", "nats a character or token")
     for key, label, style in (
         ("loss", "training batch", {"color": GREY, "lw": 0.8}),
         ("validation_loss", "validation, first windows", {"color": BLUE, "marker": "o", "ms": 4}),
@@ -107,7 +125,7 @@ def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) 
         axes.plot([row["step"] for row in rows], [row[key] for row in rows], label=label, **style)
     if results:
         whole = results["validation_loss"]
-        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"whole split: {whole:.3f}")
+        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"at the end: {whole:.3f}")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -120,6 +138,17 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     axes.axhline(1, color=ORANGE, ls="--", lw=1, label="cap")
     axes.set_ylim(0, 1.08)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
+    figure, axes = _axes("Largest activation entry and attention logit", "step", "absolute value")
+    for key, label, colour in (("largest_entry", "entry", BLUE), ("largest_logit", "attention logit", ORANGE)):
+        for what, name, style in ((key, "seen", "-"), (f"proved_{key}", "proved", "--")):
+            points = [(row["step"], row[what]) for row in metrics if row.get(what)]
+            if points:
+                axes.semilogy(*zip(*points, strict=True), style, color=colour, label=f"{label}, {name}")
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -174,6 +203,18 @@ def _certificate_table(certificate: Certificate) -> str:
         rows.append(_row([row.name, row.operation, constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
     return f"<p>{html.escape(about)}</p><table>{''.join(rows)}</table>"
+
+
+def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) -> str:
+    """What is proved and what was seen of the largest entry of every result, weight and logit, and what holds it."""
+    _, files = read_files(run.path, f"{run.resume_command} writes it again", only=WEIGHTS)
+    weights = read_tensors(files[WEIGHTS], str(run.weights_file))
+    found = number_formats(certificate, results["observed_entries"], weights=weights)
+    rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
+    for each in found.ranges:
+        seen = "-" if each.observed is None else f"{each.observed:.4g}"
+        rows.append(_row([each.name, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
+    return f"<p>All entries are held by: {' '.join(found.holding_all) or 'none'}.</p><table>{''.join(rows)}</table>"
 
 
 def _settings(content: dict[str, Any]) -> str:

@@ -8,8 +8,10 @@ and a checkpoint holds a copy of it.
 import dataclasses
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +21,10 @@ from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.lock import LOCK
+from wellnormed.train.token_config import TokenTrainConfig
 
+C = TypeVar("C", TrainConfig, TokenTrainConfig)
+METRICS = "metrics.jsonl"
 KEPT = 2
 """Checkpoints that are kept: the newest may be lost to a bad disk, the one before it is the way back."""
 
@@ -41,7 +46,7 @@ class RunFolder:
         self.path = Path(path)
         self.config_file = self.path / "config.json"
         self.environment_file = self.path / "environment.json"
-        self.metrics_file = self.path / "metrics.jsonl"
+        self.metrics_file = self.path / METRICS
         self.checkpoints = self.path / "checkpoints"
         self.weights_file = self.path / WEIGHTS
         self.certificate_file = self.path / "certificate.json"
@@ -61,16 +66,19 @@ class RunFolder:
         if found:
             raise ValueError(f"{self.path} holds {min(found)!r} but no config.json; choose another --name")
 
-    def create(self, config: TrainConfig, text: dict[str, str]) -> None:
-        """Write the config, with which the run begins to exist, beside `source`, `sha256` and `symbols` of its text."""
+    def create(self, config: TrainConfig | TokenTrainConfig, text: dict[str, str]) -> None:
+        """Write the config, with which the run begins to exist, beside what the text is.
+
+        Of characters `source`, `sha256` and `symbols`; of tokens `source`, `tokenizer` and how many `tokens`.
+        """
         self.require_new()
         self.remove_leftovers()
         settings = dataclasses.asdict(config)
         content = {"format": FORMAT, "model": settings.pop("model"), "train": settings, "text": text}
         _files.write_json(self.config_file, content, sealed=True)
 
-    def read_config(self) -> tuple[TrainConfig, dict[str, str]]:
-        """The config and the description of the text, refused if missing, damaged, or of another format."""
+    def read_config(self, kind: type[C]) -> tuple[C, dict[str, str]]:
+        """The config and the description of the text, refused if missing, damaged, or of another format or kind."""
         if self.path.is_dir() and not self.config_file.exists():
             raise ValueError(
                 f"{self.config_file} is missing: {self.path} is no run, or was killed before it began; pass the folder "
@@ -80,7 +88,11 @@ class RunFolder:
         if "train" not in content:
             raise ValueError(f"{self.path} is an exported model, which cannot be continued; pass the folder of a run")
         settings = {"model": content["model"], **content["train"]}
-        return _files.parse_dataclass(TrainConfig, settings, str(self.config_file)), content["text"]
+        return _files.parse_dataclass(kind, settings, str(self.config_file)), content["text"]
+
+    def is_of_tokens(self) -> bool:
+        """Whether the run is of a language model on tokens, and not of characters."""
+        return self.config_file.exists() and "tokenizer" in read_config(self.path).get("text", {})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row of metrics."""
@@ -111,7 +123,7 @@ class RunFolder:
         files: dict[str, bytes | str] = {
             "weights.safetensors": tensor_bytes(checkpoint.weights),
             "state.safetensors": tensor_bytes(checkpoint.state),
-            "metrics.jsonl": checkpoint.metrics,
+            METRICS: checkpoint.metrics,
         }
         _files.write_files(folder, files, {"format": FORMAT, "step": checkpoint.step})
         self.remove_leftovers()
@@ -128,7 +140,7 @@ class RunFolder:
         manifest, files = _files.read_files(folders[-1], remedy)
         names = ("weights.safetensors", "state.safetensors")
         weights, state = (read_tensors(files[name], str(folders[-1] / name)) for name in names)
-        return Checkpoint(manifest["step"], weights, state, files["metrics.jsonl"])
+        return Checkpoint(manifest["step"], weights, state, files[METRICS])
 
     def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
         """Write what a finished run leaves beside its certificate, and last the manifest, with which it is finished."""
@@ -143,8 +155,10 @@ class RunFolder:
     def unfinished(self) -> str | None:
         """What keeps this from being a finished run with all its files intact, in words; None if nothing does."""
         try:
-            _files.read_files(self.path, "the end of the run is made again")
-            Certificate.load(self.certificate_file)
+            _, files = _files.read_files(self.path, "the end of the run is made again")
+            results = _files.parse_json(files[self.results_file.name], str(self.results_file), "", sealed=True)
+            if "log10_lipschitz" in results:
+                Certificate.load(self.certificate_file)
         except (ValueError, OSError) as error:
             return str(error)
         return None
@@ -158,3 +172,18 @@ class RunFolder:
         kept = self.checkpoint_folders()[-KEPT:]
         others = [folder for folder in self.checkpoints.glob("step-[0-9]*") if folder not in kept]
         return others + list(self.path.glob(".*.[0-9]*.tmp"))
+
+
+@contextmanager
+def explained(run: RunFolder) -> Iterator[None]:
+    """Say of what stops a run what is left of it, and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
+    except OSError as error:
+        raise OSError(f"{error}, then continue with {run.resume_command}") from error
+    except ValueError as error:
+        saved = run.checkpoint_folders()
+        left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        raise ValueError(f"{error}; {left}") from error

@@ -48,16 +48,20 @@ class Task(ABC, Generic[M]):
     def batch_loss(self) -> Tensor:
         """The loss of the next batch, with its graph."""
 
+    def backward(self) -> float:
+        """Leave the gradient of the next batch's loss in the parameters, and return the loss."""
+        loss = self.batch_loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        return float(loss.detach())
+
     def rate_factor(self, step: int) -> float:
         """What the learning rates are multiplied by in a step, counted from 0: a linear fall to 0."""
         return 1 - step / self.steps
 
     def advance(self) -> float:
         """Take one step, and return the loss before it. A loss or gradient that is not finite is a `DivergedError`."""
-        loss = self.batch_loss()
-        self.optimizer.zero_grad()
-        loss.backward()
-        value = float(loss.detach())
+        value = self.backward()
         if not math.isfinite(value):
             raise DivergedError(
                 f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "

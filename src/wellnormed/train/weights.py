@@ -6,12 +6,13 @@ from torch import nn
 
 import wellnormed.constraints as constraints
 from wellnormed.constraints import Constraint
-from wellnormed.models.files import Model
+from wellnormed.models.files import CharacterModel
 from wellnormed.models.gpt import GPT, Attention, FeedForward
 from wellnormed.nn import ConvexPotential, constraints_of
 from wellnormed.train.config import TrainConfig
+from wellnormed.train.token_config import TokenTrainConfig
 
-CONSTRAINTS: dict[str, Callable[[float], Constraint]] = {
+CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "soft-cap": constraints.SoftCap,
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
@@ -35,24 +36,28 @@ def weight_roles(model: GPT) -> dict[str, str]:
     return roles
 
 
-def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constraint]:
+def weight_constraints(model: CharacterModel, config: TrainConfig | TokenTrainConfig) -> dict[str, Constraint]:
     """Name of every weight that is kept in bounds -> what keeps it there."""
     own = constraints_of(model)
-    if not isinstance(model, GPT):
+    if isinstance(config, TrainConfig) and not isinstance(model, GPT):
         return own | {"head.weight": constraints.HardCap(config.head_cap)}
-    constraint, roles = CONSTRAINTS[config.constraint], weight_roles(model)
-    return own | {name: constraint(getattr(config.caps, role)) for name, role in roles.items() if name not in own}
+    assert isinstance(model, GPT)
+    assert config.constraint != "none"
+    constraint, waits = CONSTRAINTS[config.constraint], {"every": config.every} if config.every > 1 else {}
+    roles = {name: role for name, role in weight_roles(model).items() if name not in own}
+    return own | {name: constraint(getattr(config.caps, role), **waits) for name, role in roles.items()}
 
 
-def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
+def rate_factors(model: CharacterModel, config: TrainConfig | TokenTrainConfig) -> dict[str, float]:
     """Name of a parameter -> what its learning rate is multiplied by, where that is not 1."""
-    if not isinstance(model, GPT):
+    if isinstance(config, TrainConfig) and not isinstance(model, GPT):
         hidden = [f"layers.{name}.bias" for name, m in model.layers.named_children() if isinstance(m, ConvexPotential)]
         return dict.fromkeys(hidden, config.bias_rate) | {
             "embedding.weight": config.embedding_rate,
             "mixing.gain_H": config.gain_rate,
             "head.weight": config.head_rate * config.head_cap,
         }
+    assert isinstance(model, GPT)
     roles = weight_roles(model)
     factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
     if model.head.bias is not None:  # it stands before the logit scale, and would move that much faster

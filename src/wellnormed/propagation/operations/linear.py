@@ -13,7 +13,7 @@ from wellnormed.propagation import moves
 from wellnormed.propagation.decimals import Decimals, decimals, float_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add
-from wellnormed.propagation.registry import Read, operation, primitive
+from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value, slack
 
@@ -26,6 +26,15 @@ def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -
     if not isinstance(weight, Stored):
         raise step.refuse("its weight depends on the input; only stored weights have a bound")
     return _apply(step, x, weight, bias, transposed=False)
+
+
+@refusal("wellnormed.float8_product.default", "aten._scaled_mm.default")
+def rounded_product(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
+    """Refused: rounding to 8 bits is a step function."""
+    raise step.refuse(
+        "it multiplies entries rounded to 8-bit floats, in steps that no Lipschitz constant holds for; certify the "
+        "model before `to_float8_`, with `nn.Linear` in this place"
+    )
 
 
 @operation("aten.addmm.default", "aten.baddbmm.default")

@@ -1,0 +1,298 @@
+"""Which number formats hold what a certificate proves: the largest entry of every result, input and weight.
+
+A certificate bounds the largest absolute value of an entry wherever it bounds something. A format whose largest number
+is no smaller holds these entries without any scale (LT sections 4.4 and 5). That is about range alone: entries that are
+too small for a format become 0, which costs accuracy and not soundness.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellnormed._inputs import require_module
+from wellnormed.certificates.certificate import Certificate, short
+from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.checker import graph
+from wellnormed.propagation.decimals import float_up, rounding_up
+from wellnormed.propagation.rows import Row
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A binary floating-point format with one bit for the sign and gradual underflow.
+
+    Example:
+        >>> E2M1.smallest_normal, E2M1.smallest_subnormal, E2M1.largest
+        (1.0, 0.5, 6.0)
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    """What is taken off the stored exponent."""
+    largest: float
+    """Largest finite value."""
+
+    @property
+    def smallest_normal(self) -> float:
+        """Smallest positive value with all bits of precision."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """Smallest positive value; `smallest_normal` if there is no mantissa."""
+        return 2.0 ** (1 - self.bias - self.mantissa_bits)
+
+
+E5M2 = NumberFormat("E5M2", 5, 2, 15, 57344.0)
+"""`torch.float8_e5m2`."""
+E4M3 = NumberFormat("E4M3", 4, 3, 7, 448.0)
+"""`torch.float8_e4m3fn`: no infinity, and one NaN."""
+E3M0 = NumberFormat("E3M0", 3, 0, 3, 16.0)
+"""0 and the powers of two from 1/4 to 16, with their negatives. No standard fixes the bias; this is the usual
+`2^(bits - 1) - 1`. LT (section 5) state none, and call entries of up to 112 representable: that needs a bias of 0 or
+less, as in `NumberFormat("E3M0", 3, 0, 0, 128.0)`, whose smallest positive value is 2."""
+E2M1 = NumberFormat("E2M1", 2, 1, 1, 6.0)
+"""FP4 of the OCP microscaling formats: 0, 1/2, 1, 3/2, 2, 3, 4 and 6, with their negatives."""
+FORMATS = (E5M2, E4M3, E3M0, E2M1)
+"""By their largest value."""
+
+
+@dataclass(frozen=True)
+class EntryRange:
+    """How large the entries of one tensor can be."""
+
+    name: str
+    """A row of the certificate, `input of` a layer, `logits of` a row, or a weight's name."""
+    proved: Decimal
+    """No entry exceeds it in absolute value, for any input of the certificate's domain."""
+    observed: float | None
+    """The largest that was seen, if it was looked at."""
+    formats: tuple[str, ...]
+    """Names of the formats whose largest value is no smaller than what is proved."""
+
+
+@dataclass(frozen=True)
+class NumberFormats:
+    """What `number_formats` returns; printed, it is a table."""
+
+    ranges: tuple[EntryRange, ...]
+    formats: tuple[NumberFormat, ...]
+
+    @property
+    def inputs(self) -> dict[str, float]:
+        """Name of a layer with a linear map -> largest entry of its input, rounded up; for `wellnormed.nn.to_float8_`.
+
+        Of a layer that is called several times, the largest of all calls.
+        """
+        found: dict[str, float] = {}
+        for each in self.ranges:
+            if each.name.startswith(_INPUT):
+                layer = each.name.removeprefix(_INPUT)
+                found[layer] = max(found.get(layer, 0.0), float_up(each.proved))
+        return found
+
+    @property
+    def holding_all(self) -> tuple[str, ...]:
+        """Names of the formats that hold all entries."""
+        return tuple(f.name for f in self.formats if all(f.name in each.formats for each in self.ranges))
+
+    def __str__(self) -> str:
+        width = max(len(each.name) for each in self.ranges)
+        lines = [f"{'largest entry of':{width}}  {'proved':>10}  {'observed':>10}  held by"]
+        for each in self.ranges:
+            observed = "-" if each.observed is None else f"{each.observed:.5g}"
+            held = " ".join(each.formats) or "none"
+            lines.append(f"{each.name:{width}}  {short(each.proved):>10}  {observed:>10}  {held}")
+        return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
+
+
+_INPUT = "input of "
+
+
+def number_formats(
+    certificate: Certificate,
+    observed: Mapping[str, float] | None = None,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    formats: Sequence[NumberFormat] = FORMATS,
+) -> NumberFormats:
+    """The largest entry of every bounded operation, of the inputs and weights of linear maps, and of attention logits.
+
+    The proofs are those of the certificate: of real arithmetic, with the weights as they were. What rounding adds, in
+    the format itself too, is not in them; leave room. The entries of a matrix are at most its spectral norm, which is
+    what its claim proves; a cap on that norm therefore holds them while it is trained. Operations that only move
+    entries, scale and add have no line; what a linear map reads of their result is its input.
+
+    Args:
+        certificate: What is proved.
+        observed: What `largest_entries` saw. It is shown beside the result of a layer's last operation, and beside the
+            inputs and weights of the same names.
+        weights: The model's `state_dict`. Needed only where a linear map reads what the model added or multiplied by a
+            tensor of its own, such as positions; there the entries of that tensor matter.
+        formats: What the entries are compared with.
+
+    Raises:
+        ValueError: `weights` is needed; or one of them is not the certificate's.
+
+    Example:
+        >>> import wellnormed as wn
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+        >>> _ = nn.init.constant_(model[0].weight, 3.0)
+        >>> print(number_formats(wn.certify(model, torch.zeros(1, 2)), largest_entries(model, torch.ones(1, 2))))
+        largest entry of      proved    observed  held by
+        input.input           1.4142           -  E5M2 E4M3 E3M0 E2M1
+        input of 0            1.4142           1  E5M2 E4M3 E3M0 E2M1
+        0.weight              6.0000           3  E5M2 E4M3 E3M0
+        0.linear              8.4853           6  E5M2 E4M3 E3M0
+        1.relu                8.4853           6  E5M2 E4M3 E3M0
+        output                8.4853           -  E5M2 E4M3 E3M0
+        all of them: E5M2 E4M3 E3M0
+    """
+    seen = dict(observed or {})
+    proved = _proved(certificate, dict(weights or {}))
+    last = {_layer(row.name): _operation(row.name) for row in certificate.rows}
+    ranges = []
+    for name, size in proved:
+        layer = _layer(name)
+        of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
+        held = tuple(each.name for each in formats if size <= Decimal(each.largest))
+        ranges.append(EntryRange(name, size, seen.get(name, of_layer), held))
+    return NumberFormats(tuple(ranges), tuple(formats))
+
+
+@torch.no_grad()
+def largest_entries(model: nn.Module, *inputs: Any) -> dict[str, float]:
+    """The largest absolute entry of every weight, and of every leaf module's result and first input, in one call.
+
+    Args:
+        model: Called once, as `model(*inputs)`, in the mode that it is in.
+        inputs: What it is called with.
+
+    Returns:
+        By the names of parameters; by those of modules without children for their results, and with `input of ` before
+        them for what they are called with. Of several calls of one module, the largest.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.constant_(layer.weight, 0.5)
+        >>> largest_entries(nn.Sequential(layer), torch.ones(1, 2))
+        {'0.weight': 0.5, 'input of 0': 1.0, '0': 1.0}
+    """
+    require_module("largest_entries", model)
+    found = {name: _largest(parameter) for name, parameter in model.named_parameters() if parameter.numel()}
+
+    def note(name: str, content: Any) -> None:
+        for each in torch.utils._pytree.tree_leaves(content):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
+                found[name] = max(found.get(name, 0.0), _largest(each))
+
+    def record(name: str, module: nn.Module, given: Any, result: Any) -> None:
+        note(f"{_INPUT}{name}", given[:1])
+        note(name, result)
+
+    leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+    handles = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
+    try:
+        model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max())
+
+
+def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[str, Decimal]]:
+    """Name -> largest entry, in the order of the rows; every weight once."""
+    inputs = _Inputs(certificate, weights)
+    found: list[tuple[str, Decimal]] = []
+    known: set[str] = set()
+    for row in certificate.rows:
+        if row.bounds is None or "/" in row.name:
+            continue  # moves, and parts of another row's outputs
+        if row.operation == "linear":
+            found.append((f"{_INPUT}{_layer(row.name)}", inputs.largest(row)))
+        for claim in row.claims:
+            if claim.measure == "spectral" and claim.tensors[0] not in known:
+                known.add(claim.tensors[0])
+                found.append((claim.tensors[0], Decimal(max(claim.values))))
+        if row.name in certificate.attention_logits:
+            found.append((f"logits of {row.name}", max(certificate.attention_logits[row.name])))
+        found.append((row.name, max(row.bounds.largest.flat)))
+    return found
+
+
+class _Inputs:
+    """What linear rows read, put together again from the rows before them."""
+
+    def __init__(self, certificate: Certificate, weights: dict[str, Tensor]) -> None:
+        self._certificate, self._weights = certificate, weights
+        self._rows = {row.name: row for row in certificate.rows}
+        self._values: dict[str, graph.Value] = {}
+
+    def largest(self, row: Row) -> Decimal:
+        """Largest entry of a linear row's input, in the groups that the row reads."""
+        for each in self._before(row.inputs[0]):
+            self._values[each.name] = self._value(each)
+        with rounding_up():
+            return max(graph.gather(self._values[row.inputs[0]], row.reads[0]).largest.flat)
+
+    def _before(self, name: str) -> Iterator[Row]:
+        """The rows that a value is made of, back to those with bounds, in order."""
+        needed, left = set[str](), [name]
+        while left:
+            current = left.pop()
+            if current not in needed and current not in self._values:
+                needed.add(current)
+                left += self._rows[current].inputs if self._rows[current].bounds is None else ()
+        return (row for row in self._certificate.rows if row.name in needed)
+
+    def _value(self, row: Row) -> graph.Value:
+        inputs = [] if row.bounds is not None else [self._values[name] for name in row.inputs]
+        if row.bounds is not None:
+            bounds = graph.Bounds(*row.bounds)
+            base = graph.Base(row.name, row.shape, row.axes, bounds, row)
+            return graph.Value(row.name, row.shape, (graph.Term(base, base.order),))
+        if row.operation == "constant":
+            c = row.constants
+            content = self._tensor(c["tensor"]) if "tensor" in c else np.array(c["number"])
+            index = np.arange(content.size).reshape(content.shape)
+            return graph.Value(row.name, content.shape, (graph.Term(content.astype(float).reshape(-1), index),))
+        if row.operation == "add":
+            return graph.add(inputs, row.name, row.shape)
+        if row.operation == "idle_ball":
+            return inputs[0]
+        move = {"times": graph.times, "pick": graph.pick}[row.operation]
+        return move(inputs[0], row.name, row.shape, row.constants, self._tensor)
+
+    def _tensor(self, name: str) -> np.ndarray:
+        stored = self._certificate.computed.get(name, self._weights.get(name))
+        if stored is None:
+            raise ValueError(
+                f"number_formats: the entries of {name} matter for the input of a linear map, and the certificate does "
+                "not hold them; pass weights=model.state_dict()"
+            )
+        if name in self._certificate.tensors and raw_tensor(stored).digest != self._certificate.tensors[name]:
+            raise ValueError(f"number_formats: {name} is not the certified tensor; pass the certified weights")
+        dtype = stored.dtype if stored.dtype == torch.int64 else torch.float64
+        return stored.detach().to("cpu", dtype).numpy()
+
+
+def _operation(row: str) -> str:
+    """The operation of a row without its number: `relu` of `blocks.0.relu#2`."""
+    return row.rpartition(".")[2].partition("#")[0]
+
+
+def _layer(row: str) -> str:
+    """The module that a row is of: `blocks.0` of `blocks.0.relu#2`."""
+    return row.partition("#")[0].rpartition(".")[0]

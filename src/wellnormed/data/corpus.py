@@ -1,0 +1,58 @@
+"""What a language model is trained on, by name: shards in a folder, or Shakespeare as bytes."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wellnormed._files import read_json
+from wellnormed.data.bpe import NAME, VOCABULARY
+from wellnormed.data.shakespeare import load_shakespeare
+from wellnormed.data.shards import META, Tokens, load_shards
+from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
+
+SHAKESPEARE = "shakespeare"
+
+
+class Corpus(NamedTuple):
+    """Tokens to train and to validate on, and what they are.
+
+    `tokenizer` is the name that the shards give; `token_bytes` and the tokenizer itself come from `tokenizer_of`, which
+    may need a file that this machine lacks.
+    """
+
+    name: str
+    tokenizer: str
+    vocabulary: int
+    train: Tokens
+    validation: Tokens
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer, to read or write text; a `ValueError` if it cannot be had."""
+        return tokenizer_of(self.tokenizer)
+
+
+def load_corpus(name: str = SHAKESPEARE) -> Corpus:
+    """The corpus "shakespeare", which needs no preparation, or the folder of shards of that name or path.
+
+    Shakespeare's tokens are the bytes of the text that `load_shakespeare` finds, 90% of them to train on. Shards
+    without a `meta.json` are taken for GPT-2's, as the speedruns write them. What is missing or damaged is a
+    `ValueError`; see `load_shards`.
+
+    Example:
+        >>> load_corpus().vocabulary
+        256
+    """
+    if name == SHAKESPEARE:
+        text, tokenizer = load_shakespeare(), tokenizer_of("bytes")
+        tokens = tokenizer.encode(text.text)
+        cut = math.floor(0.9 * len(tokens))
+        parts = (Tokens([part], [text.source]) for part in np.split(tokens, [cut]))
+        return Corpus(f"{text.source} as bytes", "bytes", tokenizer.vocabulary, *parts)
+    train, validation = load_shards("train", name), load_shards("val", name)
+    meta = Path(train.names[0]).with_name(META)
+    facts = read_json(meta, "write the shards again") if meta.exists() else {}
+    vocabulary = int(facts.get("vocabulary", VOCABULARY))
+    train.vocabulary = validation.vocabulary = vocabulary
+    return Corpus(str(name), facts.get("tokenizer", NAME), vocabulary, train, validation)

@@ -1,0 +1,82 @@
+"""The tokenizers of shards: GPT-2's byte-pair encoding, and bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from wellnormed.data import bpe
+
+TokenizerName = Literal["gpt2", "bytes"]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How texts become tokens.
+
+    Args:
+        name: What `meta.json` calls it.
+        vocabulary: Tokens lie below it.
+        end_of_text: The token that stands before every document.
+        encode: From a text to its tokens, uint16.
+        decode: From tokens to text; bytes that are no UTF-8 are replaced.
+        token_bytes: The UTF-8 bytes of every token, 0 for the end of text: a loss in nats a token becomes bits a byte.
+        sha256: Of the file that it is made from, if there is one.
+    """
+
+    name: TokenizerName
+    vocabulary: int
+    end_of_text: int
+    encode: Callable[[str], np.ndarray]
+    decode: Callable[[list[int]], str]
+    token_bytes: np.ndarray
+    sha256: str | None = None
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of that name; an unknown name, or GPT-2's file if it cannot be had, is a `ValueError`.
+
+    With "bytes", tokens are the 256 values of the bytes of a text in UTF-8; the byte 0, which no text has, ends one.
+
+    Example:
+        >>> tokenizer_of("bytes").encode("née").tolist()
+        [110, 195, 169, 101]
+    """
+    match name:
+        case "gpt2":
+            return _gpt2()
+        case "bytes":
+            token_bytes = np.ones(256, np.int64)
+            token_bytes[0] = 0
+            return Tokenizer("bytes", 256, 0, _bytes_of, _text_of, token_bytes)
+        case _:
+            raise ValueError(f"there is no tokenizer {name!r}; choose gpt2 or bytes")
+
+
+def _gpt2() -> Tokenizer:
+    encoding = bpe.gpt2_tokenizer()
+    token_bytes = np.array([len(encoding.decode_single_token_bytes(token)) for token in range(bpe.VOCABULARY)])
+    token_bytes[bpe.END_OF_TEXT] = 0
+
+    def encode(text: str) -> np.ndarray:
+        return encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2")
+
+    def decode(tokens: list[int]) -> str:
+        # a model's vocabulary is rounded up, and an untrained one may draw what is no token
+        return encoding.decode([token for token in tokens if token < bpe.VOCABULARY])
+
+    return Tokenizer("gpt2", bpe.VOCABULARY, bpe.END_OF_TEXT, encode, decode, token_bytes, bpe.SHA256)
+
+
+def _bytes_of(text: str) -> np.ndarray:
+    content = text.encode()
+    if 0 in content:
+        raise ValueError("a text holds the byte 0, which ends documents here; remove it, or use the tokenizer gpt2")
+    return np.frombuffer(content, np.uint8).astype("<u2")
+
+
+def _text_of(tokens: list[int]) -> str:
+    return bytes(tokens).decode(errors="replace")

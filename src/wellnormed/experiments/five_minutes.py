@@ -1,0 +1,181 @@
+"""Bits a byte after five minutes of wall clock on two cores, by optimizer, with the same model.
+
+The model is the speedruns' transformer without their learned scales (`NanoGPTConfig`, variant "nanogpt"), a million
+parameters in its blocks, on bytes of English books. Every optimizer has the same windows, momentum and schedule, which
+here falls with the time that is left, and moves embedding and head by AdamW or, of this package, by their norms. The
+last row is this package's transformer without normalisation layers, with every weight below its cap after every step.
+`RATES` is from a search with runs of one minute. Run it with one job on a machine that does nothing else.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+import torch
+from matplotlib.figure import Figure
+
+from wellnormed.constraints import Constraints
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
+from wellnormed.experiments._figures import legend_below, panels
+from wellnormed.experiments._table import Row
+from wellnormed.experiments._tokens import byte_corpus
+from wellnormed.models.files import TokenModel
+from wellnormed.norms.recipes import RecipeName
+from wellnormed.optim import Scion
+from wellnormed.train.ranks import Ranks
+from wellnormed.train.task import fit
+from wellnormed.train.token_config import TokenTrainConfig, token_preset
+from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
+
+Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, caps"]
+RATES: dict[Method, float] = {"AdamW": 0.004, "torch's Muon": 0.02, "Scion": 0.02, "Scion, caps": 0.2}
+EVERY = 20
+"""Steps between the points of a curve."""
+OWN = ("Scion", "Scion, caps")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    method: Method
+    lr: float
+    seconds: float
+    blocks: int
+    batch: int
+    length: int
+    seed: int
+
+
+class Both(torch.optim.Optimizer):
+    """Several optimizers, each for its own parameters, that step together."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        groups = [group for part in parts for group in part.param_groups]
+        super().__init__([parameter for group in groups for parameter in group["params"]], {})
+        self.parts, self.param_groups = parts, groups
+
+    def step(self, closure: Any = None) -> Any:
+        for part in self.parts:
+            part.step()
+
+
+class TimedTask(TokenTask):
+    """A run whose schedule follows the clock; it ends when the seconds are over."""
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        self.cell, self.begin = cell, time.perf_counter()
+        corpus = byte_corpus()
+        super().__init__(with_vocabulary(config_of(cell), corpus.vocabulary), corpus, Ranks(0, 1, device), self._moved)
+        self.begin = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training."""
+        return time.perf_counter() - self.begin
+
+    def rate_factor(self, step: int) -> float:
+        """Constant, then a linear fall to 0 over the last part of the time."""
+        left = max(0.0, 1 - self.elapsed / self.cell.seconds)
+        return min(1.0, left / self.config.cooldown)
+
+    def _moved(
+        self, model: TokenModel, config: TokenTrainConfig, group: Any
+    ) -> tuple[torch.optim.Optimizer, Constraints | None]:
+        match self.cell.method:
+            case "torch's Muon":
+                inner = {p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blocks.")}
+                muon = torch.optim.Muon(inner, lr=config.learning_rate, weight_decay=0.0, adjust_lr_fn="original")
+                rest = [p for p in model.parameters() if p not in inner]
+                return Both(muon, torch.optim.AdamW(rest, config.adamw_rate, betas=(0.9, 0.95), weight_decay=0.0)), None
+            case "Scion":
+                recipe: RecipeName = "modular"
+                return Scion(model, config.learning_rate, recipe=recipe, momentum=0.95, nesterov=True), None
+            case _:
+                return build_optimizer(model, config, group)
+
+
+def cells(preset: Preset) -> list[Cell]:
+    """Every optimizer at its rate, over seeds."""
+    sizes = 60 * (60.0 if preset == "paper" else 5.0), 5, 32, 128
+    return [Cell(method, lr, *sizes, seed) for seed in range(3) for method, lr in RATES.items()]
+
+
+def config_of(cell: Cell) -> TokenTrainConfig:
+    """The training run of a cell; how many steps it has is decided by the clock."""
+    start = token_preset("1m", "lipschitz" if cell.method == "Scion, caps" else "nanogpt")
+    model = replace(start.model, blocks=cell.blocks, length=cell.length)
+    run = replace(start, model=model, steps=10**6, batch=cell.batch, seed=cell.seed, learning_rate=cell.lr)
+    run = replace(run, validation_tokens=2**18)
+    return replace(run, optimizer="adamw") if cell.method == "AdamW" else run
+
+
+def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+    """Bits a byte at the end, steps, and the loss over the time."""
+    return [_result(cell, device) for cell in cells]
+
+
+def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
+    task, curve = TimedTask(cell, device), []
+
+    def watch(task: TimedTask, loss: float) -> bool:
+        if task.step % EVERY == 0:
+            curve.append((round(task.elapsed, 2), loss))
+        return task.elapsed >= cell.seconds
+
+    fit(task, watch)
+    return {"bits_per_byte": task.evaluate()["bits_per_byte"], "steps": task.step, "curve": curve}
+
+
+def bits(rows: Sequence[Row], method: str) -> list[float]:
+    """Of every seed."""
+    return [row["results"]["bits_per_byte"] for row in rows if row["config"]["method"] == method]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """The loss of the batches against the time, and bits a byte at the end."""
+    figure, ((curves, ends),) = panels(1, 2, (11, 4.2), sharey=False)
+    for number, method in enumerate(get_args(Method)):
+        for row in rows:
+            if row["config"]["method"] == method and row["results"]["curve"]:
+                curves.plot(*zip(*row["results"]["curve"], strict=True), color=f"C{number}", lw=0.8, label=method)
+        ends.plot(found := bits(rows, method), [number] * len(found), "o", color=f"C{number}")
+    curves.set(xlabel="seconds", ylabel="loss of a batch (nats a byte)")
+    ends.set_yticks(range(len(RATES)), list(RATES))
+    ends.set(xlabel="validation bits a byte")
+    legend_below(figure, "Five minutes on two cores, by optimizer: every seed")
+    return {"five-minutes": figure}
+
+
+def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
+    """Bits a byte of each, and whether this package's are ahead."""
+    yes, no = ANSWERS[preset]
+    lines = []
+    for method in get_args(Method):
+        if found := bits(rows, method):
+            steps = [row["results"]["steps"] for row in rows if row["config"]["method"] == method]
+            ours = f"{fmean(found):.3f} bits a byte after {fmean(steps):.0f} steps at rate {RATES[method]:g}"
+            lines.append(Verdict(method, "-", ours, f"{min(found):.3f} to {max(found):.3f}", len(found), "measured"))
+    for own in OWN:
+        for other in [method for method in get_args(Method) if method not in OWN]:
+            ahead, behind = bits(rows, own), bits(rows, other)
+            if ahead and behind:
+                difference = fmean(ahead) - fmean(behind)
+                verdict = yes if max(ahead) < min(behind) else no
+                what, count = f"{own} below {other}", len(ahead) + len(behind)
+                lines.append(Verdict(what, "yes", f"{difference:+.3f} bits a byte", "-", count, verdict))
+    return lines
+
+
+EXPERIMENT = Experiment(
+    name="five-minutes",
+    source="this package",
+    shows="bits a byte after five minutes of wall clock on two cores, by optimizer",
+    cells=cells,
+    run=run,
+    figures=figures,
+    verdicts=verdicts,
+    differs={"paper": "an hour instead of five minutes"},
+)

@@ -1,0 +1,198 @@
+"""LT table 1: transformers with enforced norms beside the unconstrained ones of the GPT-2 speedruns, and LipsFormer.
+
+LT's released code multiplies <q, k>/d_head by 24 with the soft cap and by sqrt(d_head)/cap^2 with spectral
+normalization, where its text has 1; here it is as in the code. The final scale of the logits is 8 in the row with cap 1
+and 1 in the others. Unlike LT, queries, keys and values have a cap for every head.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from wellnormed.data.corpus import Corpus, load_corpus
+from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
+from wellnormed.experiments._figures import panels
+from wellnormed.experiments._table import Row
+from wellnormed.experiments._tokens import byte_corpus, results
+from wellnormed.models.config import GPTConfig
+from wellnormed.train.config import Caps, ConstraintName
+from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the table: how its model is trained, and what LT found."""
+
+    variant: Variant
+    tokens: int
+    """Times those of the speedrun."""
+    accuracy: float | None
+    loss: float | None
+    """None where the training diverges."""
+    log10_lipschitz: float | None
+    """LT's formula; None for what it calls infinity."""
+    largest_entry: float | None
+    constraint: ConstraintName | None = None
+    cap: float = math.inf
+    logit_scale: float = 1.0
+
+
+ROWS = {
+    "NanoGPT": Published("nanogpt", 1, 0.380, 3.410, None, 91648),
+    "Modula": Published("modula", 1, 0.374, 3.491, None, 1872),
+    "ours, no constraint": Published("lipschitz", 1, None, None, None, None),
+    "LipsFormer": Published("lipsformer", 1, 0.301, 4.130, 130, 61),
+    "ours, normalized at 8": Published("lipschitz", 1, 0.362, 3.582, 134, 37.75, "spectral-normalize", 8.0),
+    "ours, soft cap 8": Published("lipschitz", 2, 0.374, 3.481, 122, 112, "soft-cap", 8.0),
+    "ours, normalized at 1": Published("lipschitz", 1, 0.212, 5.047, 1, 6.5, "spectral-normalize", 1.0, 8.0),
+    "speedrun": Published("speedrun", 1, 0.394, 3.280, None, 148480),
+    "ours, normalized at 16": Published("lipschitz", 4, 0.395, 3.280, 264, 49.3, "spectral-normalize", 16.0),
+}
+COLUMNS = {
+    "validation_loss": "validation loss",
+    "largest_entry": "largest activation entry",
+    "log10_lipschitz": "log10 of the Lipschitz bound",
+}
+WORDS = {
+    "validation_loss": "loss {:.3f}",
+    "validation_accuracy": "accuracy {:.3f}",
+    "largest_entry": "largest entry {:.3g}",
+    "log10_lipschitz": "proved bound 10^{:.1f}",
+    "log10_as_published": "10^{:.1f} by LT's formula",
+}
+LOWER = {
+    "validation_loss": (
+        "ours, normalized at 8 < ours, normalized at 1", "ours, normalized at 8 < LipsFormer", "NanoGPT < Modula",
+        "ours, normalized at 16 < Modula", "Modula < ours, normalized at 8", "speedrun < NanoGPT",
+    ),
+    "largest_entry": (
+        "ours, normalized at 8 < Modula", "Modula < NanoGPT", "ours, normalized at 1 < ours, normalized at 8"
+    ),
+}  # fmt: skip
+"""What is lower than what in LT's table."""
+WITHIN = 0.02
+"""How far a loss may be above the published one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    row: str
+    size: Size
+    blocks: int
+    length: int
+    steps: int
+    batch: int
+    seed: int = 0
+
+
+def cells(preset: Preset) -> list[Cell]:
+    """Every row; LT's numbers are of single runs."""
+    small = 3, ("1m", 5, 128), 150, 32
+    seeds, shape, steps, batch = (1, ("124m", 12, 1024), 1770, 384) if preset == "paper" else small
+    return [Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items()]
+
+
+def config_of(cell: Cell) -> TokenTrainConfig:
+    """The training run of a cell."""
+    row = ROWS[cell.row]
+    run = token_preset(cell.size, row.variant)
+    model = replace(run.model, blocks=cell.blocks, length=cell.length)
+    settings: dict[str, Any] = {"steps": cell.steps, "batch": cell.batch, "seed": cell.seed, "attack_steps": 0}
+    if isinstance(model, GPTConfig):
+        entries = model.width // model.heads
+        scale = math.sqrt(entries) / row.cap**2 if row.constraint == "spectral-normalize" else 24.0
+        model = replace(model, logit_scale=row.logit_scale, attention_scale=scale)
+        caps = {} if row.constraint is None else {"caps": Caps(*[row.cap] * 7)}
+        settings |= {"constraint": row.constraint or "none", **caps}
+    return replace(run, model=model, **settings)
+
+
+def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+    """Loss, accuracy, bounds and the largest activation of every trained model."""
+    return [results(config_of(cell), corpus_of(cell.size), device) for cell in cells]
+
+
+def corpus_of(size: Size) -> Corpus:
+    """Bytes for the small models, GPT-2's tokens of FineWeb for the paper's."""
+    return byte_corpus() if size == "1m" else load_corpus(token_preset(size).data)
+
+
+def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
+    """What was found of a row of the table, of every seed that has it."""
+    return [row["results"][key] for row in rows if row["config"]["row"] == name and key in row["results"]]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Loss, the largest activation, and the bounds of every row, beside the published ones; means and extremes."""
+    figure, axes = panels(1, 3, (13, 4.5), sharey=True)
+    names = [name for name in ROWS if values(rows, name, "source")]
+    for axis, key, title in zip(axes[0], COLUMNS, COLUMNS.values(), strict=True):
+        for place, name in enumerate(names):
+            if found := values(rows, name, key):
+                axis.barh(place, fmean(found), color="C0", alpha=0.7)
+                axis.plot([min(found), max(found)], [place, place], "k-")
+        axis.set(title=title, xscale="log" if key == "largest_entry" else "linear")
+    for place, name in enumerate(names):
+        formula, row = values(rows, name, "log10_as_published"), ROWS[name]
+        axes[0, 2].plot(formula, [place] * len(formula), "D", color="C1")
+        for axis, published in ((axes[0, 1], row.largest_entry), (axes[0, 2], row.log10_lipschitz)):
+            axis.plot([] if published is None else [published], [] if published is None else [place], "k*")
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    figure.suptitle("Bars: here, with extremes of the seeds. Diamonds: here, by LT's formulas. Stars: published")
+    return {"table1": figure}
+
+
+def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
+    """Every row beside LT's, and the order of the losses and of the activations that its table shows."""
+    yes, no = ANSWERS[preset]
+    lines = []
+    for name, row in ROWS.items():
+        losses, stopped = values(rows, name, "validation_loss"), values(rows, name, "diverged_at")
+        count = len(losses) + len(stopped)
+        if not count:
+            continue
+        words = [f"{len(stopped)} of {count} diverge"] if stopped else []
+        for key, what in WORDS.items():
+            found = values(rows, name, key)
+            words += [what.format(fmean(found)) for _ in found[:1]]
+        interval = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "-"
+        if row.loss is None:
+            verdict = yes if not losses else no
+            why = "" if verdict == yes else "this few steps are no longer than the model bears without caps"
+            lines.append(Verdict(name, "diverges", ", ".join(words), interval, count, verdict, why))
+            continue
+        published = f"loss {row.loss}, accuracy {row.accuracy}, largest entry {row.largest_entry:g}"
+        published += "" if row.log10_lipschitz is None else f", 10^{row.log10_lipschitz:g} by LT's formula"
+        reached = bool(losses) and fmean(losses) <= row.loss + WITHIN
+        verdict = "measured" if preset == "cpu" else yes if reached else no
+        lines.append(Verdict(name, published, ", ".join(words), interval, count, verdict))
+    for key, order in ((key, order) for key, orders in LOWER.items() for order in orders):
+        less, more = (values(rows, name, key) for name in order.split(" < "))
+        if less and more:
+            ours = f"{fmean(less):.4g} and {fmean(more):.4g}"
+            spread = f"{min(less):.4g} to {max(less):.4g}, {min(more):.4g} to {max(more):.4g}"
+            verdict = yes if max(less) < min(more) else no
+            lines.append(Verdict(f"{COLUMNS[key]}: {order}", "yes", ours, spread, len(less + more), verdict))
+    return lines
+
+
+EXPERIMENT = Experiment(
+    name="nanogpt-table1",
+    source="LT table 1",
+    shows="loss, accuracy, bound and largest activation of transformers with enforced norms and of their peers",
+    cells=cells,
+    run=run,
+    figures=figures,
+    verdicts=verdicts,
+    differs={
+        "cpu": "1 million parameters in the blocks, 150 steps (300, 600) of 32 windows of 128 bytes of English books"
+    },
+)

@@ -1,0 +1,72 @@
+"""How large the entries of a model's activations and its attention logits are on some inputs."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+class Observed(NamedTuple):
+    """The largest absolute value, by the name of the module that computes it."""
+
+    entries: dict[str, float]
+    """Of the results of modules without parts."""
+    logits: dict[str, float]
+    """Of the attention logits, before any mask, of modules that call `scaled_dot_product_attention`."""
+
+
+@torch.no_grad()
+def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
+    """What is seen while `call` runs the model, in eval mode.
+
+    Example:
+        >>> observed(model := nn.Sequential(nn.Identity(), nn.ReLU()), lambda: model(torch.tensor([-3.0, 2.0]))).entries
+        {'0': 3.0, '1': 2.0}
+    """
+    entries: dict[str, Tensor] = {}
+    logits: dict[str, Tensor] = {}
+    open_modules: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: open_modules.append(name)
+
+    def leave(name: str, leaf: bool) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            open_modules.pop()
+            if leaf and isinstance(output, Tensor):
+                _keep(entries, name, output)
+
+        return hook
+
+    class Attention(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is F.scaled_dot_product_attention:
+                _keep(logits, open_modules[-1] if open_modules else "", _logits(*args, **(kwargs or {})))
+            return func(*args, **(kwargs or {}))
+
+    training, hooks = model.training, []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(enter(name)))
+        hooks.append(module.register_forward_hook(leave(name, leaf=next(module.children(), None) is None)))
+    try:
+        model.eval()
+        with Attention():
+            call()
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return Observed(*({name: float(value) for name, value in found.items()} for found in (entries, logits)))
+
+
+def _keep(found: dict[str, Tensor], name: str, values: Tensor) -> None:
+    largest = values.abs().amax().float()
+    found[name] = torch.maximum(found[name], largest) if name in found else largest
+
+
+def _logits(query: Tensor, key: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
+    """`scale <q, k>`, with the default scale of torch."""
+    return query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)

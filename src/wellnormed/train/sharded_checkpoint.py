@@ -1,0 +1,107 @@
+"""Checkpoints of many ranks: every rank writes its own parts, in safetensors, and any number of ranks reads them.
+
+All ranks see one folder, on a disk that they share. A checkpoint counts once its manifest is there, with the checksum
+of every file, which the first rank writes last.
+"""
+
+import hashlib
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from wellnormed._files import MANIFEST, read_json, sync_folder, write_atomically, write_json, writing
+from wellnormed.models.files import FORMAT
+from wellnormed.train.ranks import Ranks
+from wellnormed.train.run_folder import METRICS
+
+PARTS = "parts"
+"""The folder in a checkpoint that holds the files of the ranks."""
+
+
+def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
+    """Write tensors, plain ones or `DTensor`s, facts that JSON can hold, and rows of metrics; a collective call.
+
+    An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    parts = folder / PARTS
+
+    def begin() -> None:
+        if folder.exists():  # what a killed run left
+            shutil.rmtree(folder)
+        with writing(parts):
+            parts.mkdir(parents=True)
+
+    ranks.by_first(begin)
+    writer = HuggingFaceStorageWriter(str(parts), save_distributed=True)
+    _quietly(folder, lambda: dcp.save(tensors, storage_writer=writer, no_dist=ranks.world == 1))
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    sums = _sums(parts, ranks)
+
+    def end() -> None:
+        write_atomically(folder / METRICS, metrics)
+        write_json(folder / MANIFEST, {"format": FORMAT, **facts, "shapes": shapes, "sha256": sums}, sealed=True)
+        sync_folder(folder.parent)
+
+    ranks.by_first(end)
+
+
+def load_parts(folder: Path, tensors: dict[str, Tensor], remedy: str, ranks: Ranks) -> dict[str, Any]:
+    """Read a checkpoint into these tensors, in place, and return its facts; a collective call.
+
+    A file that is missing or damaged, and a checkpoint of another model or optimizer, are a `ValueError` on all ranks.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    facts = read_json(folder / MANIFEST, remedy, sealed=True)
+    found = _sums(folder / PARTS, ranks)
+    for name in facts["sha256"].keys() | found.keys():
+        if found.get(name) != facts["sha256"].get(name):
+            what = "is missing" if name not in found else "is truncated or changed"
+            raise ValueError(f"{folder / PARTS / name} {what}: it does not match {MANIFEST}; {remedy}")
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != facts["shapes"]:
+        name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
+        raise ValueError(
+            f"{folder} is of another model or optimizer: {name!r} has the shape {facts['shapes'].get(name)} there and "
+            f"{shapes.get(name)} here; {remedy}"
+        )
+    reader = HuggingFaceStorageReader(str(folder / PARTS))
+    _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
+    return facts
+
+
+def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
+    """The checksum of every file, each read by one rank."""
+    ranks.gather(None)  # all have written theirs
+    files = sorted(parts.glob("*.safetensors"))
+
+    def own() -> dict[str, str]:
+        found = {}
+        for path in files[ranks.rank :: ranks.world]:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
+
+    return {name: value for part in ranks.gather(ranks.together(own)) for name, value in part.items()}
+
+
+def _quietly(folder: Path, work: Callable[[], None]) -> None:
+    """Without the note that one process is alone, and with one sentence where many ranks fail."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            work()
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        why = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        raise OSError(
+            f"rank {rank}: {folder} could not be written or read ({why}); make room or give permission"
+        ) from error

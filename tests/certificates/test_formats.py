@@ -1,0 +1,147 @@
+"""Formats are what their standards say, and no entry that a model makes exceeds what its table of ranges proves."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import wellnormed as wn
+from wellnormed.certificates import largest_entries, number_formats
+from wellnormed.certificates.formats import E2M1, E3M0, E4M3, E5M2, FORMATS, NumberFormat
+from wellnormed.models import GPT, GPTConfig
+
+
+@pytest.mark.parametrize(("known", "dtype"), [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)])
+def test_8_bit_formats_are_those_of_torch(known, dtype):
+    info = torch.finfo(dtype)
+    assert (known.largest, known.smallest_normal) == (info.max, info.smallest_normal)
+    values = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    finite = values[values.isfinite()]
+    assert (known.largest, known.smallest_subnormal) == (float(finite.max()), float(finite[finite > 0].min()))
+
+
+@pytest.mark.parametrize(
+    ("known", "values"),
+    [
+        (E3M0, [0, 1 / 4, 1 / 2, 1, 2, 4, 8, 16]),
+        (NumberFormat("E3M0", 3, 0, 0, 128.0), [0, 2, 4, 8, 16, 32, 64, 128]),
+        (E2M1, [0, 1 / 2, 1, 3 / 2, 2, 3, 4, 6]),  # OCP Microscaling Formats, table of FP4
+    ],
+)
+def test_4_bit_formats_are_their_lists_of_values(known, values):
+    made = []
+    for code in range(2 ** (known.exponent_bits + known.mantissa_bits)):
+        exponent, mantissa = divmod(code, 2**known.mantissa_bits)
+        scale = 2.0 ** (max(exponent, 1) - known.bias - known.mantissa_bits)
+        made.append(((2**known.mantissa_bits if exponent else 0) + mantissa) * scale)
+    assert made == values
+    assert (known.smallest_subnormal, known.largest) == (values[1], values[-1])
+    assert known.smallest_normal == made[2**known.mantissa_bits]
+
+
+class Mixed(nn.Module):
+    """A stored tensor added and multiplied, parts side by side, a residual sum, and a layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(6))
+        self.gain = nn.Parameter(torch.randn(6))
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = x + 0.5 * F.relu(self.first(x * self.gain + self.shift))
+        return self.second(torch.cat([self.first(x), x], -1))
+
+
+MODELS = {
+    "plain": lambda: (nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), torch.zeros(1, 5)),
+    "mixed": lambda: (Mixed(), torch.zeros(1, 6)),
+    "tokens": lambda: (Mixed(), torch.zeros(1, 3, 6)),
+    "normalised": lambda: (nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)), torch.zeros(1, 5)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_observed_exceeds_what_is_proved(name):
+    torch.manual_seed(0)
+    model, example = MODELS[name]()
+    table = number_formats(wn.certify(model, example), weights=model.state_dict())
+    proved = {each.name: float(each.proved) for each in table.ranges}
+    closest = 0.0
+    for _ in range(50):
+        x = torch.randn(16, *example.shape[1:])
+        one = F.one_hot(torch.randint(x.shape[-1], x.shape[:-1]), x.shape[-1]).float()
+        x = torch.where(torch.rand(16, *[1] * (x.ndim - 1)) < 0.5, x, one)
+        x = x / x.square().mean(-1, keepdim=True).sqrt()
+        seen = largest_entries(model, x)
+        shared = [each for each in seen if each in proved]
+        assert any(each.startswith("input of") for each in shared)
+        assert any(each.endswith("weight") for each in shared)
+        for each in shared:
+            assert seen[each] <= proved[each] * (1 + 1e-5), each  # float32
+            closest = max(closest, seen[each] / proved[each])
+    assert closest > 0.5  # the bounds are of these entries, and not of larger ones
+
+
+def test_the_input_of_a_linear_map_behind_moves_is_what_they_make_of_the_proved_entries():
+    """Largest entry 2 of a vector of norm 2; times 3, plus the largest entry of a constant."""
+
+    class Moved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.tensor([1.0, -5.0, 2.0, 0.0]))
+            self.linear = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.linear(x.flip(-1) * 3.0 + self.shift)
+
+    model = Moved()
+    certificate = wn.certify(model, torch.zeros(1, 4))
+    inputs = number_formats(certificate, weights=model.state_dict()).inputs
+    assert inputs == {"linear": pytest.approx(2 * 3 + 5, rel=1e-12)}
+    with pytest.raises(ValueError, match=r"shift matter .*weights=model\.state_dict\(\)"):
+        number_formats(certificate)
+    with torch.no_grad():
+        model.shift[0] = 1.5
+    with pytest.raises(ValueError, match="shift is not the certified tensor"):
+        number_formats(certificate, weights=model.state_dict())
+
+
+def test_a_table_says_which_formats_hold_what():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    nn.init.eye_(model[0].weight)
+    for scale, held in [(1.0, "E5M2 E4M3 E3M0 E2M1"), (4.0, "E5M2 E4M3 E3M0"), (16.0, "E5M2 E4M3"), (1e3, "E5M2")]:
+        with torch.no_grad():
+            model[0].weight.copy_(scale * torch.eye(4))
+        table = number_formats(wn.certify(model, torch.zeros(1, 4)))  # entries of up to 2, then 2 scale
+        assert " ".join(table.holding_all) == held
+        by_name = {each.name: each for each in table.ranges}
+        assert float(by_name["0.linear"].proved) == pytest.approx(2 * scale)
+        assert by_name["input of 0"].formats == tuple(each.name for each in FORMATS)
+        assert str(table).endswith(f"all of them: {held}")
+
+
+def test_logits_and_every_layer_of_a_transformer_have_a_line(tmp_path):
+    config = GPTConfig(vocabulary_size=17, length=6, width=16, heads=2, blocks=1, rotary=True, stream_radius=None)
+    model = GPT(config, torch.Generator().manual_seed(0))
+    certificate = wn.certify(model)
+    certificate.save(tmp_path / "certificate.json")
+    table = number_formats(
+        certificate.load(tmp_path / "certificate.json"), largest_entries(model, model.example_input())
+    )
+    linear = ("query.0", "key.0", "value", "output")
+    wanted = {*(f"layers.0.block.{name}" for name in linear), "layers.1.block.input", "layers.1.block.output", "head"}
+    assert table.inputs.keys() == wanted
+    lines = {each.name: each for each in table.ranges}
+    logits = lines["logits of layers.0.block.attend.scaled_dot_product_attention"]
+    assert float(logits.proved) == pytest.approx(certificate.largest_logit)
+    for name in wanted:
+        for line in (f"input of {name}", f"{name}.weight"):
+            assert 0 <= lines[line].observed <= float(lines[line].proved) * (1 + 1e-5), line
+
+
+def test_largest_entries_leave_no_hooks():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    with pytest.raises(RuntimeError):
+        largest_entries(model, torch.zeros(1, 4))
+    assert not any(module._forward_hooks for module in model.modules())

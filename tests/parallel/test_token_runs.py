@@ -1,0 +1,193 @@
+"""A language model trains on many processes as on one, goes on after any of them died, and says what is wrong."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.parallel.token_runs import metrics, refused, resume, run
+
+from wellnormed._files import MANIFEST
+from wellnormed.data.convert import convert_texts
+from wellnormed.data.shards import header
+from wellnormed.models.files import read_tensors
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Shards of bytes in which words follow one another in a way that can be learned."""
+    place = tmp_path_factory.mktemp("data")
+    draws = np.random.default_rng(0).integers(0, 8, 6000)
+    words = ["one ", "two ", "three ", "four\n", "five, ", "six. ", "seven ", "eight "]
+    (place / "text.txt").write_text("".join(words[draw] for draw in draws))
+    (place / "other.txt").write_text("".join(words[draw] for draw in draws[::-1][:400]))
+    for split, name in (("train", "text.txt"), ("val", "other.txt")):
+        convert_texts([place / name], place / "shards", split, shard_tokens=9000, tokenizer="bytes")
+    return place / "shards"
+
+
+def losses(folder):
+    return [row["loss"] for row in metrics(folder)]
+
+
+def weights(run_folder):
+    return read_tensors((run_folder / "model.safetensors").read_bytes(), "weights")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parallel": "ddp"}, {"parallel": "fsdp"}, {"parallel": "fsdp", "recompute": True}]
+)
+def test_four_processes_train_as_one_does(processes, tmp_path, data, changes):
+    run(data, tmp_path / "one", {"steps": 50})
+    # two windows for each of four ranks, one at a time
+    processes(4).run(run, data, tmp_path / "four", {"steps": 50, "micro_batch": 1, **changes})
+    one, four = metrics(tmp_path / "one"), metrics(tmp_path / "four")
+    assert [row["step"] for row in four] == list(range(1, 51))
+    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=1e-5)  # as asked for 50 steps
+    assert one[-1]["loss"] < one[0]["loss"] - 1
+    for row, other in zip(one, four, strict=True):
+        assert max(other["norms_over_caps"].values()) <= 1
+        if "validation_loss" in row:
+            assert other["validation_loss"] == pytest.approx(row["validation_loss"], rel=1e-5)
+            assert other["validation_accuracy"] == pytest.approx(row["validation_accuracy"], abs=3 / 400)
+            assert other["bits_per_byte"] == pytest.approx(other["validation_loss"] / np.log(2))  # a token is a byte
+
+
+@pytest.mark.parametrize(("first", "then"), [("ddp", (4, 2, 1)), ("fsdp", (4, 1))])
+def test_a_run_that_stopped_goes_on_bit_for_bit_and_on_other_numbers_of_ranks(processes, tmp_path, data, first, then):
+    processes(4).run(run, data, tmp_path / "whole", {"parallel": first})
+    kind, message = processes(4).run(refused, data, tmp_path / "stopped", "interrupted", {"parallel": first})[0]
+    assert (kind, str(tmp_path / "stopped") in message) == ("KeyboardInterrupt", True)
+    assert len(metrics(tmp_path / "stopped")) == 10
+    for world in then:
+        folder = tmp_path / f"on {world}"
+        shutil.copytree(tmp_path / "stopped", folder)
+        if world == 1:
+            resume(folder)
+        else:
+            processes(world).run(resume, folder)
+        assert [row["step"] for row in metrics(folder)] == list(range(1, 13))
+        if world == 4:
+            assert losses(folder) == losses(tmp_path / "whole")
+            torch.testing.assert_close(weights(folder), weights(tmp_path / "whole"), atol=0, rtol=0)
+        else:
+            np.testing.assert_allclose(losses(folder), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "parallel", "kind", "message", "left"),
+    [
+        (
+            "not_finite",
+            "fsdp",
+            "ValueError",
+            "step 6: the loss is nan; .*checkpoint is .*step-00000004",
+            4,
+        ),
+        ("drifted", "ddp", "ValueError", "step 8: 'embedding.weight' on rank 3 is no longer what it is on rank 0", 4),
+        ("disk_full", "fsdp", "OSError", "rank 3: .*step-00000008 could not be written .*No space left", 4),
+        ("another_rate", "fsdp", "ValueError", "rank 3 has another config than rank 0.*'learning_rate': 0.5", 0),
+    ],
+)
+def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, trouble, parallel, kind, message, left):
+    found = processes(4).run(refused, data, tmp_path / "run", trouble, {"parallel": parallel})
+    assert len(set(found)) == 1
+    assert found[0][0] == kind
+    assert re.search(message, found[0][1])
+    saved = sorted((tmp_path / "run").glob(f"checkpoints/*/{MANIFEST}"))
+    assert [path.parent.name for path in saved] == ([f"step-{left:08d}"] if left else [])
+    if left:
+        processes(2).run(resume, tmp_path / "run")
+        assert len(metrics(tmp_path / "run")) == 12
+
+
+def test_damage_is_named_and_nothing_is_trained(processes, tmp_path, data):
+    run(data, tmp_path / "run", {"steps": 4})
+    finished = tmp_path / "run"
+    (finished / "model.safetensors").write_bytes(b"half")  # the end is made again, from the last checkpoint
+    resume(finished)
+    assert weights(finished)
+    (finished / MANIFEST).unlink()
+    part = next(finished.glob("checkpoints/*/parts/*.safetensors"))
+    content = bytearray(part.read_bytes())
+    content[-3] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match=r"parts/.* is truncated or changed: it does not match manifest.json; remove"):
+        resume(finished)
+    part.unlink()
+    with pytest.raises(ValueError, match=r"parts/.* is missing"):
+        resume(finished)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, data):
+    run(data, tmp_path / "run", {"steps": 4})
+    run(data, tmp_path / "adamw", {"steps": 4, "optimizer": "adamw", "constraint": "none"})
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.copytree(tmp_path / "adamw" / "checkpoints", tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"is of another model or optimizer: .* has the shape .* there and .* here"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-2]), "truncated or damaged; download or convert it again"),
+        (
+            lambda path: path.write_bytes(header(9000)[:100]),
+            "no shard of tokens of version 1, or its header is",
+        ),
+        (lambda path: path.unlink(), r"but its meta\.json says"),
+    ],
+)
+def test_damaged_shards_stop_all_ranks_before_a_folder_exists(processes, tmp_path, data, damage, message):
+    shutil.copytree(data, tmp_path / "shards")
+    damage(sorted((tmp_path / "shards").glob("*_train_*.bin"))[1])
+    found = processes(2).run(refused, tmp_path / "shards", tmp_path / "run")
+    assert len(set(found)) == 1
+    assert found[0][0] == "ValueError"
+    assert message.replace("\\", "") in found[0][1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it kills a process of a group")
+def test_a_killed_rank_ends_the_run_and_torchrun_goes_on_to_the_same_bits(tmp_path, data):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", "localhost:0", "-m", "wellnormed.cli", "train"),
+    ]
+    options = [
+        *("nanogpt", "--data", str(data), "--steps", "60", "--batch", "8", "--model.width", "16", "--model.blocks"),
+        *("2", "--model.heads", "2", "--model.length", "16", "--checkpoint-every", "10", "--validation-tokens", "400"),
+        *("--certify", "no", "--attack-steps", "0"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(*arguments):
+        return subprocess.Popen([*command, *arguments], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+
+    assert start(*options, "--name", "whole").wait() == 0
+    process = start(*options, "--name", "killed")
+    folder = tmp_path / "runs" / "killed"
+    while not list(folder.glob(f"checkpoints/step-00000020/{MANIFEST}")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout.split()[2]), signal.SIGKILL)
+    assert process.wait() != 0
+    assert len(metrics(folder)) < 60
+    assert start("--resume", "runs/killed").wait() == 0
+    rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in metrics(folder)] == [row["loss"] for row in rows]
+    torch.testing.assert_close(weights(folder), weights(tmp_path / "runs" / "whole"), atol=0, rtol=0)

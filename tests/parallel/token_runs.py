@@ -1,0 +1,123 @@
+"""Small runs of language models, and what may go wrong in them: what the tests run in every process."""
+
+import contextlib
+import json
+from dataclasses import replace
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+from wellnormed.models.config import GPTConfig
+from wellnormed.train.token_config import TokenTrainConfig, token_preset
+from wellnormed.train.token_loop import resume_tokens, train_tokens
+from wellnormed.train.tokens import TokenTask
+
+QUIET = Console(quiet=True)
+
+
+def config(data, **changes) -> TokenTrainConfig:
+    """Two blocks of width 16 on windows of 16 tokens, with every weight kept below its cap."""
+    start = token_preset("1m")
+    assert isinstance(start.model, GPTConfig)
+    model = replace(start.model, width=16, blocks=2, heads=2, length=16, residual_strength=0.25)
+    # at a rate at which rounding does not grow from step to step; the preset's is for a model that is larger
+    small = {
+        "learning_rate": 0.05,
+        "head_rate": 0.1,
+        "steps": 12,
+        "batch": 8,
+        "checkpoint_every": 4,
+        "log_every": 1,
+        "validation_tokens": 400,
+        "device": "cpu",
+    }
+    return replace(start, model=model, data=str(data), attack_steps=0, certify="no", **(small | changes))
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(data, folder, changes=()):
+    train_tokens(config(data, **dict(changes)), folder, QUIET)
+
+
+def resume(folder):
+    resume_tokens(folder, QUIET)
+
+
+def refused(data, folder, trouble="nothing", changes=()):
+    """The error of a run in which something goes wrong on the last rank, on each rank."""
+    try:
+        with globals()[trouble]():
+            train_tokens(config(data, **dict(changes)), folder, QUIET)
+    except (ValueError, OSError, KeyboardInterrupt) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def _last():
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+nothing = contextlib.nullcontext
+
+
+def interrupted():
+    """The run stops on all ranks after ten steps, two behind a checkpoint."""
+    advance = TokenTask.advance
+
+    def stopping(task):
+        if task.step == 10:
+            raise KeyboardInterrupt
+        return advance(task)
+
+    return mock.patch.object(TokenTask, "advance", stopping)
+
+
+def in_the_sixth_step(trouble):
+    """What happens to the last rank then: from its task and its loss, the loss."""
+    loss = TokenTask._loss
+
+    def troubled(task, windows):
+        found = loss(task, windows)
+        return trouble(task, found) if task.step == 5 and _last() else found
+
+    return mock.patch.object(TokenTask, "_loss", troubled)
+
+
+def not_finite():
+    """A loss of one rank is no number in the sixth step."""
+    return in_the_sixth_step(lambda _, loss: loss * float("nan"))
+
+
+def drifted():
+    """A weight of one rank changes by one bit in the sixth step."""
+
+    def flip(task, loss):
+        task.model.embedding.weight.detach().view(torch.int32)[0, 0] ^= 1
+        return loss
+
+    return in_the_sixth_step(flip)
+
+
+def disk_full():
+    """The second checkpoint cannot be written by one rank."""
+    write = HuggingFaceStorageWriter.write_data
+
+    def broken(writer, plan, planner):
+        if "00000008" in str(writer.path) and _last():
+            raise OSError(28, "No space left on device")
+        return write(writer, plan, planner)
+
+    return mock.patch.object(HuggingFaceStorageWriter, "write_data", broken)
+
+
+def another_rate():
+    """One rank was started with another learning rate."""
+    own = config
+    changed = {"config": lambda *a, **k: replace(own(*a, **k), learning_rate=0.5)} if _last() else {}
+    return mock.patch.dict(globals(), changed)

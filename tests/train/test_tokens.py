@@ -1,0 +1,178 @@
+"""Settings, refusals, the command and the report of language models; many processes are tested in `tests/parallel`."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from typing import get_args
+
+import pytest
+import torch
+
+from wellnormed.cli import main
+from wellnormed.data.corpus import Corpus
+from wellnormed.data.shards import Tokens
+from wellnormed.models.config import GPTConfig
+from wellnormed.models.files import build, load
+from wellnormed.train.observe import observed
+from wellnormed.train.ranks import Ranks
+from wellnormed.train.run_folder import RunFolder
+from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
+from wellnormed.train.tokens import TokenTask
+
+OPTIONS = [
+    *("--steps", "6", "--batch", "4", "--model.width", "16", "--model.blocks", "2", "--model.heads", "2"),
+    *("--model.length", "16", "--checkpoint-every", "3", "--validation-tokens", "500", "--attack-steps", "1"),
+    *("--sample-tokens", "20", "--device", "cpu", "--model.residual-strength", "0.25"),
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def letters():
+    tokens = Tokens([torch.randint(97, 123, (2000,), generator=torch.Generator().manual_seed(0)).numpy()])
+    return Corpus("letters", "bytes", 256, tokens, tokens)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+@pytest.mark.parametrize("size", get_args(Size))
+def test_presets_are_what_they_are_called(size, variant):
+    config = token_preset(size, variant)
+    blocks = 12 * config.model.width**2 * config.model.blocks
+    stated = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    tables = 50_304 * config.model.width if size == "124m" else 0  # GPT-2's name counts its table
+    assert 0.8 * stated <= blocks + tables <= 1.2 * stated
+    assert asdict(config)  # what a run folder holds
+
+
+def test_the_command_trains_certifies_verifies_and_reports(here, capsys):
+    assert main(["train", "nanogpt", "--name", "run", *OPTIONS, "--certify", "checkpoints", "--every", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "spectral-normalize after every step; run folder runs/run" in shown
+    assert "validation bits a byte of text" in shown
+    folder = here / "runs" / "run"
+    rows = metrics(folder)
+    assert {"update_share", "norms_over_caps", "tokens_per_second"} <= rows[-1].keys()
+    assert rows[-1]["largest_entry"] <= rows[-1]["proved_largest_entry"]
+    assert rows[-1]["largest_logit"] <= rows[-1]["proved_largest_logit"]
+    assert 0 < rows[-1]["update_share"] < 1
+    report = (folder / "report.html").read_text()
+    assert "All entries are held by:" in report
+    assert "Largest activation entry and attention logit" in report
+    assert main(["verify", "runs/run"]) == 0
+    assert main(["sample", "runs/run", "--prompt", "To be", "--characters", "5"]) == 0
+    assert "To be" in capsys.readouterr().out
+    assert main(["certify", "runs/run", "--attack-steps", "0"]) == 0
+    assert main(["train", "--resume", "runs/run"]) == 0
+    assert "this run is finished" in capsys.readouterr().out
+    assert load(folder)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 256)
+    (folder / "model.safetensors").write_bytes(b"")
+    assert main(["train", "nanogpt", "--resume", "runs/run"]) == 0
+    assert RunFolder(folder).unfinished() is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "more"),
+    [("speedrun", []), ("modula", ["--optimizer", "adamw"]), ("lipsformer", ["--model.drop-path", "0.2"])],
+)
+def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, variant, more):
+    options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]
+    command = ["train", "nanogpt", "--variant", variant, "--name", "run", *options, "--learning-rate", "0.01", *more]
+    assert main(command) == 0
+    results = json.loads((here / "runs/run/results.json").read_text())
+    assert results["log10_lipschitz"] > 0
+    assert metrics(here / "runs/run")[-1]["loss"] < 5.6
+    assert main(["verify", "runs/run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variant", "modula", "--constraint", "hard-cap"], "constraint=hard-cap must be `none` for models other"),
+        (["--constraint", "soft-cap", "--every", "4"], "every=4 must be 1 for the soft cap"),
+        (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
+        (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),
+        (["--validation-tokens", "100"], "validation_tokens=100 must be at least one window and its target, 129"),
+        (["--cooldown", "0"], r"cooldown=0.0 must lie in \(0, 1\]"),
+        (["--momentum", "1"], r"momentum=1.0 must lie in \[0, 1\)"),
+        (["--data", "nowhere"], "there are no train shards of nowhere"),
+        (
+            ["--model.length", "2000000", "--validation-tokens", "3000000"],
+            "fewer than a window of 2000000 and its",
+        ),
+        (["--resume", "x", "--steps", "3"], "--resume continues with the run's own config"),
+        (["--resume", "x"], "x is no folder|x.*no run"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_no_folder(here, capsys, options, message):
+    assert main(["train", "nanogpt", *options]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(message, shown)
+    assert shown.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+def test_schedules_begin_at_one_and_end_near_zero():
+    for schedule in ("cooldown", "cosine", "linear"):
+        config = TokenTrainConfig(steps=100, schedule=schedule)
+        factors = [config.rate_factor(step) for step in range(100)]
+        assert factors == sorted(factors, reverse=True)
+        assert (factors[0], factors[-1] < 0.03) == (1.0, True)
+    assert config.momentum_at(0) == 0.85
+    assert config.momentum_at(150) == pytest.approx(0.9)
+    assert config.momentum_at(10**6) == 0.95
+
+
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(letters):
+    config = replace(small(), precision="float32")
+    whole, parts = (task_of(replace(config, micro_batch=micro), letters) for micro in (None, 1))
+    assert parts.backward() == pytest.approx(whole.backward(), rel=1e-6)
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-7, rtol=1e-4)
+
+
+def test_bfloat16_and_recomputing_change_products_and_memory_alone(letters):
+    exact = task_of(small(), letters).backward()
+    assert task_of(replace(small(), recompute=True), letters).backward() == exact
+    rounded = task_of(replace(small(), precision="bfloat16"), letters)
+    assert rounded.backward() == pytest.approx(exact, rel=2**-7)  # bfloat16 keeps 8 bits
+    assert all(p.dtype == torch.float32 for p in rounded.model.parameters())
+
+
+def test_operations_are_counted(letters):
+    """Six for every weight of a matrix and token, and those of attention: two products of all pairs of tokens."""
+    config = replace(small(), model=replace(small().model, width=32))
+    task = task_of(config, letters)
+    matrices = sum(p.numel() for name, p in task.model.named_parameters() if "embedding" not in name)
+    pairs = 2 * 2 * 16 * 32 * config.model.blocks
+    assert task.flops_per_token == 6 * matrices + 3 * pairs
+
+
+def test_observed_entries_and_logits():
+    model = build(GPTConfig(width=16, blocks=1, heads=2, length=8, rotary=True, relative_bias=False)).eval()
+    tokens = torch.arange(8)[None]
+    seen = observed(model, lambda: model(tokens))
+    with torch.no_grad():
+        assert seen.entries["head"] == float(model.head(model.layers(model.embedding(tokens))).abs().max())
+    (logit,) = seen.logits.values()
+    assert 0 < logit < 100
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def small() -> TokenTrainConfig:
+    start = token_preset("1m")
+    assert isinstance(start.model, GPTConfig)
+    model = replace(start.model, width=16, blocks=2, heads=2, length=16, vocabulary_size=256)
+    return replace(start, model=model, batch=4, validation_tokens=100)
+
+
+def task_of(config, corpus):
+    return TokenTask(config, corpus, Ranks(0, 1, torch.device("cpu")))
