@@ -9,6 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from wellnormed.experiments._table import Table
+from wellnormed.experiments._transfer import drifts
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
@@ -201,40 +204,6 @@ def levers() -> Iterator[str]:
         )
 
 
-def transfer() -> Iterator[str]:
-    """Learning-rate transfer."""
-    name = "lr-transfer/summary-cpu.json"
-    content = load(name)
-    yield from ("## The best learning rate against width", "")
-    yield from ("![Validation loss against learning rate](../results/lr-transfer/validation-cpu.png)", "")
-    yield from origin(name, content)
-    yield from (f"{content['runs']} runs, {content['diverged']} diverged.", "")
-    rows = [
-        (
-            row["metric"].replace("_", " "),
-            row["optimizer"],
-            f"{min(row['widths'])} to {max(row['widths'])}",
-            row["factors_of_2"],
-            row["fitted_factors_of_2"],
-            f"{row['widest_loss']:.4f}",
-            number(row["transferred_loss"], 5),
-        )
-        for row in content["drift"]
-    ]
-    yield from table(
-        (
-            "loss",
-            "optimizer",
-            "widths",
-            "best rate moves by factors of 2",
-            "fitted",
-            "widest, at its best rate",
-            "widest, at the narrowest's best rate",
-        ),
-        rows,
-    )
-
-
 def steps() -> Iterator[str]:
     """Times of training steps and optimizer steps."""
     content = load("step_time.json")
@@ -417,8 +386,9 @@ def facts() -> str:
     runs = [load(name)["results"] for name in names if (ROOT / "results" / name).exists()]
     loss, found = fmean(run["validation_loss"] for run in runs), max(run["lower_bound"] for run in runs)
     peer = load("nanogpt.json")
-    step, drift = load("step_time.json"), load("lr-transfer/summary-cpu.json")["drift"]
-    moved = {row["optimizer"]: row["factors_of_2"] for row in drift if row["metric"] == "validation_loss"}
+    step, folder = load("step_time.json"), "results/reproduce/lr-transfer-mlp-cpu"
+    cells = Table(ROOT / folder / "rows.jsonl").read()[0].values()
+    moved = [fmean(drifts(list(cells), "width", method=method)) for method in ("dualized", "Adam (SP)")]
     caps = [
         row["ratio"]
         for row in load("matrix/speed.json")["rows"]
@@ -443,8 +413,8 @@ def facts() -> str:
             f"{min(caps):.2f} to {max(caps):.2f} of its time, {len(caps)} shapes",
         ),
         (
-            "[best learning rate](results/lr-transfer/summary-cpu.json), width 64 to 1024, moves by",
-            f"a factor of {2 ** moved['scion']} with Scion, {2 ** moved['adam']} with Adam",
+            f"[best rate]({folder}/table.md), width 32 to 512, moves by",
+            "a factor of {:.1f} dualized, {:.1f} with Adam".format(*(2 ** abs(power) for power in moved)),
         ),
     ]
     return "\n".join(table(("measured on 2 CPU cores", ""), rows)).rstrip()
@@ -459,7 +429,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), transfer(), steps(), matrix(), soundness(), mutations())
+    parts = (frontier(), levers(), steps(), matrix(), soundness(), mutations())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"

@@ -41,6 +41,7 @@ CASES = {
     "Orthogonal": Case(c.Orthogonal(1.2), any_optimizer=False),
     "Sphere": Case(c.Sphere(1.2)),
     "ColumnCap": Case(c.ColumnCap(1.2)),
+    "EntryCap": Case(c.EntryCap(1.2)),
     "NormSphere": Case(c.NormSphere(), promises=False, promises_any=False),
     "NormSphere, as published": Case(c.NormSphere(frobenius=True), promises=False, promises_any=False),
     "QKClip, without a record": Case(c.QKClip(), promises=False, promises_any=False),
@@ -53,9 +54,18 @@ def build(case):
     torch.manual_seed(0)
     if isinstance(case.constraint, c.ColumnCap):
         model = nn.ModuleDict({"a": nn.Embedding(6, 8), "b": nn.Embedding(6, 8), "c": nn.Embedding(3, 4)})
-        return model, wn.assign_norms(model)
-    model = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in SIZES.items()})
-    return model, wn.assign_norms(model, overrides={"heads.weight": wn.norms.PerHead(4)})
+    else:
+        model = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in SIZES.items()})
+    return model, norms_of(case, model)
+
+
+def norms_of(case, model):
+    """What the constraint of a case acts on."""
+    if isinstance(case.constraint, c.ColumnCap):
+        return wn.assign_norms(model)
+    if isinstance(case.constraint, c.EntryCap):
+        return wn.assign_norms(model, overrides={"c": wn.Sign(), "[!c]*": wn.Sign(normalized=True)})
+    return wn.assign_norms(model, overrides={"heads.weight": wn.norms.PerHead(4)})
 
 
 SIZES = {"a": (8, 12), "b": (8, 12), "c": (7, 3), "heads": (8, 8)}
@@ -171,7 +181,7 @@ def test_a_weight_that_took_no_step_is_left_alone(case, generator):
 def test_a_frozen_weight_has_no_constraint(case):
     model, _ = build(case)
     model["a"].weight.requires_grad_(False)
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
+    optimizer = wn.Scion(norms_of(case, model), lr=0.1)
     assert "a.weight" not in wn.constrain(optimizer, {"*": case.constraint}).norms()
     with pytest.raises(ValueError, match="matches no trainable parameter"):
         wn.constrain(optimizer, {"a": case.constraint})
@@ -205,7 +215,8 @@ def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
     ("make", "named"),
     [
         *((lambda kind=kind, cap=cap: kind(cap), r"max_norm=.*must be positive and finite")
-          for kind in (c.HardCap, c.SoftCap, c.OptimalCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.Hammer)
+          for kind in (c.HardCap, c.SoftCap, c.OptimalCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.EntryCap,
+                       c.Hammer)
           for cap in (0.0, -1.0, float("nan"), float("inf"))),
         (lambda: c.Stiefel(0.0), "Stiefel: max_norm=0.0"),
         (lambda: c.Stiefel(1.0, "you-7"), "did you mean"),

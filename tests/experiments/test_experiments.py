@@ -44,6 +44,9 @@ def small_gpt(cell):
 
 SMALL_ROWS = ("LipsFormer", "Modula", "ours, normalized at 8", "ours, no constraint")
 SMALL = {
+    "airbench94": lambda cell: (
+        replace(cell, width=1 / 16, steps=2, batch=8, tested=20) if cell.seed == 0 and cell.lr in (0.05, 1.0) else None
+    ),
     "batch-size": lambda cell: (
         replace(cell, width=16, steps=2, batch=cell.batch // 8, length=8)
         if (cell.seed, cell.batch) in ((0, 8), (0, 128))
@@ -87,7 +90,7 @@ SMALL = {
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
-TIMED = {"hardcap-cost", "five-minutes"}
+TIMED = {"airbench94", "hardcap-cost", "five-minutes"}
 """Whose results are times."""
 
 

@@ -5,6 +5,7 @@ from wellnormed.constraints.attached import Constraints as Constraints
 from wellnormed.constraints.base import Constraint as Constraint
 from wellnormed.constraints.caps import Clip as Clip
 from wellnormed.constraints.caps import ColumnCap as ColumnCap
+from wellnormed.constraints.caps import EntryCap as EntryCap
 from wellnormed.constraints.caps import HardCap as HardCap
 from wellnormed.constraints.caps import OptimalCap as OptimalCap
 from wellnormed.constraints.caps import SoftCap as SoftCap

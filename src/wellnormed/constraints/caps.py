@@ -1,4 +1,4 @@
-"""Constraints that set bounds on a weight's singular values, or on the size of its columns, after a step of any length.
+"""Constraints that set bounds on a weight's singular values, columns or entries, after a step of any length.
 
 All but the soft and the optimal cap, which refuse longer steps, serve any optimizer. Decays, which hold a norm by
 balance with the step, are in `decays`.
@@ -16,7 +16,7 @@ import wellnormed.matrix as matrix
 from wellnormed.constraints.amortised import AmortisedCap
 from wellnormed.constraints.base import SLACK, TARGET, Cap, Promise, SpectralCap
 from wellnormed.matrix import coefficients as registry
-from wellnormed.norms import ColNorm, MatrixNorm, Norm
+from wellnormed.norms import ColNorm, Gain, MatrixNorm, Norm, Sign
 from wellnormed.norms.base import rms
 
 
@@ -183,3 +183,15 @@ class ColumnCap(Cap):
         assert isinstance(norm, ColNorm)
         cap = self.max_norm * TARGET
         return weights * (cap / rms(weights, norm.feature_dim).clamp(min=cap))
+
+
+@dataclass(frozen=True)
+class EntryCap(Cap):
+    """Entries whose absolute value exceeds the cap become the cap: the projection in the norms `Sign` and `Gain`."""
+
+    def acts_on(self, norm: Norm) -> bool:
+        return isinstance(norm, Sign | Gain)
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        cap = self.max_norm * TARGET / float(norm.norm(torch.ones_like(weights[0])))
+        return weights.clamp(-cap, cap)

@@ -1,9 +1,9 @@
 """The convolutional network of airbench (Jordan, 2024) on CIFAR-10, as a task, with what its training does to images.
 
 A fixed layer that whitens 2 x 2 patches, three groups of two convolutions with batch norm (biases, no gains) and GELU,
-and a linear head on 3 x 3 maxima; labels smoothed by 0.2, random flips, and shifts by up to two pixels. The first layer
-has no bias, as Norm-Constrained LMOs (LMO) trains it. Kernels start as the identity, beside torch's start where they
-have more outputs than inputs.
+and a linear head on 3 x 3 maxima; labels smoothed by 0.2, shifts by up to two pixels, and a flip of half of the images
+that is the other half's in every second epoch. The first layer has no bias, as Norm-Constrained LMOs (LMO) trains it.
+Kernels start as the identity, beside torch's start where they have more outputs than inputs.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from wellnormed.constraints import Constraints
 from wellnormed.experiments._cifar import CifarTask, pixels_and_labels
 from wellnormed.nn import Scale
-from wellnormed.norms import assign_norms
+from wellnormed.norms import Assignment, assign_norms
 
 CHANNELS = (64, 256, 256)
 WHITENED = 24
@@ -87,15 +88,20 @@ class AirbenchTask(CifarTask):
         torch.manual_seed(run.seed)
         images = pixels_and_labels("train", device)[0][:5000]
         model = airbench(run.width, images).to(device)
-        norms = assign_norms(model, "scion-cnn")
-        optimizer = wn.Scion(norms, run.lr, unconstrained=False, momentum=0.4)
-        super().__init__(model, optimizer, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
-        self.run, self.assigned = run, norms
+        self.run, self.assigned = run, assign_norms(model, "scion-cnn")
+        held = self.moved(model, self.assigned)
+        super().__init__(model, *held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
+        self.mirrored = torch.randint(2, self.train[1].shape, generator=self.generator)
+
+    def moved(self, model: nn.Module, norms: Assignment) -> tuple[torch.optim.Optimizer, Constraints | None]:
+        """What moves the weights, and what holds them after a step."""
+        return wn.Scion(norms, self.run.lr, unconstrained=False, momentum=0.4), None
 
     def batch_loss(self) -> Tensor:
         """Cross entropy with smoothed labels, of images that are flipped and shifted."""
-        pixels, labels = self.next_batch()
-        pixels = augmented(pixels, self.generator)
+        drawn = self.next_numbers()
+        pixels, labels = (part[drawn.to(part.device)] for part in self.train)
+        pixels = augmented(pixels, (self.mirrored[drawn] + self.epoch) % 2, self.generator)
         return F.cross_entropy(self.model(pixels), labels, label_smoothing=SMOOTHING)
 
     @torch.no_grad()
@@ -118,13 +124,12 @@ class AirbenchTask(CifarTask):
         return torch.stack(logits).sum(0)
 
 
-def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Images `(N, C, H, W)`, each flipped with probability 1/2 and shifted by up to two pixels, borders reflected."""
+def augmented(pixels: Tensor, mirrored: Tensor, generator: torch.Generator) -> Tensor:
+    """Images `(N, C, H, W)`, flipped where `mirrored`, `(N,)`, is 1, shifted by up to two pixels, borders reflected."""
     count, side = len(pixels), pixels.shape[-1]
-    flips = torch.randint(2, (count, 1, 1), generator=generator)
     shifts = torch.randint(2 * SHIFT + 1, (2, count, 1), generator=generator)
     places = torch.arange(side)
-    columns = torch.where(flips[:, 0] == 1, side - 1 - places, places)
+    columns = torch.where(mirrored[:, None] == 1, side - 1 - places, places)
     rows, columns = (part.to(pixels.device) for part in (shifts[0] + places, shifts[1] + columns))
     padded = F.pad(pixels, (SHIFT,) * 4, "reflect").movedim(1, -1)
     number = torch.arange(count, device=pixels.device)[:, None, None]

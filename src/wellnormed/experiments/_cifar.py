@@ -64,7 +64,7 @@ class CifarTask(Task[nn.Sequential]):
     ) -> None:
         super().__init__(model, optimizer, constraints, steps, torch.Generator().manual_seed(seed + 2**32))
         self.train, self.test = (pixels_and_labels(split, device) for split in ("train", "test"))
-        self.batch, self.order = batch, torch.empty(0, dtype=torch.long)
+        self.batch, self.order, self.epoch = batch, torch.empty(0, dtype=torch.long), 0
 
     def batch_loss(self) -> Tensor:
         """Cross entropy."""
@@ -73,11 +73,17 @@ class CifarTask(Task[nn.Sequential]):
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Images and classes."""
-        if len(self.order) < self.batch:
-            self.order = torch.randperm(len(self.train[1]), generator=self.generator)
-        drawn, self.order = self.order[: self.batch], self.order[self.batch :]
+        drawn = self.next_numbers()
         pixels, labels = (part[drawn.to(part.device)] for part in self.train)
         return pixels, labels
+
+    def next_numbers(self) -> Tensor:
+        """Which images the next batch holds; `epoch` counts, from 1, the orders that were drawn."""
+        if len(self.order) < self.batch:
+            self.order = torch.randperm(len(self.train[1]), generator=self.generator)
+            self.epoch += 1
+        drawn, self.order = self.order[: self.batch], self.order[self.batch :]
+        return drawn
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
 """Preset -> the verdicts for yes and no."""
 Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
 MODULES: dict[str, str] = {
+    "airbench94": "wellnormed.experiments.airbench94",
     "batch-size": "wellnormed.experiments.batch_size",
     "block-mass": "wellnormed.experiments.block_mass",
     "caps": "wellnormed.experiments.caps",
