@@ -34,6 +34,9 @@ ADAMW_RATES = tuple(10 ** (-5 + 0.3 * step) for step in (6, 7, 8))
 ADAMW = (0.545, 851)
 """Accuracy and bound of LT's best run with AdamW, whose setting is not said."""
 EVERY = 49
+"""Steps from one measurement of the norms to the next."""
+CAPPED: list[Method] = ["spectral normalization", "stiefel", "soft cap", "hard cap", "hammer"]
+"""Those whose strength is a cap."""
 
 
 def cells(preset: Preset) -> list[CifarRun]:
@@ -80,23 +83,58 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
+def of_pair(rows: Sequence[Row], optimizer: str, method: str) -> list[Row]:
+    """Rows of an optimizer with a constraint."""
+    return [row for row in rows if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)]
+
+
+def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
+    """Bound, and loss or the share of wrong images."""
+    results = [row["results"] for row in rows]
+    return [(found["lipschitz"], found["loss"] if key == "loss" else 1 - found["accuracy"]) for found in results]
+
+
+def ratios(rows: Sequence[Row], method: str) -> list[list[float]]:
+    """Of every run with Muon, the norm of the second matrix over the cap, on the way."""
+    return [
+        [norms[1] / row["config"]["strength"] for norms in row["results"]["norms_on_the_way"]]
+        for row in of_pair(rows, "muon", method)
+    ]
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Loss and accuracy against the bound, by pair; norms over the cap during training."""
-    figure, axes = panels(1, 2, (11, 4.5))
+    """Loss and errors against the bound, by pair and by method; norms over the cap during training."""
     colours = {method: f"C{number}" for number, method in enumerate(get_args(Method))}
-    for axis, optimizer in zip(axes[0], get_args(OptimizerName), strict=True):
-        for method in get_args(Method):
-            points = [
-                (row["results"]["lipschitz"], row["results"]["loss"])
-                for row in rows
-                if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), ".", color=colours[method], alpha=0.4)
-                axis.plot(*zip(*frontier(points), strict=True), "-", color=colours[method], label=method)
-        axis.set(xscale="log", title=optimizer, xlabel="Lipschitz bound (RMS to RMS)", ylabel="test loss")
-    legend_below(figure, "CIFAR-10: what a bound costs")
-    return {"tradeoff": figure}
+    drawn = {}
+    for key, name in (("loss", "test loss"), ("error", "share of test images wrong")):
+        figure, axes = panels(1, 2, (11, 4.5))
+        for axis, optimizer in zip(axes[0], get_args(OptimizerName), strict=True):
+            for method, colour in colours.items():
+                if found := points(of_pair(rows, optimizer, method), key):
+                    axis.plot(*zip(*found, strict=True), ".", color=colour, alpha=0.4)
+                    axis.plot(*zip(*frontier(found), strict=True), "-", color=colour, label=method)
+            axis.set(xscale="log", title=optimizer, xlabel="Lipschitz bound (RMS to RMS)", ylabel=name)
+        legend_below(figure, "CIFAR-10: what a bound costs")
+        drawn["tradeoff" if key == "loss" else "errors"] = figure
+    figure, axes = panels(2, 4, (12, 6), sharex=True, sharey=True)
+    for axis, (method, colour) in zip(axes.flat, colours.items(), strict=False):
+        axis.plot(*zip(*frontier(points(rows, "loss")), strict=True), "k-", lw=0.7)
+        if found := points(of_pair(rows, "muon", method), "loss"):
+            axis.plot(*zip(*found, strict=True), ".", color=colour)
+        axis.set(xscale="log", title=method)
+    axes.flat[-1].remove()
+    figure.supxlabel("Lipschitz bound (RMS to RMS)")
+    figure.supylabel("test loss")
+    figure.suptitle("Muon, by method; the line is the best of all pairs")
+    drawn["methods"] = figure
+    figure, ((axis,),) = panels(1, 1, (7, 4.5))
+    for method in CAPPED:
+        for number, run in enumerate(ratios(rows, method)):
+            steps = [EVERY * (1 + place) for place in range(len(run))]
+            axis.plot(steps, run, color=colours[method], lw=0.7, label=None if number else method)
+    axis.set(xlabel="step", ylabel="norm of the second matrix over the cap")
+    legend_below(figure, "Muon: norms during training, every run")
+    return drawn | {"norms": figure}
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
@@ -106,11 +144,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     found = []
     for method in get_args(Method)[:5]:
         losses = {
-            optimizer: [
-                row["results"]["loss"]
-                for row in rows
-                if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)
-            ]
+            optimizer: [row["results"]["loss"] for row in of_pair(rows, optimizer, method)]
             for optimizer in get_args(OptimizerName)
         }
         if not all(losses.values()):
@@ -121,6 +155,13 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         verdict = "same shape" if best["muon"] < best["adamw"] else "another shape"
         interval = f"mean {fmean(losses['muon']):.3f} and {fmean(losses['adamw']):.3f}"
         found.append(Verdict(method, "Muon reaches the lower loss", ours, interval, runs, verdict))
+    for method in CAPPED:
+        if runs := ratios(rows, method):
+            largest = max(map(max, runs))
+            holds = method != "hammer"
+            verdict = "same shape" if (largest <= 1) == holds else "another shape"
+            what, published = f"norm over the cap during training, {method}", "at most 1" if holds else "above 1"
+            found.append(Verdict(what, published, f"at most {largest:.4f}", "-", len(runs), verdict))
     return found
 
 
