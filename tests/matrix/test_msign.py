@@ -3,7 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import REGISTRY, msign
+from wellnormed.matrix import REGISTRY, _msign_methods, msign, optimal_coefficients
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR
+from wellnormed.matrix.msign import coarse_msign
 
 from .conftest import with_singular_values
 
@@ -71,6 +73,52 @@ def test_half_precision_keeps_its_promise(dtype, name):
         assert y.dtype == dtype
         # the promise of the docstring: 2%, five roundings of 2^-8 that do not all add up
         assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * 1.02
+
+
+def nasty(m, n, seed):
+    """Matrices that rounding in 16 bits could hurt: normal, ill-conditioned, of low rank, of nearly equal entries."""
+    x, k = normal(m, n, seed=seed), min(m, n)
+    yield x
+    for decades in (1, 3, 6):
+        yield with_singular_values(torch.logspace(0, -decades, k, dtype=torch.float64), m, n, seed=seed).float()
+    yield x[:, :1] @ x[:1]
+    yield 1 + 1e-3 * x
+
+
+@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("shape", [(96, 96), (40, 130), (256, 64)])
+def test_products_in_bfloat16_keep_their_promise(name, shape):
+    for seed in range(2):
+        for x in nasty(*shape, seed):
+            y = msign(x, name, "bfloat16")
+            assert y.dtype == torch.float32
+            # the promise; found up to 0.0047
+            assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * (1 + BFLOAT16_ERROR)
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_two_steps_from_one_gram_matrix_are_the_two_steps(name):
+    x = normal(3, 90, 40, dtype=torch.float64) / 100
+    single, paired = (_msign_methods.newton_schulz(x, REGISTRY[name].steps, pairs) for pairs in (False, True))
+    # float64 roundings, which slopes of up to 3^10 amplify
+    torch.testing.assert_close(paired, single, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_the_direction_of_a_step_stays_below_the_overshoot_where_bfloat16_is_native(name, monkeypatch):
+    monkeypatch.setattr(_msign_methods, "multiplies_bfloat16", lambda device: True)
+    for x in nasty(512, 256, 0):
+        found = coarse_msign(x, name)
+        assert torch.linalg.matrix_norm(found.double(), 2) <= REGISTRY[name].overshoot * (1 + 1e-5)
+        assert torch.equal(found, msign(x, name)) != REGISTRY[name].coarser_than_bfloat16
+    small, other = normal(512, 255), normal(256, 256).double()
+    assert torch.equal(coarse_msign(small, name), msign(small, name))
+    assert torch.equal(coarse_msign(other, name), msign(other, name))
+
+
+def test_products_in_bfloat16_refuse_a_set_that_is_not_safe_there():
+    with pytest.raises(ValueError, match=r"not safe in torch\.bfloat16"):
+        msign(torch.eye(2), optimal_coefficients(1e-3, 5), "bfloat16")
 
 
 @pytest.mark.parametrize("method", POLYNOMIAL)

@@ -132,8 +132,11 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if winners:
             ours = "; ".join(f"10^{budget:g}: {name} ({loss:.3f})" for budget, (name, loss) in winners.items())
             verdict = yes if {name for name, _ in winners.values()} <= expected else no
+            why = "; ".join(
+                nearest(rows, expected, bound, at) for at, (name, _) in winners.items() if name not in expected
+            )
             what = f"lowest loss {whose} at a bound of at most, bound: {BOUNDS[bound]}"
-            found.append(Verdict(what, " or ".join(sorted(expected)), ours, "-", len(rows), verdict))
+            found.append(Verdict(what, " or ".join(sorted(expected)), ours, "-", len(rows), verdict, why))
     results = [row["results"] for row in rows if row["results"]["loss"] is not None]
     if results:
         gaps = [result["log10_as_published"] - result["log10_proved"] for result in results]
@@ -144,6 +147,14 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         ours, interval = f"{fmean(apart):+.3f} nats in the mean", f"{min(apart):+.3f} to {max(apart):+.3f}"
         found.append(Verdict("loss as LT read it, less that of the split", "-", ours, interval, len(apart), "measured"))
     return found
+
+
+def nearest(rows: Sequence[Row], pairs: set[str], bound: str, budget: float) -> str:
+    """The runs of these pairs on both sides of a budget, in words."""
+    own = frontier([point for pair in PAIRS if ", ".join(pair) in pairs for point in points(rows, pair, bound)])
+    sides = [[point for point in own if point[0] <= budget][-1:], [point for point in own if point[0] > budget][:1]]
+    near = " and ".join(f"10^{at:.2f} ({loss:.3f})" for side in sides for at, loss in side)
+    return f"around 10^{budget:g} the strengths tried put these pairs at {near} only"
 
 
 def saving(rows: Sequence[Row], method: str, bound: str, seed: int) -> float | None:

@@ -4,6 +4,7 @@
 take tall matrices (`m >= n`); `polynomial` and `exact` bring a matrix to them.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -44,25 +45,55 @@ def polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, method: str) -> Te
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
     if method == "spectrum":
-        value = spectrum(work, chosen.steps, norm)
-    else:
-        work = work / norm.to(work.dtype)
-        if method == "newton-schulz" and x.dtype.itemsize == 2:
-            work = work.to(x.dtype)
-        value = {"newton-schulz": newton_schulz, "gram": published.gram}[method](work, chosen.steps)
+        return spectrum(work, chosen.steps, norm).to(x.dtype).reshape(x.shape)
+    work = work / norm.to(work.dtype)
+    if method == "gram":
+        return published.gram(work, chosen.steps).to(x.dtype).reshape(x.shape)
+    half = torch.bfloat16 if method == "bfloat16" else x.dtype if x.dtype.itemsize == 2 else None
+    pairs = work.shape[-2] >= 2 * work.shape[-1] and (half is None or chosen.bears_half_rounding)
+    value = newton_schulz(work if half is None else work.to(half), chosen.steps, pairs)
     return value.to(x.dtype).reshape(x.shape)
 
 
-def newton_schulz(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
+def newton_schulz(x: Tensor, steps: tuple[Step, ...], pairs: bool = False) -> Tensor:
     """The iteration `X <- a X + X (b G + c G^2)` with `G = X^T X`, for matrices of Frobenius norm at most 1.
 
-    Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0;
-    reads X four times a step.
+    Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0.
+    With `pairs`, two steps make one multiplier of X: the second one's Gram matrix is `Q G Q` with the first one's
+    `Q = a I + b G + c G^2`. That saves two products with X for three of the small side, so it pays for long matrices.
+    As it stops after two steps, the growth of rounding that `published.gram` has to watch does not begin.
     """
-    for a, b, c in steps:
+    for first, second in zip(steps[::2], (*steps[1::2], None), strict=False) if pairs else ((s, None) for s in steps):
         g = symmetric_product(x.mT, x)
-        x = times_symmetric(x, symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g, x, beta=a)
+        a, b, c = first
+        r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
+        if second is None:
+            x = times_symmetric(x, r, x, beta=a)
+            continue
+        r.diagonal(dim1=-2, dim2=-1).add_(a)
+        g = symmetric_product(symmetric_product(r, g), r)
+        a, b, c = second
+        x = times_symmetric(
+            x, symmetric_product(r, symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g, r, beta=a)
+        )
     return x
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether a kind of device has instructions for products in bfloat16, so that they take less time than float32.
+
+    Example:
+        >>> multiplies_bfloat16("meta")
+        False
+    """
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch < 2.10
+        return False
+    known = torch.cpu.get_capabilities()
+    return torch.backends.mkldnn.is_available() and any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def spectrum(x: Tensor, steps: tuple[Step, ...], norm: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ zero) are those of the whole composition, checked by a test on a dense grid. `ms
 """
 
 import difflib
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from fractions import Fraction
 import torch
 
 Step = tuple[float, float, float]
+HALF_ROUNDING = 1 / 64
+"""Two eps of bfloat16: more than its roundings add, relatively, to the singular values of one or two steps."""
+BFLOAT16_ERROR = 0.02
+"""By how much, relatively, products in 16 bits let a value exceed the overshoot; tests hold every set to it."""
 OUTWARD = 2.0**-50  # relative margin of a step's image: far more than the float64 place of an extremum can hide
 _WIDE = frozenset({torch.float64, torch.float32})
 _ALL = _WIDE | {torch.bfloat16, torch.float16}
@@ -93,6 +98,21 @@ class CoefficientSet:
     def overshoot(self) -> float:
         """Bound of the composition from 0 on, at least 1: the true spectral norm of a step."""
         return max(1.0, self.maximum)
+
+    @functools.cached_property
+    def bears_half_rounding(self) -> bool:
+        """Whether the promise stands if 16 bits enlarge what every step is given by `HALF_ROUNDING`."""
+        high = self.upper
+        for step in self.steps:
+            high = image([step], 0.0, high * (1 + HALF_ROUNDING))[1]
+            if high > 4:  # far outside, numbers grow without bound
+                return False
+        return high <= self.overshoot
+
+    @property
+    def coarser_than_bfloat16(self) -> bool:
+        """Whether the set itself leaves more open than products in bfloat16 do, which it allows."""
+        return torch.bfloat16 in self.safe_dtypes and self.maximum - self.minimum > 2 * BFLOAT16_ERROR
 
 
 def critical_points(step: Step) -> list[float]:

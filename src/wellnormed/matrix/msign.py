@@ -13,7 +13,7 @@ from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
 from wellnormed.matrix._checks import Matrices, as_bound, check_finite, check_matrix, check_positive
 from wellnormed.matrix._spectral_function import Sign, differentiable
-from wellnormed.matrix.coefficients import CoefficientSet, check_sign, get
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, check_sign, get
 
 _EXACT = {
     "svd": _msign_methods.svd,
@@ -21,8 +21,9 @@ _EXACT = {
     "inverse-root": published.inverse_root,
     "sketch": published.sketch,
 }
-_POLYNOMIAL = ("newton-schulz", "spectrum", "gram")
+_POLYNOMIAL = ("newton-schulz", "bfloat16", "spectrum", "gram")
 METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
+_WORTH_HALF = 256  # smaller matrices cost little, and stay the same on every processor
 
 
 def msign(
@@ -40,16 +41,17 @@ def msign(
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
         coefficients: Name in `coefficients.REGISTRY`, or a set of your own; the exact methods do not use it.
-        method: The polynomial of the set by "newton-schulz", "spectrum" or "gram"; the sign itself by "svd", "eigh" or
-            "inverse-root"; or "sketch". "auto" is the faster of "spectrum" and "newton-schulz" on a CPU, which computes
-            16 bits in float32, and "newton-schulz" elsewhere and in `torch.compile`.
+        method: The polynomial of the set by "newton-schulz", "spectrum" or "gram", or, with products in 16 bits
+            whatever the dtype of `x`, "bfloat16"; the sign itself by "svd", "eigh" or "inverse-root"; or "sketch".
+            "auto" is the faster of "spectrum" and "newton-schulz" on a CPU, which computes 16 bits in float32, and
+            "newton-schulz" elsewhere and in `torch.compile`.
         rank: Number of singular values that "sketch" keeps.
         generator: Random numbers of "sketch"; torch's default without it.
 
     Returns:
         Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 5e-6 in float32
-        (1e-5 with "newton-schulz", 5e-3 with "gram"), 2% in 16 bits. Zero gives zero. The gradient (reverse mode,
-        forward mode once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
+        (1e-5 with "newton-schulz", 5e-3 with "gram"), `BFLOAT16_ERROR` (2%) in 16 bits. Zero gives zero. The gradient
+        (reverse mode, forward mode once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Example:
         >>> msign(torch.tensor([[3.0, 0.0], [0.0, -0.5]]), method="svd")
@@ -70,7 +72,7 @@ def msign(
         # A float64 decomposition takes as long as some eight steps for a square matrix, hardly longer for a long one.
         method = "spectrum" if decomposes and len(chosen.steps) * long >= 8 * short else "newton-schulz"
     if method not in _EXACT:
-        check_sign(chosen, x.dtype)
+        check_sign(chosen, torch.bfloat16 if method == "bfloat16" else x.dtype)
     if x.numel() == 0:
         return x.clone()
     if rank is not None and not 1 <= rank <= short:
@@ -82,6 +84,19 @@ def msign(
     else:
         compute = partial(in_batches, partial(_msign_methods.polynomial, chosen=chosen, method=method))
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
+
+
+def coarse_msign(x: Matrices, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
+    """`msign` for the direction of a step: at most `overshoot(coefficients, method)`, but only as exact as its set.
+
+    "auto" multiplies matrices with both sides from 256 on in bfloat16 where the device has instructions for that, if
+    the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8). As the
+    spectral norm could exceed the overshoot by 2% then, the result is divided by 1.02.
+    """
+    half = method == "auto" and x.dtype == torch.float32 and min(x.shape[-2:]) >= _WORTH_HALF
+    if half and get(coefficients).coarser_than_bfloat16 and _msign_methods.multiplies_bfloat16(x.device.type):
+        method = "bfloat16"
+    return msign(x, coefficients, method) / (1 + BFLOAT16_ERROR if method == "bfloat16" else 1)
 
 
 def stiefel_project(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix import msign, overshoot, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix.msign import coarse_msign
 
 
 class Norm(ABC):
@@ -123,7 +124,7 @@ class MatrixNorm(Norm):
         return nuclear.sum(-1).to(gradient.dtype)
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        return self.on_slices(gradient, lambda x, unit: msign(x, *self.msign_settings) * unit)
+        return self.on_slices(gradient, lambda x, unit: coarse_msign(x, *self.msign_settings) * unit)
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
