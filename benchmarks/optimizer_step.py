@@ -122,7 +122,7 @@ def high_water() -> int:
 def peak_bytes(name: str, blocks: int) -> int:
     """Highest resident size while stepping, less that with weights and gradients; call it in a fresh process."""
     make, dtype = MEASURED[name]
-    small = nn.Linear(64, 64, bias=False, dtype=dtype)
+    small = nn.Linear(256, 256, bias=False, dtype=dtype)  # for which each takes the path of the large ones
     small.weight.grad = torch.ones_like(small.weight)
     make(small).step()  # imports, and the product library's own buffers
     model = hidden_matrices(blocks, dtype)

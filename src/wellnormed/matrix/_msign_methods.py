@@ -46,13 +46,13 @@ def polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, method: str) -> Te
         work, norm = work[0], norm[0]
     if method == "spectrum":
         return spectrum(work, chosen.steps, norm).to(x.dtype).reshape(x.shape)
-    work = work / norm.to(work.dtype)
+    work.div_(norm.to(work.dtype))  # a copy since it was scaled
     if method == "gram":
         return published.gram(work, chosen.steps).to(x.dtype).reshape(x.shape)
-    half = torch.bfloat16 if method == "bfloat16" else x.dtype if x.dtype.itemsize == 2 else None
-    pairs = work.shape[-2] >= 2 * work.shape[-1] and (half is None or chosen.bears_half_rounding)
-    value = newton_schulz(work if half is None else work.to(half), chosen.steps, pairs)
-    return value.to(x.dtype).reshape(x.shape)
+    if method == "bfloat16" or x.dtype.itemsize == 2:
+        work = work.to(torch.bfloat16 if method == "bfloat16" else x.dtype)
+    pairs = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
+    return newton_schulz(work, chosen.steps, pairs).to(x.dtype).reshape(x.shape)
 
 
 def newton_schulz(x: Tensor, steps: tuple[Step, ...], pairs: bool = False) -> Tensor:

@@ -86,8 +86,8 @@ def msign(
     return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
 
 
-def coarse_msign(x: Matrices, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
-    """`msign` for the direction of a step: at most `overshoot(coefficients, method)`, but only as exact as its set.
+def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
+    """`size * msign(x)` for a step: at most `size * overshoot(coefficients, method)`, but only as exact as its set.
 
     "auto" multiplies matrices with both sides from 256 on in bfloat16 where the device has instructions for that, if
     the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8). As the
@@ -96,7 +96,7 @@ def coarse_msign(x: Matrices, coefficients: str | CoefficientSet, method: str = 
     half = method == "auto" and x.dtype == torch.float32 and min(x.shape[-2:]) >= _WORTH_HALF
     if half and get(coefficients).coarser_than_bfloat16 and _msign_methods.multiplies_bfloat16(x.device.type):
         method = "bfloat16"
-    return msign(x, coefficients, method) / (1 + BFLOAT16_ERROR if method == "bfloat16" else 1)
+    return msign(x, coefficients, method) * (size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size)
 
 
 def stiefel_project(

@@ -124,7 +124,7 @@ class MatrixNorm(Norm):
         return nuclear.sum(-1).to(gradient.dtype)
 
     def dualize(self, gradient: Tensor) -> Tensor:
-        return self.on_slices(gradient, lambda x, unit: coarse_msign(x, *self.msign_settings) * unit)
+        return self.on_slices(gradient, lambda x, unit: coarse_msign(x, unit, *self.msign_settings))
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -189,10 +189,12 @@ class ConditionalGradient(torch.optim.Optimizer):
             group["steps"] += 1
         buckets = list(self._buckets())
         results = self.placement.run(self._job(*bucket) for bucket in buckets)
-        for (group, norm, parameters), (directions, *averages) in zip(buckets, results, strict=True):
+        for group, norm, parameters in buckets:
+            directions, *averages = next(results)
             for average in averages:
                 torch._foreach_copy_([self.state[p]["second_moment"] for p in parameters], average)
             self._move(group, norm, parameters, directions)
+            del directions  # before the next ones are computed; `zip` would keep them
         return loss
 
     def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
