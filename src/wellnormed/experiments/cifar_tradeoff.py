@@ -95,10 +95,11 @@ def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
 
 
 def ratios(rows: Sequence[Row], method: str) -> list[list[float]]:
-    """Of every run with Muon, the norm of the second matrix over the cap, on the way."""
+    """Of every run with Muon, the norm of the second matrix over the cap, on the way and at the end."""
     return [
-        [norms[1] / row["config"]["strength"] for norms in row["results"]["norms_on_the_way"]]
+        [norms[1] / row["config"]["strength"] for norms in (*found["norms_on_the_way"], found["norms"])]
         for row in of_pair(rows, "muon", method)
+        for found in [row["results"]]
     ]
 
 
@@ -130,8 +131,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     figure, ((axis,),) = panels(1, 1, (7, 4.5))
     for method in CAPPED:
         for number, run in enumerate(ratios(rows, method)):
-            steps = [EVERY * (1 + place) for place in range(len(run))]
-            axis.plot(steps, run, color=colours[method], lw=0.7, label=None if number else method)
+            steps = [EVERY * (1 + place) for place in range(len(run) - 1)]
+            axis.plot(steps, run[:-1], color=colours[method], lw=0.7, label=None if number else method)
     axis.set(xlabel="step", ylabel="norm of the second matrix over the cap")
     legend_below(figure, "Muon: norms during training, every run")
     return drawn | {"norms": figure}

@@ -4,7 +4,7 @@ The model is the speedruns' transformer without their learned scales (`NanoGPTCo
 parameters in its blocks, on bytes of English books. Every optimizer has the same windows, momentum and schedule, which
 here falls with the time that is left, and moves embedding and head by AdamW or, of this package, by their norms. The
 last row is this package's transformer without normalisation layers, with every weight below its cap after every step.
-`RATES` is from a search with runs of one minute. Run it with one job on a machine that does nothing else.
+`RATES` are guesses from shorter runs, not yet searched for. Run it with one job on a machine that does nothing else.
 """
 
 import time
