@@ -52,7 +52,8 @@ def polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, method: str) -> Te
     if method == "bfloat16" or x.dtype.itemsize == 2:
         work = work.to(torch.bfloat16 if method == "bfloat16" else x.dtype)
     pairs = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
-    return newton_schulz(work, chosen.steps, pairs).to(x.dtype).reshape(x.shape)
+    work = newton_schulz(work, chosen.steps, pairs)  # under the same name, so that what came in is freed
+    return work.to(x.dtype).reshape(x.shape)
 
 
 def newton_schulz(x: Tensor, steps: tuple[Step, ...], pairs: bool = False) -> Tensor:

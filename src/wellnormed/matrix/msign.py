@@ -96,7 +96,8 @@ def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, m
     half = method == "auto" and x.dtype == torch.float32 and min(x.shape[-2:]) >= _WORTH_HALF
     if half and get(coefficients).coarser_than_bfloat16 and _msign_methods.multiplies_bfloat16(x.device.type):
         method = "bfloat16"
-    return msign(x, coefficients, method) * (size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size)
+    value, factor = msign(x, coefficients, method), size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size
+    return value * factor if value.requires_grad else value.mul_(factor)
 
 
 def stiefel_project(
