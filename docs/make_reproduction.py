@@ -71,7 +71,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     yield from (
         "",
         f"[{name}](../results/reproduce/{name}/rows.jsonl): `{rows[0]['command']}`; {len(rows):,} cells, {seeds} "
-        f"seeds, {minutes:.1f} minutes of one process; {machines}; commit {commits}.",
+        f"seed{'s' * (seeds > 1)}, {minutes:.1f} minutes of one process; {machines}; commit {commits}.",
         "",
         *markdown(experiment.verdicts(rows, preset)).splitlines(),
     )

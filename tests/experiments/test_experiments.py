@@ -60,7 +60,11 @@ SMALL = {
         for seed in (0, 1)
         for optimizer, method, lr in (("muon", "soft cap", 0.3), ("muon", "hammer", 0.3), ("adamw", "hammer", 0.01))
     ],
-    "five-minutes": lambda cell: replace(cell, seconds=0.5, blocks=1, batch=2, length=16) if cell.seed == 0 else None,
+    "five-minutes": lambda cell: (
+        replace(cell, seconds=0.3, blocks=1, batch=2, length=16)
+        if cell.seed == 0 and cell.lr == five_minutes.RATES[cell.method]
+        else None
+    ),
     "grokking": lambda cell: replace(cell, prime=7, width=6, steps=10) if cell.seed < 2 else None,
     "hardcap-cost": lambda cell: replace(cell, short=cell.short // 16, rounds=1) if cell.short < 256 else None,
     "hardcap-stability": lambda cell: replace(cell, rows=8, columns=12) if cell.seed < 2 else None,

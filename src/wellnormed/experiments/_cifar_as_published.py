@@ -7,8 +7,40 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.constraints.base import SpectralConstraint, State
-from wellnormed.experiments._cifar import BETAS, CifarRun, CifarTask, lt_adamw, lt_start, lt_task
+from wellnormed.experiments._cifar import BETAS, CifarRun, CifarTask, Method, lt_adamw, lt_start, lt_task
 from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
+
+_HARD_CAP = (
+    (0.805032, 0.206361, -0.019763),
+    (0.649867, 0.162935, -0.01115),
+    (1.810259, -0.200265, 0.008251),
+    (1.004384, -0.18349, 0.014413),
+)
+"""What the hard cap of LT's code applies to singular values over the cap: odd polynomials, one after another."""
+
+
+def hard_cap_equilibrium_as_published() -> float:
+    """Where the hard cap of LT's code leaves singular values, over its cap, while ever smaller steps push them up."""
+    size = 1.0
+    for _ in range(1000):
+        for a, b, c in _HARD_CAP:
+            size = a * size + b * size**3 + c * size**5
+    return size
+
+
+def why_bounds_differ(method: Method, strength: float) -> str:
+    """What the code of LT does to the norms of the three matrices that is not what its text says."""
+    if method == "hard cap":
+        share = hard_cap_equilibrium_as_published()
+        return (
+            f"the polynomials of LT's code let norms sink to {share:.4f} of the cap, and ({share:.4f} x "
+            f"{strength:g})^3 = {(share * strength) ** 3:.1f}; here they stay at the cap"
+        )
+    if method == "soft cap":
+        return (
+            "the step's norm in LT's code is sqrt(d_in / d_out) times what it is, so norms stay further below the cap"
+        )
+    return ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from wellnormed.experiments._cifar import EPOCH, WITHIN, CifarRun, CifarTask, Method, OptimizerName, lt_task
+from wellnormed.experiments._cifar_as_published import why_bounds_differ
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
@@ -108,7 +109,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     colours = {method: f"C{number}" for number, method in enumerate(get_args(Method))}
     drawn = {}
     for key, name in (("loss", "test loss"), ("error", "share of test images wrong")):
-        figure, axes = panels(1, 2, (11, 4.5))
+        figure, axes = panels(1, 2, (11, 4.5), sharex=True)
         for axis, optimizer in zip(axes[0], get_args(OptimizerName), strict=True):
             for method, colour in colours.items():
                 if found := points(of_pair(rows, optimizer, method), key):
@@ -173,15 +174,17 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
     for row in muon + sorted(adamw, key=lambda row: row["results"]["accuracy"])[-1:]:
         method, results = row["config"]["method"], row["results"]
         if row in muon:
-            _, _, loss, accuracy, bound = MUON[method]
-            published, what = f"{loss}, {accuracy}, {bound}", f"Muon, {method}: loss, accuracy, bound"
+            published, accuracy = "{2}, {3}, {4}".format(*MUON[method]), MUON[method][3]
+            what = f"Muon, {method}: loss, accuracy, bound"
+            why = why_bounds_differ(method, row["config"]["strength"])
         else:
-            accuracy, bound = ADAMW
-            published = f"-, {accuracy}, {bound}"
+            published, accuracy = "-, {}, {}".format(*ADAMW), ADAMW[0]
             what = f"AdamW's best, {method}, rate {row['config']['lr']:.2g}: loss, accuracy, bound"
+            others = [f"{r['results']['lipschitz']:.0f} at {r['config']['lr']:.2g}" for r in adamw if r is not row]
+            why = f"LT does not say its rate; the bound is {' and '.join(others)}" if others else ""
         ours = f"{results['loss']:.3f}, {results['accuracy']:.3f}, {results['lipschitz']:.1f}"
         reached = "reached" if abs(results["accuracy"] - accuracy) <= WITHIN else "not reached"
-        found.append(Verdict(what, published, ours, "-", 1, reached))
+        found.append(Verdict(what, published, ours, "-", 1, reached, why))
     return found
 
 

@@ -4,7 +4,8 @@ The model is the speedruns' transformer without their learned scales (`NanoGPTCo
 parameters in its blocks, on bytes of English books. Every optimizer has the same windows, momentum and schedule, which
 here falls with the time that is left, and moves embedding and head by AdamW or, of this package, by their norms. The
 last row is this package's transformer without normalisation layers, with every weight below its cap after every step.
-`RATES` are guesses from shorter runs, not yet searched for. Run it with one job on a machine that does nothing else.
+`RATES` are the best of `TRIED` in runs of one minute, which are cells of this experiment too. Run it with one job on a
+machine that does nothing else.
 """
 
 import time
@@ -22,7 +23,6 @@ from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
 from wellnormed.experiments._tokens import byte_corpus
 from wellnormed.models.files import TokenModel
-from wellnormed.norms.recipes import RecipeName
 from wellnormed.optim import Scion
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import fit
@@ -31,6 +31,9 @@ from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
 
 Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, caps"]
 RATES: dict[Method, float] = {"AdamW": 0.004, "torch's Muon": 0.02, "Scion": 0.02, "Scion, caps": 0.2}
+FIRST: dict[Method, float] = {"AdamW": 0.002, "torch's Muon": 0.01, "Scion": 0.01, "Scion, caps": 0.05}
+TRIED = {method: [first * 2**k for k in range(4)] for method, first in FIRST.items()}
+"""The rates of the runs of one minute."""
 EVERY = 20
 """Steps between the points of a curve."""
 OWN = ("Scion", "Scion, caps")
@@ -47,6 +50,8 @@ class Cell:
     batch: int
     length: int
     seed: int
+    search: bool = False
+    """Whether it is one of those that find the best rate."""
 
 
 class Both(torch.optim.Optimizer):
@@ -91,16 +96,16 @@ class TimedTask(TokenTask):
                 rest = [p for p in model.parameters() if p not in inner]
                 return Both(muon, torch.optim.AdamW(rest, config.adamw_rate, betas=(0.9, 0.95), weight_decay=0.0)), None
             case "Scion":
-                recipe: RecipeName = "modular"
-                return Scion(model, config.learning_rate, recipe=recipe, momentum=0.95, nesterov=True), None
+                return Scion(model, config.learning_rate, recipe="modular", momentum=0.95, nesterov=True), None
             case _:
                 return build_optimizer(model, config, group)
 
 
 def cells(preset: Preset) -> list[Cell]:
-    """Every optimizer at its rate, over seeds."""
-    sizes = 60 * (60.0 if preset == "paper" else 5.0), 5, 32, 128
-    return [Cell(method, lr, *sizes, seed) for seed in range(3) for method, lr in RATES.items()]
+    """A minute at every rate that is tried, then every optimizer at its best rate, over seeds."""
+    minutes, sizes = 60 if preset == "paper" else 5, (5, 32, 128)
+    search = [Cell(method, lr, 60, *sizes, 0, True) for method, rates in TRIED.items() for lr in rates]
+    return search + [Cell(method, lr, 60 * minutes, *sizes, s) for s in range(3) for method, lr in RATES.items()]
 
 
 def config_of(cell: Cell) -> TokenTrainConfig:
@@ -129,22 +134,30 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
     return {"bits_per_byte": task.evaluate()["bits_per_byte"], "steps": task.step, "curve": curve}
 
 
-def bits(rows: Sequence[Row], method: str) -> list[float]:
-    """Of every seed."""
-    return [row["results"]["bits_per_byte"] for row in rows if row["config"]["method"] == method]
+def of(rows: Sequence[Row], method: str, search: bool = False) -> list[Row]:
+    """The long runs of a method, one for each seed, or its short ones, one for each rate."""
+    own = [row for row in rows if row["config"]["method"] == method and row["config"]["search"] == search]
+    return sorted(own, key=lambda row: row["config"]["lr"])
+
+
+def bits(rows: Sequence[Row]) -> list[float]:
+    """Bits a byte at the end of every run."""
+    return [row["results"]["bits_per_byte"] for row in rows]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """The loss of the batches against the time, and bits a byte at the end."""
-    figure, ((curves, ends),) = panels(1, 2, (11, 4.2), sharey=False)
+    """The search for the rates, the loss of the batches against the time, and bits a byte at the end."""
+    figure, ((search, curves, last),) = panels(1, 3, (14, 4.2), sharey=False)
     for number, method in enumerate(get_args(Method)):
-        for row in rows:
-            if row["config"]["method"] == method and row["results"]["curve"]:
-                curves.plot(*zip(*row["results"]["curve"], strict=True), color=f"C{number}", lw=0.8, label=method)
-        ends.plot(found := bits(rows, method), [number] * len(found), "o", color=f"C{number}")
-    curves.set(xlabel="seconds", ylabel="loss of a batch (nats a byte)")
-    ends.set_yticks(range(len(RATES)), list(RATES))
-    ends.set(xlabel="validation bits a byte")
+        color, short, long = f"C{number}", of(rows, method, search=True), of(rows, method)
+        search.plot([row["config"]["lr"] for row in short], bits(short), "o-", color=color, label=method)
+        for row in long:
+            curves.plot(*zip(*row["results"]["curve"], strict=True), color=color, lw=0.8)
+        last.plot(bits(long), [number] * len(long), "o", color=color)
+    search.set(xlabel="learning rate", ylabel="validation bits a byte after a minute", xscale="log")
+    curves.set(xlabel="seconds", ylabel="loss of a batch (nats a byte)", ylim=(None, 3.0))
+    last.set_yticks(range(len(RATES)), list(RATES))
+    last.set(xlabel="validation bits a byte at the end")
     legend_below(figure, "Five minutes on two cores, by optimizer: every seed")
     return {"five-minutes": figure}
 
@@ -154,13 +167,16 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     yes, no = ANSWERS[preset]
     lines = []
     for method in get_args(Method):
-        if found := bits(rows, method):
-            steps = [row["results"]["steps"] for row in rows if row["config"]["method"] == method]
-            ours = f"{fmean(found):.3f} bits a byte after {fmean(steps):.0f} steps at rate {RATES[method]:g}"
-            lines.append(Verdict(method, "-", ours, f"{min(found):.3f} to {max(found):.3f}", len(found), "measured"))
+        if long := of(rows, method):
+            found, steps = bits(long), fmean(row["results"]["steps"] for row in long)
+            ours = f"{fmean(found):.3f} bits a byte after {steps:.0f} steps at rate {RATES[method]:g}"
+            short = of(rows, method, search=True)
+            rates = [f"{loss:.3f} at {row['config']['lr']:g}" for row, loss in zip(short, bits(short), strict=True)]
+            interval, why = f"{min(found):.3f} to {max(found):.3f}", f"after a minute: {', '.join(rates)}"
+            lines.append(Verdict(method, "-", ours, interval, len(found), "measured", why))
     for own in OWN:
         for other in [method for method in get_args(Method) if method not in OWN]:
-            ahead, behind = bits(rows, own), bits(rows, other)
+            ahead, behind = bits(of(rows, own)), bits(of(rows, other))
             if ahead and behind:
                 difference = fmean(ahead) - fmean(behind)
                 verdict = yes if max(ahead) < min(behind) else no
