@@ -41,6 +41,7 @@ CASES = {
     "Orthogonal": Case(c.Orthogonal(1.2), any_optimizer=False),
     "Sphere": Case(c.Sphere(1.2)),
     "ColumnCap": Case(c.ColumnCap(1.2)),
+    "ColumnCap, rows and biases": Case(c.ColumnCap(1.3)),
     "EntryCap": Case(c.EntryCap(1.2)),
     "NormSphere": Case(c.NormSphere(), promises=False, promises_any=False),
     "NormSphere, as published": Case(c.NormSphere(frobenius=True), promises=False, promises_any=False),
@@ -61,6 +62,8 @@ def build(case):
 
 def norms_of(case, model):
     """What the constraint of a case acts on."""
+    if case.constraint == c.ColumnCap(1.3):
+        return wn.assign_norms(model, overrides={"c": wn.norms.Euclidean(ndim=2), "[!c]*": wn.norms.RowNorm()})
     if isinstance(case.constraint, c.ColumnCap):
         return wn.assign_norms(model)
     if isinstance(case.constraint, c.EntryCap):

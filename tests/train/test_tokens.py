@@ -13,6 +13,7 @@ from wellnormed.data.corpus import Corpus
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import build, load
+from wellnormed.train.config import Caps
 from wellnormed.train.observe import observed
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder
@@ -98,6 +99,8 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
     [
         (["--variant", "modula", "--constraint", "hard-cap"], "constraint=hard-cap must be `none` for models other"),
         (["--constraint", "soft-cap", "--every", "4"], "every=4 must be 1 for the soft cap"),
+        (["--variant", "nanogpt", "--float8", "emulated"], "float8=emulated must be `no` without a model `gpt`"),
+        (["--constraint", "none", "--float8", "emulated"], "float8=emulated must be `no` without .* and a constraint"),
         (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
         (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),
         (["--validation-tokens", "100"], "validation_tokens=100 must be at least one window and its target, 129"),
@@ -145,6 +148,40 @@ def test_bfloat16_and_recomputing_change_products_and_memory_alone(letters):
     rounded = task_of(replace(small(), precision="bfloat16"), letters)
     assert rounded.backward() == pytest.approx(exact, rel=2**-7)  # bfloat16 keeps 8 bits
     assert all(p.dtype == torch.float32 for p in rounded.model.parameters())
+
+
+def test_float8_is_for_layers_that_stay_in_its_range_with_any_weights_within_the_caps(letters):
+    model = replace(small().model, blocks=1)
+    config = replace(small(), model=model, float8="emulated", caps=Caps(*[2.0] * 7))
+    task = task_of(config, letters)
+    layers = {name.removesuffix(".weight") for name, _ in task.model.named_parameters() if name.startswith("layers.")}
+    assert set(task.float8) == layers
+    exact = task_of(replace(config, float8="no"), letters)
+    assert task.backward() == pytest.approx(exact.backward(), rel=2**-3)  # E4M3 keeps 4 bits
+    for parameter in task.model.parameters():
+        parameter.data.normal_().mul_(1e9)  # the constraints bring weights that another hand has moved back to the caps
+    task.optimizer.step()
+    assert max(task.constraints.proved_ratios().values()) <= 1
+    assert task.advance() > 0  # of the largest weights that the caps allow, no entry leaves the range
+    with torch.no_grad():
+        task.model.layers[1].block.input.weight.mul_(1e9)
+    with pytest.raises(ValueError, match=r"layers\.1\.block\.input.* does not hold, which ends at 448"):
+        task.batch_loss()
+
+
+def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(letters):
+    start = replace(small(), model=replace(small().model, blocks=1), float8="emulated")
+    caps = replace(Caps(*[2.0] * 7), value=1e4)
+    task = task_of(replace(start, caps=caps), letters)
+    assert "layers.0.block.query.0" in task.float8
+    assert "layers.0.block.value" not in task.float8
+    assert "layers.0.block.output" not in task.float8
+    assert "layers.1.block.input" not in task.float8
+    caps = Caps(*[1e4] * 7)
+    with pytest.raises(
+        ValueError, match=r"no layer is proved .*layers\.0\.block\.query\.0 comes first and reaches 1e\+04"
+    ):
+        task_of(replace(start, caps=caps), letters)
 
 
 def test_operations_are_counted(letters):

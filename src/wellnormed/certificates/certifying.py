@@ -1,6 +1,7 @@
 """`certify`: capture what a model executes, and bound every operation."""
 
 import inspect
+import itertools
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_bars
 from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.constraints import Constraints
+from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured, capture, confirm, decomposed
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.ledger import Stored
@@ -29,6 +32,7 @@ def certify(
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
     margins: bool = False,
+    within: Constraints | None = None,
     progress: bool = False,
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
@@ -49,12 +53,16 @@ def certify(
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
         margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a
             linear map; time grows with the square of its outputs.
+        within: Constraints on the model's weights, whose promised norms take the place of the weights' own. Then the
+            bound, which the weights' entries have no part in, is that of every model whose weights keep these promises:
+            known before the first step of training, and true after each. Every parameter that is trained must have one.
         progress: Whether to show in a terminal how many operations are bounded, and the time left.
 
     Raises:
         UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
             captured operations do not show; names the operation, the module, the line of the model, and a remedy.
-        ValueError: `radius` is not positive, or `box` is not two numbers in order; or an embedding has a row outside.
+        ValueError: `radius` is not positive, or `box` is not two numbers in order; or an embedding has a row outside;
+            or `within` holds no parameter of the model, or one that breaks its promise.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
@@ -64,12 +72,12 @@ def certify(
         True
     """
     require_module("certify", model)
-    domain = domain_from("certify", radius, box)
+    domain, balls = domain_from("certify", radius, box), _balls(model, within)
     with progress_bars(progress) as bar:
         capturing = bar("captured")
         captured = capture(model, example_of(model, example_input, "certify"), output)
         capturing(1, 1)
-        walk = Walk(decomposed(captured), domain)
+        walk = Walk(decomposed(captured), domain, balls=balls)
         walk.run(margins, bar("operations bounded"))
         larger, fixed = confirm(model, captured, output, bar("confirmed by running"))
         walk.fix(fixed)
@@ -95,6 +103,28 @@ def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
     )
 
 
+def _balls(model: nn.Module, within: Constraints | None) -> dict[str, Ball | None]:
+    """Name of every parameter that is trained -> the ball that constraints keep it in, if there are constraints."""
+    if within is None:
+        return {}
+    if not isinstance(within, Constraints):
+        raise ValueError(f"certify: within={within!r} must be what `constrain` returned")
+    balls = {id(parameter): Ball(norm, bound, tuple(parameter.shape)) for parameter, norm, bound in within.balls()}
+    named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False)]
+    held = {name: balls[id(p)] for name, p in named if id(p) in balls}
+    if not held:
+        raise ValueError("certify: within holds no parameter of this model; pass the model whose weights it constrains")
+    for name, p in named:
+        if name in held and not float(proved := held[name].norm.upper_bound(p.detach())) <= held[name].radius:
+            raise ValueError(
+                f"certify: {name} has norm {float(proved):.6g}, and {held[name].radius:g} is promised; take the step "
+                "that brings it back, or certify without `within`"
+            )
+    trained = {p.untyped_storage().data_ptr() for name, p in named if name in held or p.requires_grad}
+    stored = itertools.chain(named, model.named_buffers(remove_duplicate=False))
+    return {name: held.get(name) for name, tensor in stored if tensor.untyped_storage().data_ptr() in trained}
+
+
 def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:
     """What `radius` and `box` say together."""
     require_numbers(f"{caller}: ", {"radius": radius})
@@ -116,13 +146,16 @@ def arguments_of(domain: Domain) -> dict[str, Any]:
 
 def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
     """Whether another batch has the same bounds, from the same tensors."""
-    other = Walk(larger, walk.step.radius, walk.step)
+    other = Walk(larger, walk.step.radius, walk.step, walk.step.balls)
     other.run(margins, progress)
     rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))
     return (
         len(walk.step.rows) == len(other.step.rows)
         and all(a.operation == b.operation and same_bounds(a.bounds, b.bounds) for a, b in rows)
-        and all(_same_tensor(stored, other.step.used.get(name)) for name, stored in walk.step.used.items())
+        and all(
+            name in walk.step.balls or _same_tensor(stored, other.step.used.get(name))
+            for name, stored in walk.step.used.items()
+        )
     )
 
 

@@ -213,15 +213,16 @@ def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) 
 
 
 def _diameter(x: np.ndarray, values: tuple[float, ...]) -> bool:
-    """No two rows are further apart than the two most distant from any one centre, here the mean, are from it."""
+    """No two rows are further apart than the two most distant from a centre are from it: from the mean, or from 0."""
     largest = float(abs(x).max())
     if len(values) != 1 or not largest:
         return len(values) == 1
     rows = x.reshape(-1, x.shape[-1]) / 2.0 ** math.frexp(largest)[1]
-    centre, step = rows.mean(0), max(1, _BLOCK // rows.shape[1])
-    blocks = [rows[start : start + step] - centre for start in range(0, len(rows), step)]
-    distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
-    most = float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(_TINY)
+    step, most = max(1, _BLOCK // rows.shape[1]), math.inf
+    for centre in (rows.mean(0), 0.0):
+        blocks = [rows[start : start + step] - centre for start in range(0, len(rows), step)]
+        distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
+        most = min(most, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(_TINY))
     return most <= values[0] / 2.0 ** math.frexp(largest)[1]
 
 

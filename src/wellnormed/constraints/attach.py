@@ -103,7 +103,7 @@ def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tu
         raise ValueError(
             f"{constraint!r} acts on none of the parameters that {pattern!r} matches: "
             + ", ".join(f"{a.name} lives in {a.norm or 'no norm'}" for a in named)
-            + "; use ColumnCap for ColNorm, EntryCap for Sign and Gain, and SoftCap, HardCap or another spectral one "
-            "for Spectral and PerHead"
+            + "; use ColumnCap for ColNorm and biases, EntryCap for Sign and Gain, and SoftCap, HardCap or another "
+            "spectral one for Spectral and PerHead"
         )
     return acting

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import Constraint, State, held
+from wellnormed.constraints.base import Constraint, Promise, State, held
 from wellnormed.norms import MatrixNorm, Norm
 from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
@@ -75,6 +75,11 @@ class Constraints:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
         bounds = {c.name: c.constraint.promised(self._state[c.name]) for c in self._constrained}
         return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def balls(self) -> list[tuple[Tensor, Norm, float]]:
+        """Every parameter whose constraint promises one bound for all steps; the norm it is measured in; the bound."""
+        held = [(c, c.constraint) for c in self._constrained]
+        return [(c.parameter, c.norm, promise.bound) for c, promise in held if isinstance(promise, Promise)]
 
     def norm_ratios(self) -> dict[str, float]:
         """Estimated norm over the promised bound, of every parameter whose constraint promises one."""

@@ -16,8 +16,7 @@ import wellnormed.matrix as matrix
 from wellnormed.constraints.amortised import AmortisedCap
 from wellnormed.constraints.base import SLACK, TARGET, Cap, Promise, SpectralCap
 from wellnormed.matrix import coefficients as registry
-from wellnormed.norms import ColNorm, Gain, MatrixNorm, Norm, Sign
-from wellnormed.norms.base import rms
+from wellnormed.norms import BiasRMS, ColNorm, Euclidean, Gain, MatrixNorm, Norm, RowNorm, Sign
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,15 +173,18 @@ class Stiefel(SpectralCap):
 
 @dataclass(frozen=True)
 class ColumnCap(Cap):
-    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4)."""
+    """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
+
+    So are rows and biases, where the norm is theirs: `RowNorm`, `BiasRMS`, `Euclidean`.
+    """
 
     def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, ColNorm)
+        return isinstance(norm, ColNorm | RowNorm | BiasRMS | Euclidean)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        assert isinstance(norm, ColNorm)
+        assert isinstance(norm, ColNorm | RowNorm | BiasRMS | Euclidean)
         cap = self.max_norm * TARGET
-        return weights * (cap / rms(weights, norm.feature_dim).clamp(min=cap))
+        return weights * (cap / norm.group_norms(weights).clamp(min=cap))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ class Norm(ABC):
         count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
 
+    def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
+        """Batches `(blocks, m', n')` of parts that make up a weight; a part's largest singular value at norm 1.
+
+        A vector's singular value is its Euclidean norm. A norm that is no largest size of parts has none.
+        """
+        raise NotImplementedError(f"{self!r} is not the largest size of a part of the weight")
+
     @property
     def overshoot(self) -> float:
         """The largest norm that `dualize` returns; 1 unless an iteration approximates the oracle from above."""
@@ -136,6 +143,10 @@ class MatrixNorm(Norm):
             return torch.stack(filled).reshape(slices.shape)
 
         return weight.copy_(self.on_slices(weight, start))
+
+    def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
+        slices = (x.reshape(-1, *x.shape[-2:]) for x in self.slices(weight))
+        return list(zip(slices, self.slice_units(weight), strict=True))
 
     def upper_bound(self, weight: Tensor) -> Tensor:
         return self.slice_upper_bounds(weight).amax(-1)

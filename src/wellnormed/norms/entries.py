@@ -19,6 +19,9 @@ class _LargestEntry(Norm):
     def norm(self, weight: Tensor) -> Tensor:
         return entries(weight.abs(), self.ndim).amax(-1) * self._inputs(weight)
 
+    def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
+        return [(weight.reshape(-1, 1, 1), 1 / self._inputs(weight))]
+
     def dual_norm(self, gradient: Tensor) -> Tensor:
         return entries(gradient.abs(), self.ndim).sum(-1) / self._inputs(gradient)
 

@@ -34,8 +34,17 @@ class _LargestRMS(Norm):
         """The RMS of every group, with the dimensions of the weight."""
         return rms(weight, self._dims()) if self._dims() else weight.abs()
 
+    def group_norms(self, weight: Tensor) -> Tensor:
+        """The norm of every group alone, with the dimensions of the weight."""
+        return self._sizes(weight) / self._unit(self._count(weight))
+
     def norm(self, weight: Tensor) -> Tensor:
-        return entries(self._sizes(weight), self.ndim).amax(-1) / self._unit(self._count(weight))
+        return entries(self.group_norms(weight), self.ndim).amax(-1)
+
+    def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
+        dims, count = self._dims(), self._count(weight)
+        groups = weight.movedim(dims, tuple(range(-len(dims), 0))).reshape(-1, count, 1)
+        return [(groups, self._unit(count) * math.sqrt(count))]
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         count = self._count(gradient)

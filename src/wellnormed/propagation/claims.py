@@ -79,20 +79,23 @@ def row_difference(weight: Tensor, transposed: bool = False) -> tuple[float]:
 
 
 def diameter(tensor: Tensor) -> tuple[float]:
-    """Bound on the largest distance of two vectors along the last axis: what the two most distant from the mean add to.
+    """Bound on the largest distance of two vectors along the last axis.
 
-    At most twice the largest distance, and at most `sqrt(2)` times if the mean is the centre of the smallest ball that
-    has all vectors (Jung's theorem); the largest distance itself takes the square of the vectors' number.
+    What the distances of the two most distant from a centre add to: from their mean, or from 0 if that is less. With
+    the mean it is at most twice the largest distance, and at most `sqrt(2)` times if the mean is the centre of the
+    smallest ball that has all vectors (Jung's theorem); the largest distance itself takes the square of their number.
     """
     rows = _wide(tensor).reshape(-1, tensor.shape[-1])
     scale = 2.0 ** math.frexp(float(rows.abs().max()))[1]
     rows = rows / scale
-    mean = rows.mean(0)
-    distances = torch.cat([(block - mean).square().sum(1) for block in rows.split(4096)]).sqrt()
     # the mean of whoever checks it differs by rounding, and so do its two distances
     margin = 1 + 4 * (rows.shape[1] + 8) * _UNIT
     moved = 8 * (len(rows) + 8) * _UNIT * math.sqrt(rows.shape[1])
-    return (_times(float(distances.topk(min(2, len(rows))).values.sum()) * margin + moved, scale),)
+    least = math.inf
+    for centre in (rows.mean(0), torch.zeros(rows.shape[1], dtype=rows.dtype)):
+        distances = torch.cat([(block - centre).square().sum(1) for block in rows.split(4096)]).sqrt()
+        least = min(least, float(distances.topk(min(2, len(rows))).values.sum()))
+    return (_times(least * margin + moved, scale),)
 
 
 def max_abs(tensor: Tensor) -> tuple[float]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from wellnormed.propagation import claims as measures
+from wellnormed.propagation.balls import Ball
+from wellnormed.propagation.balls import claim as claim_of_balls
 from wellnormed.propagation.decimals import rounding_up
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError
@@ -37,9 +39,15 @@ class Ledger:
     Args:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
         proved: A ledger of the same model, whose claims need no second proof.
+        balls: Name of a stored tensor whose entries are not to be known -> the ball that it lies in; None if nothing at
+            all is known of it. Its entries are NaN, so that nothing but a claim of its ball can come of it.
     """
 
-    def __init__(self, radius: Domain, proved: "Ledger | None" = None) -> None:
+    def __init__(
+        self, radius: Domain, proved: "Ledger | None" = None, balls: Mapping[str, Ball | None] | None = None
+    ) -> None:
+        self.balls: Mapping[str, Ball | None] = balls or {}
+        """Name of a stored tensor whose entries are NaN -> the ball that it lies in, if any."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
         self.rows: dict[str, Row] = {}
@@ -175,7 +183,9 @@ class Ledger:
             True
         """
         for stored in tensors:
-            self.use(stored)
+            if self.balls.get(stored.name) is None:
+                self.use(stored)
+            self.used.setdefault(stored.name, stored)
         names = tuple(stored.name for stored in tensors)
         key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
         known = {} if self._proved is None else self._proved._claims
@@ -184,9 +194,18 @@ class Ledger:
         if key not in self._claims:
             if not tensors[0].tensor.numel():
                 raise self.refuse(f"{names[0]} is empty; remove the layer")
-            values = measures.MEASURES[measure](*(stored.tensor for stored in tensors), **constants)
-            self._claims[key] = Claim(measure, names, values, constants)
+            self._claims[key] = Claim(measure, names, self._values(measure, tensors, constants), constants)
         return self._claims[key]
+
+    def _values(self, measure: str, tensors: Sequence[Stored], constants: Mapping[str, Any]) -> tuple[float, ...]:
+        known = [self.balls.get(stored.name) or stored.tensor for stored in tensors]
+        if not any(isinstance(each, Ball) for each in known):
+            return measures.MEASURES[measure](*known, **constants)
+        values = claim_of_balls(measure, known, **constants)
+        if values is None:
+            names = " and ".join(stored.name for stored in tensors)
+            raise self.refuse(f"the norm of {names} says nothing of its {measure}; certify without `within`")
+        return values
 
     def use(self, stored: Stored) -> str:
         """Note that a row names a stored tensor, and check that it is finite."""
@@ -194,9 +213,22 @@ class Ledger:
             raise self.refuse(f"two tensors are called {stored.name}; rename one")
         if stored.name not in self.used:
             if stored.tensor.is_floating_point() and not bool(torch.isfinite(stored.tensor).all()):
+                self.require_known(stored)
                 raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
             self.used[stored.name] = stored
         return stored.name
+
+    def require_known(self, stored: Stored) -> None:
+        """Refuse a tensor whose entries follow from those that are not to be known.
+
+        Raises:
+            UncertifiableError: Says what to do about it.
+        """
+        if self.balls and stored.tensor.is_floating_point() and bool(stored.tensor.isnan().any()):
+            raise self.refuse(
+                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; constrain it if nothing "
+                "does yet, freeze it, or certify without `within`"
+            )
 
     def _require_finite(self, constants: Mapping[str, Any]) -> None:
         for key, number in constants.items():

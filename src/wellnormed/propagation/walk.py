@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
+from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured, owner, place
 from wellnormed.propagation.dependence import dependence, packet, reached
 from wellnormed.propagation.domain import Domain
@@ -24,10 +25,16 @@ _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 
 
 class Walk:
-    """Bounds the nodes of a captured graph, those that the result needs."""
+    """Bounds the nodes of a captured graph, those that the result needs; the arguments are those of a `Ledger`."""
 
-    def __init__(self, captured: Captured, radius: Domain, proved: Ledger | None = None) -> None:
-        self.captured, self.step = captured, Ledger(radius, proved)
+    def __init__(
+        self,
+        captured: Captured,
+        radius: Domain,
+        proved: Ledger | None = None,
+        balls: Mapping[str, Ball | None] | None = None,
+    ) -> None:
+        self.captured, self.step = captured, Ledger(radius, proved, balls)
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
         results: Any = output.args[0]
@@ -174,6 +181,8 @@ class Walk:
             if not persistent:
                 return self.step.computed(name, tensor.detach())
             self.stored[name] = Stored(name, tensor.detach())
+            if name in self.step.balls:
+                return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
             return self.stored[name]
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
@@ -191,10 +200,14 @@ class Walk:
         )
         with torch.no_grad():
             result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
+        first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
+        if isinstance(first, Stored) and first.tensor.ndim == 2 and _transposes(node, *plain):
+            return self.step.computed(self.step.name, result, first)
+        for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))) if self.step.balls else ():
+            if isinstance(each, Stored):
+                self.step.require_known(each)
         if isinstance(result, Tensor):
-            first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
-            swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _equal(result, first.tensor.mT)
-            return self.step.computed(self.step.name, result, first if swapped else None)
+            return self.step.computed(self.step.name, result)
         if isinstance(result, list | tuple):
             return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
         return result
@@ -203,5 +216,8 @@ class Walk:
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
+def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> bool:
+    """Whether a view of a matrix, with these arguments, is its transpose: by its shape and strides."""
+    matrix = torch.empty(arguments[0].shape, device="meta")
+    view: Tensor = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
+    return (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())

@@ -63,6 +63,8 @@ class TokenTrainConfig:
     """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the model's products; weights, optimizer and constraints are float32."""
+    float8: Literal["no", "emulated", "scaled_mm"] = "no"
+    """8-bit floats in the linear layers of a `gpt`'s blocks whose proved ranges fit; scaled_mm needs a GPU for them."""
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -104,6 +106,9 @@ class TokenTrainConfig:
         yield "constraint", self.constraint in names, f"be one of {', '.join(names)}"
         must = "be `none` for models other than `gpt`, which have no caps"
         yield "constraint", isinstance(self.model, GPTConfig) or self.constraint == "none", must
+        must = "be `no` without a model `gpt` and a constraint, from which the ranges are proved"
+        capped = isinstance(self.model, GPTConfig) and self.constraint != "none"
+        yield "float8", self.float8 == "no" or capped, must
         must = "be 1 for the soft cap, which acts after every step"
         yield "every", self.every == 1 or self.constraint != "soft-cap", must
         yield "micro_batch", self.micro_batch is None or self.micro_batch <= self.batch, "be at most the batch"

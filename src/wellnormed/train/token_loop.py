@@ -125,6 +125,7 @@ def _run(task: TokenTask, run: RunFolder, console: Console) -> None:
     parameters = sum(p.numel() for p in task.model.parameters())
     kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
+    many += f"; 8-bit floats in {', '.join(task.float8)}" if task.float8 else ""
     start = f", from step {task.step}" if task.step else ""
     console.print(
         f"data {task.corpus.name}, {len(task.corpus.train):,} tokens; {parameters:,} parameters; {kept}; run folder "
@@ -276,6 +277,7 @@ def _finish(task: TokenTask, run: RunFolder, console: Console) -> None:
             "source": task.corpus.name,
             "validation_tokens": min(len(task.corpus.validation), config.validation_tokens),
             **{key: last[key] for key in EVALUATED if key in last},
+            "float8_layers": task.float8,
             "observed_entries": seen.entries,
             "observed_logits": seen.logits,
         }

@@ -25,6 +25,7 @@ from wellnormed.norms import assign_norms
 from wellnormed.optim import AdamWSettings, Muon, Scion
 from wellnormed.parallel.layout import whole
 from wellnormed.train.characters import named_generators
+from wellnormed.train.float8 import use_float8_
 from wellnormed.train.observe import Observed, observed
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import DivergedError, Task
@@ -65,6 +66,8 @@ class TokenTask(Task[TokenModel]):
             )
         model = build(config.model, self.generators["initial weights"]).to(ranks.device)
         self.flops_per_token = _flops(model, config.model.length)
+        self.float8 = self._float8(model)
+        """The layers that multiply 8-bit floats."""
         self.runner, group = self._spread(model)
         optimizer, held = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
@@ -73,6 +76,17 @@ class TokenTask(Task[TokenModel]):
         self.timed = False
         optimizer.register_step_pre_hook(lambda *_: self._clock(begin=True))
         optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
+
+    def _float8(self, model: TokenModel) -> list[str]:
+        if self.config.float8 == "no":
+            return []
+        _, held = build_optimizer(model, self.config)  # for what the constraints promise; the run has its own
+        assert isinstance(model, GPT)
+        assert held is not None
+        try:
+            return use_float8_(model, self.config, held, self.ranks.world)
+        finally:
+            held.remove()
 
     def _spread(self, model: TokenModel) -> tuple[nn.Module, Any]:
         """The model over the ranks: what is called for a loss, and the group that holds copies, if any does."""

@@ -185,6 +185,7 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     """One of two, at places that do not depend on the input."""
     if isinstance(mask, Value):
         raise step.refuse("which entries it takes depends on the input, which is not continuous; use an activation")
+    step.require_known(mask)
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
         value = as_value(step, each)

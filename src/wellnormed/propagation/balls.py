@@ -1,0 +1,80 @@
+"""What is claimed of all weights whose norm is at most a promised one, whatever their entries are.
+
+The norm bounds the singular values of parts of a weight (`Norm.blocks`), and of a matrix that is made of parts
+`|W|^2 <= sum |part|^2`, in which a measure of some rows needs the parts that have an entry in them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellnormed.norms import Norm
+from wellnormed.propagation import claims
+
+
+@dataclass(frozen=True)
+class Ball:
+    """All weights of a shape whose norm is at most a radius."""
+
+    norm: Norm
+    radius: float
+    shape: tuple[int, ...]
+
+    def spectral(self, parts: int = 1, transposed: bool = False) -> tuple[float, ...]:
+        """As `claims.spectral`."""
+        rows = self.shape[-1] if transposed else self.shape[0]
+        owner = torch.arange(rows) // (rows // parts)
+        return self._sizes(owner if transposed else owner[:, None], parts)
+
+    def group_norm(self, parts: int = 1) -> tuple[float, ...]:
+        """As `claims.group_norm`."""
+        return self._sizes(torch.arange(self.shape[0]) // (self.shape[0] // parts), parts)
+
+    def row_norm(self) -> tuple[float]:
+        """As `claims.row_norm`."""
+        return (max(self._sizes(torch.arange(self.shape[0])[:, None], self.shape[0])),)
+
+    def _sizes(self, owner: Tensor, parts: int) -> tuple[float, ...]:
+        """For every part, the root of the sum of squares of the blocks in it; `owner` is the part of every entry."""
+        squares, batches = torch.zeros(parts, dtype=torch.float64), self.norm.blocks(owner.expand(self.shape))
+        for entries, size in batches:
+            block = torch.arange(len(entries))[:, None] * parts
+            found = torch.unique(block + entries.flatten(1)) % parts
+            squares += torch.bincount(found, minlength=parts) * (size * self.radius) ** 2
+        margin = 1 + (len(batches) + 8) * 2.0**-52  # of the sum, its products, and the root
+        return tuple((squares.sqrt() * margin).tolist())
+
+
+def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -> tuple[float, ...] | None:
+    """A measure of tensors and of all weights of balls; None if nothing is known of it."""
+    first = tensors[0]
+    dimensions = len(first.shape)
+    match measure, dimensions:
+        case "product", 2:
+            return _product(*tensors, **constants)  # pyrefly: ignore
+        case "spectral", 2:
+            return first.spectral(**constants)  # pyrefly: ignore
+        case "group_norm", 1:
+            return first.group_norm(**constants)  # pyrefly: ignore
+        case "row_norm", 2:
+            return first.row_norm()  # pyrefly: ignore
+        case "diameter" | "row_difference", 2:
+            (size,) = first.row_norm()  # pyrefly: ignore
+            return (2 * size,)
+        case _:
+            return None
+
+
+def _product(
+    left: Tensor | Ball, right: Tensor | Ball, pairs: Sequence[Sequence[int]], parts: Sequence[int],
+    transposed: Sequence[bool],
+) -> tuple[float, ...]:  # fmt: skip
+    """As `claims.product`, by the singular values of both factors."""
+    a, b = (
+        x.spectral(n, t) if isinstance(x, Ball) else claims.spectral(x, n, t)
+        for x, n, t in zip((left, right), parts, transposed, strict=True)
+    )
+    return tuple(math.nextafter(a[i] * b[j], math.inf) for i, j in pairs)

@@ -1,0 +1,225 @@
+"""Certificates of all weights that keep the promises of constraints: sound for each, and blind to their entries."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.certificates import UncertifiableError, number_formats, verify
+from wellnormed.models import GPTConfig, build
+from wellnormed.norms import BiasRMS, Norm, PerHead, RowNorm, Split
+from wellnormed.propagation import claims
+from wellnormed.propagation.balls import Ball, claim
+
+NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
+    "spectral": (wn.Spectral(), (12, 5)),
+    "pixels": (wn.Spectral(units="pixels"), (12, 19)),
+    "heads": (PerHead(3), (12, 5)),
+    "unequal parts": (Split((6, 2, 4)), (12, 5)),
+    "parts of inputs": (Split(2, dim=1), (12, 6)),
+    "columns": (wn.ColNorm(), (12, 5)),
+    "embedding": (wn.ColNorm(input_axis=0), (12, 5)),
+    "rows": (RowNorm(), (12, 5)),
+    "largest entry": (wn.Sign(), (12, 6)),
+    "scaled entries": (wn.Sign(normalized=True), (12, 6)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@given(seed=st.integers(0, 2**31 - 1), scale=st.sampled_from([1e-6, 1.0, 1e6]), peaked=st.booleans())
+def test_a_ball_claims_no_less_than_any_weight_in_it(name, seed, scale, peaked):
+    norm, shape = NORMS[name]
+    generator = torch.Generator().manual_seed(seed)
+    weight = norm.initialize_(torch.empty(shape, dtype=torch.float64), generator)
+    if peaked:  # all of a part's size in few entries
+        weight *= torch.rand(shape, generator=generator, dtype=torch.float64) < 0.2
+        weight /= norm.norm(weight).clamp(min=1e-12)
+    weight *= scale * (1 - 1e-6)  # what proofs add to the norm of a matrix is less
+    ball = Ball(norm, scale, shape)
+    transposed = {"spectral": [{"transposed": True}]}
+    for measure in ("spectral", "row_norm", "diameter", "row_difference"):
+        for constants in [{}, *transposed.get(measure, [])]:
+            known = claims.MEASURES[measure](weight, **constants)
+            assert all(a <= b * (1 + 1e-9) for a, b in zip(known, claim(measure, [ball], **constants), strict=True))
+    for parts in (1, 2, 3, 4):
+        known = claims.spectral(weight, parts)
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(known, ball.spectral(parts), strict=True))
+    other = torch.randn(shape, generator=generator, dtype=torch.float64)
+    constants = {"pairs": [(0, 1), (1, 0)], "parts": (2, 2), "transposed": (False, False)}
+    known = claims.product(weight, other, **constants)
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(known, claim("product", [ball, other], **constants), strict=True))
+
+
+def test_balls_are_not_wider_than_their_norms():
+    assert Ball(wn.Spectral(), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))
+    assert Ball(PerHead(4), 2.0, (8, 2)).spectral(parts=4) == pytest.approx((2.0,) * 4)  # sqrt(2 / 2) each
+    assert Ball(PerHead(4), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))  # four of them: sqrt(4) times
+    assert Ball(wn.ColNorm(input_axis=0), 3.0, (7, 4)).row_norm() == pytest.approx((6.0,))
+    assert Ball(BiasRMS(), 3.0, (4,)).group_norm(parts=2) == pytest.approx((6.0, 6.0))
+
+
+def capped(model, cap=1.5):
+    optimizer = wn.Scion(model, lr=0.3)
+    return optimizer, wn.constrain(optimizer, {"*": wn.HardCap(cap)})
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 4, bias=False))
+
+
+def test_the_bound_is_known_before_training_and_true_after_every_step():
+    torch.manual_seed(0)
+    model, x = perceptron(), torch.randn(5, 6)
+    optimizer, constraints = capped(model)
+    before = wn.certify(model, x, within=constraints)
+    assert before.lipschitz == pytest.approx(1.5**2, rel=1e-6)
+    assert before.any_batch
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(5, 6)).square().sum().neg().backward()
+        optimizer.step()
+        now = wn.certify(model, x)
+        assert now.lipschitz <= before.lipschitz
+    assert now.lipschitz > 0.9 * before.lipschitz  # the caps were reached
+    after = wn.certify(model, x, within=constraints)
+    assert [row.claims for row in after.rows] == [row.claims for row in before.rows]
+    assert after.log10_lipschitz == before.log10_lipschitz
+
+
+def test_a_gpt_within_its_caps_and_its_float8_ranges():
+    config = GPTConfig(
+        vocabulary_size=11, width=8, heads=2, blocks=1, length=6, rotary=True, relative_bias=False, biases=False
+    )
+    model = build(config, torch.Generator().manual_seed(0)).eval()
+    optimizer = wn.Scion(model, lr=0.1)
+    caps = {"embedding": wn.ColumnCap(1.0), "layers": wn.HardCap(1.0), "head": wn.HardCap(1.0)}
+    constraints = wn.constrain(optimizer, caps)
+    promised = wn.certify(model, radius=1 + 1e-6, within=constraints)
+    ranges = number_formats(promised, weights=model.state_dict()).inputs
+    for seed in range(2):  # weights of norm 1, which the model did not start with
+        for name, parameter in model.named_parameters():
+            norm = next(a.norm for a in optimizer.assignment if a.name == name)
+            norm.initialize_(parameter.data, torch.Generator().manual_seed(seed)).mul_(1 - 1e-6)
+        own = wn.certify(model)
+        assert own.log10_lipschitz <= promised.log10_lipschitz
+        for layer, largest in number_formats(own, weights=model.state_dict()).inputs.items():
+            assert largest <= ranges[layer] * (1 + 1e-6)
+
+
+def test_the_certificate_is_one_of_the_model_at_hand_too(tmp_path):
+    torch.manual_seed(0)
+    model = perceptron()
+    _, constraints = capped(model)
+    wn.certify(model, torch.randn(2, 6), within=constraints).save(tmp_path / "certificate.json")
+    assert verify(tmp_path / "certificate.json", model.state_dict()).lipschitz >= 1.5**2
+
+
+class Two(nn.Module):
+    """Two matrices, used as a function says."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(6, 6) / 6) for _ in range(2))
+        self.use = use
+
+    def forward(self, x):
+        return self.use(x, self.first, self.second)
+
+
+OF_ENTRIES = {
+    "sign": lambda x, a, b: x @ a.sign() @ b,
+    "mask": lambda x, a, b: torch.where(a[0] > 0, x, 0.0) @ a @ b,
+    "float mask": lambda x, a, b: torch.where(a.bool(), x @ a @ b, 0.0),
+    "repaired": lambda x, a, b: x @ a.nan_to_num() @ b,
+    "scaled": lambda x, a, b: x @ (2 * a) @ b,
+    "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
+    "added": lambda x, a, b: x @ a + b,
+    "entry by entry": lambda x, a, b: (x @ a) * b,
+    "folded": lambda x, a, b: x @ (a @ b),
+    "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
+}
+
+
+def two(use):
+    model = Two(use).eval()
+    norms = wn.assign_norms(model, overrides={"*": wn.Spectral()})
+    return model, wn.constrain(wn.Scion(norms, lr=0.1), {"*": wn.HardCap(2.0)})
+
+
+@pytest.mark.parametrize("name", OF_ENTRIES)
+def test_what_needs_the_entries_is_refused(name):
+    model, constraints = two(OF_ENTRIES[name])
+    with pytest.raises(UncertifiableError, match=r"within|is not captured|data-dependent|depends on"):
+        wn.certify(model, torch.randn(6, 6), within=constraints)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, a, b: F.linear(x, a) @ b,
+        lambda x, a, b: x @ a.T @ b.t(),
+        lambda x, a, b: x @ a.transpose(0, 1) @ b.permute(1, 0),
+        lambda x, a, b: torch.addmm(x, x @ a, b) - x,
+        lambda x, a, b: x @ a @ a @ b / 2,
+    ],
+)
+def test_matrices_may_be_used_as_they_are_or_transposed(use):
+    model, constraints = two(use)
+    found = wn.certify(model, torch.randn(3, 6), within=constraints)
+    assert found.lipschitz == pytest.approx(4.0, rel=1e-6) or found.lipschitz == pytest.approx(6.0, rel=1e-6)
+
+
+def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_is_as_it_is():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    with pytest.raises(UncertifiableError, match=r"entries of 1\.weight, and `within` knows at most a norm"):
+        wn.certify(model, torch.randn(2, 4), within=constraints)
+    model[1].weight.requires_grad_(False)
+    found = wn.certify(model, torch.randn(2, 4), within=constraints)
+    assert found.lipschitz == pytest.approx(float(torch.linalg.matrix_norm(model[1].weight, 2)), rel=1e-6)
+
+
+def test_a_frozen_copy_that_shares_the_memory_of_a_trained_weight_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
+    with pytest.raises(UncertifiableError, match=r"entries of 1\.weight"):
+        wn.certify(model, torch.randn(2, 4), within=constraints)
+
+
+def test_biases_have_caps_too():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4)), torch.randn(5, 6)
+    optimizer = wn.Scion(model, lr=0.3)
+    constraints = wn.constrain(optimizer, {"*.weight": wn.HardCap(1.5), "*.bias": wn.ColumnCap(0.5)})
+    always = wn.certify(model, x, within=constraints)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().sum().neg().backward()
+        optimizer.step()
+    now = wn.certify(model, x)
+    assert 0.9 * always.lipschitz < now.lipschitz <= always.lipschitz
+    assert 0.9 * always.activation_rms < now.activation_rms <= always.activation_rms
+
+
+def test_wrong_arguments_are_named():
+    model, x = perceptron(), torch.randn(2, 6)
+    _, constraints = capped(model)
+    with pytest.raises(ValueError, match="must be what `constrain` returned"):
+        wn.certify(model, x, within={"*": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match="holds no parameter of this model"):
+        wn.certify(perceptron(), x, within=constraints)
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    with pytest.raises(ValueError, match=r"0\.weight has norm .* and 1\.5 is promised"):
+        wn.certify(model, x, within=constraints)
+    table = nn.Sequential(nn.Embedding(5, 4))
+    held = wn.constrain(wn.Scion(table, lr=0.1), {"*": wn.ColumnCap(1.0)})
+    with pytest.raises(UncertifiableError, match="says nothing of its max_abs"):
+        wn.certify(table, torch.zeros(1, 2, dtype=torch.long), math.inf, within=held)
