@@ -142,6 +142,11 @@ OF_ENTRIES = {
     "entry by entry": lambda x, a, b: (x @ a) * b,
     "folded": lambda x, a, b: x @ (a @ b),
     "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
+    "equal": lambda x, a, b: x @ (a == a).float() @ b,
+    "decomposed": lambda x, a, b: x @ torch.linalg.svd(a).U @ b,
+    "complex": lambda x, a, b: x @ torch.complex(a, b).real,
+    "strided": lambda x, a, b: x @ a.as_strided((6, 6), (6, 1)) @ b,
+    "used, then added": lambda x, a, b: (x @ a + a) @ b,
 }
 
 
@@ -185,11 +190,28 @@ def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_
     assert found.lipschitz == pytest.approx(float(torch.linalg.matrix_norm(model[1].weight, 2)), rel=1e-6)
 
 
-def test_a_frozen_copy_that_shares_the_memory_of_a_trained_weight_is_refused():
+def frozen(model):
+    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
+
+
+def buffer(model, persistent):
+    del model[1].weight
+    model[1].register_buffer("weight", model[0].weight.detach(), persistent=persistent)
+
+
+def attribute(model):
+    del model[1].weight
+    model[1].weight = model[0].weight.detach()
+
+
+@pytest.mark.parametrize(
+    "share", [frozen, lambda m: buffer(m, persistent=True), lambda m: buffer(m, persistent=False), attribute]
+)
+def test_what_shares_the_memory_of_a_trained_weight_is_refused(share):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
-    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
-    with pytest.raises(UncertifiableError, match=r"entries of 1\.weight"):
+    share(model)
+    with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
         wn.certify(model, torch.randn(2, 4), within=constraints)
 
 

@@ -1,7 +1,6 @@
 """`certify`: capture what a model executes, and bound every operation."""
 
 import inspect
-import itertools
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +54,8 @@ def certify(
             linear map; time grows with the square of its outputs.
         within: Constraints on the model's weights, whose promised norms take the place of the weights' own. Then the
             bound, which the weights' entries have no part in, is that of every model whose weights keep these promises:
-            known before the first step of training, and true after each. Every parameter that is trained must have one.
+            known before the first step of training, and true after each. Every parameter that is trained must have one;
+            frozen ones and buffers, such as running statistics, are as they are.
         progress: Whether to show in a terminal how many operations are bounded, and the time left.
 
     Raises:
@@ -72,12 +72,12 @@ def certify(
         True
     """
     require_module("certify", model)
-    domain, balls = domain_from("certify", radius, box), _balls(model, within)
+    domain = domain_from("certify", radius, box)
     with progress_bars(progress) as bar:
         capturing = bar("captured")
         captured = capture(model, example_of(model, example_input, "certify"), output)
         capturing(1, 1)
-        walk = Walk(decomposed(captured), domain, balls=balls)
+        walk = Walk(decomposed(captured), domain, balls=_balls(model, within, captured))
         walk.run(margins, bar("operations bounded"))
         larger, fixed = confirm(model, captured, output, bar("confirmed by running"))
         walk.fix(fixed)
@@ -103,8 +103,8 @@ def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
     )
 
 
-def _balls(model: nn.Module, within: Constraints | None) -> dict[str, Ball | None]:
-    """Name of every parameter that is trained -> the ball that constraints keep it in, if there are constraints."""
+def _balls(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Ball | None]:
+    """Name of all that lies in the memory of trained parameters -> the ball that constraints keep it in, if any."""
     if within is None:
         return {}
     if not isinstance(within, Constraints):
@@ -120,8 +120,9 @@ def _balls(model: nn.Module, within: Constraints | None) -> dict[str, Ball | Non
                 f"certify: {name} has norm {float(proved):.6g}, and {held[name].radius:g} is promised; take the step "
                 "that brings it back, or certify without `within`"
             )
-    trained = {p.untyped_storage().data_ptr() for name, p in named if name in held or p.requires_grad}
-    stored = itertools.chain(named, model.named_buffers(remove_duplicate=False))
+    moved = [p for _, p in named if p.requires_grad] + [p for p, _, _ in within.balls()]
+    trained = {p.untyped_storage().data_ptr() for p in moved}
+    stored = [(name, tensor) for name, tensor, _ in captured.stored.values()]
     return {name: held.get(name) for name, tensor in stored if tensor.untyped_storage().data_ptr() in trained}
 
 

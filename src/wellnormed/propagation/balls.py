@@ -43,9 +43,9 @@ class Ball:
         for entries, size in batches:
             block = torch.arange(len(entries))[:, None] * parts
             found = torch.unique(block + entries.flatten(1)) % parts
-            squares += torch.bincount(found, minlength=parts) * (size * self.radius) ** 2
+            squares += torch.bincount(found, minlength=parts) * size**2
         margin = 1 + (len(batches) + 8) * 2.0**-52  # of the sum, its products, and the root
-        return tuple((squares.sqrt() * margin).tolist())
+        return tuple((squares.sqrt() * margin * self.radius).tolist())
 
 
 def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -> tuple[float, ...] | None:

@@ -209,11 +209,11 @@ class Ledger:
 
     def use(self, stored: Stored) -> str:
         """Note that a row names a stored tensor, and check that it is finite."""
+        self.require_known(stored)
         if stored.name in self.used and not _same(self.used[stored.name].tensor, stored.tensor):
             raise self.refuse(f"two tensors are called {stored.name}; rename one")
         if stored.name not in self.used:
             if stored.tensor.is_floating_point() and not bool(torch.isfinite(stored.tensor).all()):
-                self.require_known(stored)
                 raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
             self.used[stored.name] = stored
         return stored.name
@@ -224,7 +224,10 @@ class Ledger:
         Raises:
             UncertifiableError: Says what to do about it.
         """
-        if self.balls and stored.tensor.is_floating_point() and bool(stored.tensor.isnan().any()):
+        if not self.balls or not (stored.tensor.is_floating_point() or stored.tensor.is_complex()):
+            return
+        wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
+        if bool(stored.tensor.to(wide).isnan().any()):
             raise self.refuse(
                 f"the bound needs entries of {stored.name}, and `within` knows at most a norm; constrain it if nothing "
                 "does yet, freeze it, or certify without `within`"

@@ -178,12 +178,12 @@ class Walk:
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:
             name, tensor, persistent = self.captured.stored[node.name]
-            if not persistent:
-                return self.step.computed(name, tensor.detach())
-            self.stored[name] = Stored(name, tensor.detach())
+            stored = Stored(name, tensor.detach(), computed=not persistent)
+            if persistent:
+                self.stored[name] = stored
             if name in self.step.balls:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
-            return self.stored[name]
+            return stored if persistent else self.step.computed(name, stored.tensor)
         name, example = self.captured.inputs[node.name]
         if node not in self.dependent:
             return self.step.computed(f"input.{name}", example)
@@ -198,16 +198,15 @@ class Walk:
             (arguments, dict(keywords)),
             is_leaf=lambda each: isinstance(each, Stored),
         )
+        first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
+        swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _transposes(node, *plain)
+        for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
+            if isinstance(each, Stored) and not swapped:
+                self.step.require_known(each)
         with torch.no_grad():
             result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
-        first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
-        if isinstance(first, Stored) and first.tensor.ndim == 2 and _transposes(node, *plain):
-            return self.step.computed(self.step.name, result, first)
-        for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))) if self.step.balls else ():
-            if isinstance(each, Stored):
-                self.step.require_known(each)
         if isinstance(result, Tensor):
-            return self.step.computed(self.step.name, result)
+            return self.step.computed(self.step.name, result, first if swapped else None)
         if isinstance(result, list | tuple):
             return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
         return result
