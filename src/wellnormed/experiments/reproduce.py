@@ -12,6 +12,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import get_args
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Printed
 
@@ -122,8 +123,12 @@ def _html_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def overview(folder: Path = FOLDER) -> Printed:
-    """Every experiment and preset: how many cells are finished, what they cost, and what came of them."""
-    printed = Printed("experiment", "preset", "source", "cells", "cost", "verdicts")
+    """Every experiment and preset: how many cells are finished, the minutes of one process, and what came of them."""
+    printed = Printed(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("experiment", "preset", "cells", "cost"):
+        printed.add_column(column, no_wrap=True, overflow="fold")
+    printed.add_column("source")
+    printed.add_column("verdicts")
     for name in MODULES:
         experiment = load(name)
         for preset in get_args(Preset):
@@ -132,7 +137,7 @@ def overview(folder: Path = FOLDER) -> Printed:
             cost = f"{sum(row['seconds'] for row in rows) / 60:.1f} min" if rows else "not run"
             counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset)) if rows else {}
             found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-            printed.add_row(name, preset, experiment.source, f"{len(rows)}/{len(cells)}", cost, found)
+            printed.add_row(name, preset, f"{len(rows)}/{len(cells)}", cost, experiment.source, found)
     return printed
 
 
