@@ -78,6 +78,17 @@ def test_what_fails_is_named_and_the_rest_goes_on(folder, monkeypatch, capfd):
     assert squares(folder) == SQUARES
 
 
+def test_data_that_cannot_be_had_ends_the_experiment_with_one_sentence(folder, monkeypatch, capsys):
+    monkeypatch.setenv("TOY_TROUBLE", "no data")
+    assert main(["reproduce", "toy", "--folder", str(folder)]) == 2
+    assert capsys.readouterr().err == "error: numbers.tar.gz could not be downloaded; put it there\n"
+    assert squares(folder) == {1: 1, 2: 4}
+    assert executed(folder) == [1, 2, toy.FAILS]
+    monkeypatch.delenv("TOY_TROUBLE")
+    assert run(folder)[0] == 0
+    assert squares(folder) == SQUARES
+
+
 def test_cells_may_be_run_together(folder, monkeypatch):
     monkeypatch.setattr(toy, "EXPERIMENT", toy.TOGETHER)
     assert {len(chunk) for chunk in missing(toy.TOGETHER, "cpu", ())} == {2, 4}

@@ -12,6 +12,10 @@ from wellnormed._files import write_atomically
 _PIECE = 2**20
 
 
+class DataError(ValueError):
+    """A data set is neither on this machine nor to be had, or is damaged; says what to do about it."""
+
+
 def places(name: str) -> list[Path]:
     """Where the folder or file `name` may lie: in `$WELLNORMED_DATA` first, then in the user's cache."""
     own = os.environ.get("WELLNORMED_DATA")
@@ -41,10 +45,10 @@ def download(url: str, name: str, sha256: str, otherwise: str = "") -> bytes:
                 pieces.append(piece)
                 progress.advance(task, len(piece))
     except OSError as error:
-        raise ValueError(f"{Path(name).name} could not be downloaded from {url} ({error}); {remedy}") from error
+        raise DataError(f"{Path(name).name} could not be downloaded from {url} ({error}); {remedy}") from error
     content = b"".join(pieces)
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise ValueError(f"what {url} gives has the sha256 {found}, not {sha256}; {remedy}")
+        raise DataError(f"what {url} gives has the sha256 {found}, not {sha256}; {remedy}")
     write_atomically(cache(name), content)
     return content

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from wellnormed.data._download import download, places
+from wellnormed.data._download import DataError, download, places
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 ARCHIVE = "cifar-10-binary.tar.gz"
@@ -55,7 +55,7 @@ def load_cifar10(split: Literal["train", "test"]) -> Images:
             members = [tar.extractfile(f"cifar-10-batches-bin/{name}") for name in PARTS[split]]
             return _checked(split, [member.read() for member in members if member is not None], where)
     except (tarfile.TarError, KeyError, EOFError) as error:
-        raise ValueError(f"{where} is not CIFAR-10's archive ({error}); remove it, and it is downloaded") from error
+        raise DataError(f"{where} is not CIFAR-10's archive ({error}); remove it, and it is downloaded") from error
 
 
 def _from_mosaics(folder: Path, split: str) -> list[bytes]:
@@ -69,7 +69,7 @@ def _from_mosaics(folder: Path, split: str) -> list[bytes]:
         planes.append(tiles.reshape(-1, _BYTES - 1))
     images = np.concatenate(planes)
     if len(images) != len(labels):
-        raise ValueError(f"{folder} has {len(images)} images and {len(labels)} labels of {split}; restore its files")
+        raise DataError(f"{folder} has {len(images)} images and {len(labels)} labels of {split}; restore its files")
     rows = np.concatenate((labels[:, None], images), 1)
     return [part.tobytes() for part in np.split(rows, len(PARTS[split]))]
 
@@ -77,6 +77,6 @@ def _from_mosaics(folder: Path, split: str) -> list[bytes]:
 def _checked(split: str, contents: list[bytes], where: Path | str) -> Images:
     for name, content in zip(PARTS[split], contents, strict=True):
         if (found := hashlib.md5(content).hexdigest()) != MD5[name]:
-            raise ValueError(f"{where}: {name} has the md5 {found}, not {MD5[name]}; remove it, and it is downloaded")
+            raise DataError(f"{where}: {name} has the md5 {found}, not {MD5[name]}; remove it, and it is downloaded")
     rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8).view(-1, _BYTES)
     return Images(rows[:, 1:].reshape(-1, 3, _SIDE, _SIDE).clone(), rows[:, 0].long())

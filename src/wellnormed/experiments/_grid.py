@@ -1,7 +1,7 @@
 """Runs the cells of an experiment that have no row yet, in any number of processes.
 
 A row is written the moment its cell is finished, so a kill at any time loses what is being computed and nothing else.
-A cell that fails, or whose process dies, is reported, and the others go on.
+A cell that fails, or whose process dies, is reported, and the others go on; data that cannot be had ends them all.
 """
 
 import multiprocessing
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from wellnormed.data._download import DataError
 from wellnormed.experiments._experiment import Experiment, Preset, Run
 from wellnormed.experiments._header import header
 from wellnormed.experiments._table import Row, Table, cell_key
@@ -24,6 +25,8 @@ from wellnormed.train.progress import progress_display
 
 Chunk = tuple[Any, ...]
 """Cells that are run at once."""
+Outcome = list[Row] | str | DataError
+"""The rows of a chunk, or why there are none."""
 Settings = tuple[Run, str, str, int]
 """What a process needs to run chunks: the function, the command that a row states, the device, and its threads."""
 
@@ -51,6 +54,8 @@ def run_missing(
         logs = table.path.parent / "jobs"
         outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
         for chunk, outcome in outcomes:
+            if isinstance(outcome, DataError):
+                raise outcome
             done += len(chunk)
             if isinstance(outcome, str):
                 failures.append(outcome)
@@ -89,7 +94,7 @@ class _Worker:
         self.chunk = chunk
         self.connection.send(chunk)
 
-    def end(self) -> list[Row] | str:
+    def end(self) -> Outcome:
         """What came of the chunk; a dead process cannot say."""
         try:
             return self.connection.recv()
@@ -100,7 +105,7 @@ class _Worker:
             return f"the process of {_shown(self.chunk)} {why}"
 
 
-def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterator[tuple[Chunk, list[Row] | str]]:
+def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterator[tuple[Chunk, Outcome]]:
     """Each chunk with its rows, or with what went wrong, as they come."""
     waiting = list(reversed(chunks))
     workers: list[_Worker] = []
@@ -124,9 +129,7 @@ def _outcomes(chunks: Sequence[Chunk], settings: Settings, jobs: int) -> Iterato
             worker.process.kill()
 
 
-def _jobs(
-    chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path
-) -> Iterator[tuple[Chunk, list[Row] | str]]:
+def _jobs(chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path) -> Iterator[tuple[Chunk, Outcome]]:
     """The same, every chunk as a job of a cluster."""
     try:
         import submitit  # pyrefly: ignore[missing-import]
@@ -164,9 +167,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _outcome(chunk: Chunk, run: Run, command: str, device: str) -> list[Row] | str:
+def _outcome(chunk: Chunk, run: Run, command: str, device: str) -> Outcome:
     try:
         return run_chunk(chunk, run, command, device)
+    except DataError as error:
+        return error
     except (ValueError, RuntimeError, ArithmeticError, OSError) as error:
         return f"{_shown(chunk)}: {error}"
 
