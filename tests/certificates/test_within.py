@@ -1,7 +1,5 @@
 """Certificates of all weights that keep the promises of constraints: sound for each, and blind to their entries."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,7 +40,7 @@ def test_a_ball_claims_no_less_than_any_weight_in_it(name, seed, scale, peaked):
     weight *= scale * (1 - 1e-6)  # what proofs add to the norm of a matrix is less
     ball = Ball(norm, scale, shape)
     transposed = {"spectral": [{"transposed": True}]}
-    for measure in ("spectral", "row_norm", "diameter", "row_difference"):
+    for measure in ("spectral", "row_norm", "diameter", "row_difference", "max_abs"):
         for constants in [{}, *transposed.get(measure, [])]:
             known = claims.MEASURES[measure](weight, **constants)
             assert all(a <= b * (1 + 1e-9) for a, b in zip(known, claim(measure, [ball], **constants), strict=True))
@@ -241,7 +239,45 @@ def test_wrong_arguments_are_named():
         model[0].weight.mul_(3)
     with pytest.raises(ValueError, match=r"0\.weight has norm .* and 1\.5 is promised"):
         wn.certify(model, x, within=constraints)
-    table = nn.Sequential(nn.Embedding(5, 4))
-    held = wn.constrain(wn.Scion(table, lr=0.1), {"*": wn.ColumnCap(1.0)})
-    with pytest.raises(UncertifiableError, match="says nothing of its max_abs"):
-        wn.certify(table, torch.zeros(1, 2, dtype=torch.long), math.inf, within=held)
+
+
+def test_a_measure_that_a_norm_says_nothing_of_is_refused():
+    model = nn.Sequential(nn.Linear(4, 3))
+    held = wn.constrain(wn.Scion(model, lr=0.1), {"*.weight": wn.HardCap(1.0), "*.bias": wn.ColumnCap(1.0)})
+    with pytest.raises(UncertifiableError, match=r"the norm of layer\.weight says nothing of its row_sum"):
+        wn.certify(AlongTokens(model[0]), torch.randn(2, 4, 5), within=held)
+
+
+class AlongTokens(nn.Module):
+    """A linear map of the tokens, whose absolute row sums are what is asked for."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer.weight @ x
+
+
+@pytest.mark.parametrize("mode", ["positions", "patches"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_within_caps(mode, groups):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups),
+        nn.ReLU(),
+        nn.ConvTranspose2d(6, 4, 3, groups=groups, bias=False),  # another's bias is added, by its entries
+    ).eval()
+    x = torch.randn(2, 4, 6, 6)
+    kernel = wn.norms.SpectralConv(groups=groups, mode=mode)
+    turned = wn.norms.SpectralConv(groups=groups, mode=mode, transposed=True)
+    norms = wn.assign_norms(model, overrides={"0.weight": kernel, "2.weight": turned})
+    optimizer = wn.Scion(norms, lr=0.3)
+    constraints = wn.constrain(optimizer, {"*.weight": wn.HardCap(1.5), "*.bias": wn.ColumnCap(0.5)})
+    always = wn.certify(model, x, within=constraints)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().sum().neg().backward()
+        optimizer.step()
+        assert wn.certify(model, x).lipschitz <= always.lipschitz
+    assert wn.certify(model, x, within=constraints).lipschitz == always.lipschitz

@@ -37,6 +37,20 @@ class Ball:
         """As `claims.row_norm`."""
         return (max(self._sizes(torch.arange(self.shape[0])[:, None], self.shape[0])),)
 
+    def max_abs(self) -> tuple[float]:
+        """As `claims.max_abs`: of a vector by its entries, of a matrix by its rows."""
+        entries = torch.arange(self.shape[0])
+        return (max(self._sizes(entries.reshape(-1, *[1] * (len(self.shape) - 1)), self.shape[0])),)
+
+    def taps(self, groups: int) -> tuple[float]:
+        """As the claim `taps` of a kernel `(outputs, inputs, *kernel)`: no convolution by it has a larger norm."""
+        count = math.prod(self.shape[2:])
+        group = torch.arange(self.shape[0]) // (self.shape[0] // groups)
+        tap = torch.arange(count).reshape(self.shape[2:])
+        owner = group.reshape(-1, *[1] * (len(self.shape) - 1)) * count + tap
+        sums = torch.tensor(self._sizes(owner, groups * count)).double().reshape(groups, count).sum(1)
+        return (float(sums.max()) * (1 + (count + 4) * 2.0**-52),)
+
     def _sizes(self, owner: Tensor, parts: int) -> tuple[float, ...]:
         """For every part, the root of the sum of squares of the blocks in it; `owner` is the part of every entry."""
         squares, batches = torch.zeros(parts, dtype=torch.float64), self.norm.blocks(owner.expand(self.shape))
@@ -57,10 +71,14 @@ def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -
             return _product(*tensors, **constants)  # pyrefly: ignore
         case "spectral", 2:
             return first.spectral(**constants)  # pyrefly: ignore
-        case "group_norm", 1:
+        case "group_norm" | "positive_norm", 1:
             return first.group_norm(**constants)  # pyrefly: ignore
         case "row_norm", 2:
             return first.row_norm()  # pyrefly: ignore
+        case "max_abs", 1 | 2:
+            return first.max_abs()  # pyrefly: ignore
+        case "taps" | "convolution", 3 | 4 | 5:
+            return first.taps(constants["groups"])  # pyrefly: ignore
         case "diameter" | "row_difference", 2:
             (size,) = first.row_norm()  # pyrefly: ignore
             return (2 * size,)
