@@ -36,6 +36,14 @@ def test_help_does_not_import_torch():
     assert all(command in shown for command in ("train", "certify", "verify", "sample", "report", "tokens"))
 
 
+def test_a_reader_that_has_had_enough_is_no_error():
+    command = [sys.executable, "-m", "wellnormed.cli", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.communicate()[1] == b""
+    assert process.returncode == 141
+
+
 def test_mistyped_options_are_answered_with_the_nearest(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--learning-rat", "3"])

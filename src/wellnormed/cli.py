@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain, count
@@ -255,15 +255,15 @@ class Tokens:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
-    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains.
+    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains, and 141 if
+    who reads the output closed it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
     try:
         if arguments[:2] == ["train", "nanogpt"]:
-            command = _parse_nanogpt(arguments[2:])
-            return command() or 0
+            return _run(_parse_nanogpt(arguments[2:]))
         preset = _chosen("preset", PRESETS, arguments)
         start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
         train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
@@ -274,7 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=arguments,
             config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
         )
-        return command() or 0
+        return _run(command)
+    except BrokenPipeError:  # who reads the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as of a program that the signal ends
     except (ValueError, OSError) as error:
         if debug:
             raise
@@ -284,6 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\nstopped{interrupt}", file=sys.stderr)
         return 130
+
+
+def _run(command: Callable[[], int | None]) -> int:
+    status = command() or 0
+    sys.stdout.flush()  # an error of this counts as one of the command
+    return status
 
 
 def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
