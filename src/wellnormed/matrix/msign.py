@@ -23,7 +23,7 @@ _EXACT = {
 }
 _POLYNOMIAL = ("newton-schulz", "bfloat16", "spectrum", "gram")
 METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
-_WORTH_HALF = 256  # smaller matrices cost little, and stay the same on every processor
+_WORTH_HALF = 128  # products of smaller matrices take no less time
 
 
 def msign(
@@ -89,7 +89,7 @@ def msign(
 def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
     """`size * msign(x)` for a step: at most `size * overshoot(coefficients, method)`, but only as exact as its set.
 
-    "auto" multiplies matrices with both sides from 256 on in bfloat16 where the device has instructions for that, if
+    "auto" multiplies matrices with both sides from 128 on in bfloat16 where the device has instructions for that, if
     the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8). As the
     spectral norm could exceed the overshoot by 2% then, the result is divided by 1.02.
     """

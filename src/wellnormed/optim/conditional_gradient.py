@@ -340,7 +340,7 @@ def _largest_entries(gradients: dict[str, Tensor]) -> dict[str, float]:
     held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
     found = dict.fromkeys(gradients, 0.0)
     if held:
-        sizes = torch._foreach_norm(list(held.values()), float("inf"))
+        sizes = [torch.maximum(*map(torch.abs, torch.aminmax(part))) for part in held.values()]
         numbers = torch.stack([size.double().nan_to_num(float("inf"), float("inf")) for size in sizes])
         found |= zip(held, numbers.tolist(), strict=True)  # one transfer for all parameters
     return found
