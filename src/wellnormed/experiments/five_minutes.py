@@ -30,7 +30,7 @@ from wellnormed.train.token_config import TokenTrainConfig, token_preset
 from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
 
 Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, caps"]
-RATES: dict[Method, float] = {"AdamW": 0.004, "torch's Muon": 0.02, "Scion": 0.02, "Scion, caps": 0.2}
+RATES: dict[Method, float] = {"AdamW": 0.008, "torch's Muon": 0.04, "Scion": 0.04, "Scion, caps": 0.1}
 FIRST: dict[Method, float] = {"AdamW": 0.002, "torch's Muon": 0.01, "Scion": 0.01, "Scion, caps": 0.05}
 TRIED = {method: [first * 2**k for k in range(4)] for method, first in FIRST.items()}
 """The rates of the runs of one minute."""
