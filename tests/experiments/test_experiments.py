@@ -78,6 +78,7 @@ SMALL = {
         replace(cell, blocks=1, length=8, steps=2, batch=2) if cell.seed == 0 and cell.row in SMALL_ROWS else None
     ),
     "rates": lambda cell: cell if cell.horizon < 100 and cell.seed == 0 else None,
+    "scion-3b": lambda cell: replace(cell, width=32, blocks=1, steps=2, batch=2, length=8) if cell.seed < 2 else None,
     "sign-only": lambda cell: small_gpt(cell) if cell.width < 128 else None,
     "shakespeare-best": lambda cell: (
         replace(cell, steps=4, batch=2, length=8, **shrunk(cell)) if cell.seed == 0 else None

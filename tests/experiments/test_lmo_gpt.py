@@ -1,12 +1,12 @@
 """The transformer of Norm-Constrained LMOs: what it computes, and what its optimizers do in one step."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from wellnormed.data.shards import Tokens
-from wellnormed.experiments import _gpt, batch_size, lr_transfer_gpt, sign_only
+from wellnormed.experiments import _gpt, batch_size, lr_transfer_gpt, scion_3b, sign_only
 from wellnormed.experiments._gpt import FINEWEB, GPT, RADII, Corpus, GPTRun, GPTTask, Rotary
 from wellnormed.norms import Sign
 
@@ -123,12 +123,25 @@ def test_rates_stay_on_fineweb_before_they_fall_and_weights_are_shared():
     assert [other.rate_factor(step) for step in (0, 5)] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("experiment", [batch_size, lr_transfer_gpt, sign_only])
+@pytest.mark.parametrize("experiment", [batch_size, lr_transfer_gpt, scion_3b, sign_only])
 def test_cells_of_the_paper_start(experiment):
     cells = {cell.method: cell for cell in experiment.cells("paper")}
     for cell in cells.values():
         (result,) = experiment.run([replace(cell, width=cell.head_width, blocks=1, steps=1, batch=1, length=8)], CPU)
         assert result["loss"] is not None
+
+
+def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
+    losses = {"Adam": 3.0, "Muon": 2.5, "uSCG": 2.4, "SCG": 2.6}
+    rows = [
+        {"config": asdict(cell), "results": {"loss": losses[cell.method] - (cell.lr != rate) * (cell.seed - 0.5)}}
+        for cell in scion_3b.cells("cpu")
+        for rate in [scion_3b.RATES["cpu"][cell.method]]
+    ]
+    found = {verdict.what: verdict for verdict in scion_3b.verdicts(rows, "cpu")}
+    assert found["Adam: loss"].ours == "3.000; 2.500 at the best of three rates"
+    assert found["uSCG below Adam"].ours == "lower by 0.600"
+    assert (found["uSCG below Muon"].verdict, found["SCG below Muon"].verdict) == ("same shape", "another shape")
 
 
 def test_tokens_are_the_same_for_every_batch():

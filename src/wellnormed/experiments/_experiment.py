@@ -38,6 +38,7 @@ MODULES: dict[str, str] = {
     "modula-gpt": "wellnormed.experiments.modula_gpt",
     "nanogpt-table1": "wellnormed.experiments.nanogpt_table1",
     "rates": "wellnormed.experiments.rates",
+    "scion-3b": "wellnormed.experiments.scion_3b",
     "shakespeare-best": "wellnormed.experiments.shakespeare_best",
     "shakespeare-tradeoff": "wellnormed.experiments.shakespeare_tradeoff",
     "sign-only": "wellnormed.experiments.sign_only",
