@@ -123,7 +123,7 @@ class Verify:
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
         try:
             model, example, weights = certified(self.folder)
-            report = wn.verify(path, weights)
+            report = wn.verify(path, weights if weights.is_file() else model.state_dict())
             certificate = wn.certificates.Certificate.load(path)
             wn.certificates.require_same_model(certificate, model, example)
         except ValueError as error:

@@ -9,6 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates import UncertifiableError, number_formats, verify
+from wellnormed.constraints import EntryCap
 from wellnormed.models import GPTConfig, build
 from wellnormed.norms import BiasRMS, Norm, PerHead, RowNorm, Split
 from wellnormed.propagation import claims
@@ -136,15 +137,18 @@ OF_ENTRIES = {
     "repaired": lambda x, a, b: x @ a.nan_to_num() @ b,
     "scaled": lambda x, a, b: x @ (2 * a) @ b,
     "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
-    "added": lambda x, a, b: x @ a + b,
-    "entry by entry": lambda x, a, b: (x @ a) * b,
+    "added twice": lambda x, a, b: torch.add(x @ a, b, alpha=2),
+    "divided": lambda x, a, b: (x @ a) / b,
+    "columns added": lambda x, a, b: x @ a + b.T,
+    "parts of rows added": lambda x, a, b: x @ a + b[:, :1],
+    "shared rows added": lambda x, a, b: x @ a + b.flatten()[:6],
+    "rounded, then added": lambda x, a, b: x @ a + b.half(),
     "folded": lambda x, a, b: x @ (a @ b),
     "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
     "equal": lambda x, a, b: x @ (a == a).float() @ b,
     "decomposed": lambda x, a, b: x @ torch.linalg.svd(a).U @ b,
     "complex": lambda x, a, b: x @ torch.complex(a, b).real,
     "strided": lambda x, a, b: x @ a.as_strided((6, 6), (6, 1)) @ b,
-    "used, then added": lambda x, a, b: (x @ a + a) @ b,
 }
 
 
@@ -228,6 +232,79 @@ def test_biases_have_caps_too():
     assert 0.9 * always.activation_rms < now.activation_rms <= always.activation_rms
 
 
+class Positions(nn.Module):
+    """Tokens with learned positions, a norm layer that is spelled out, and a sum with a chosen row."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.token = nn.Embedding(7, 6), nn.Parameter(torch.zeros(6))
+        self.gain, self.head = nn.Parameter(torch.ones(6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = x + self.positions(torch.arange(x.shape[1], device=x.device)) + self.token.view(1, 1, -1)
+        x = x + self.positions.weight[2]
+        return self.head(self.gain * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)))
+
+
+NORMALIZED = {
+    "layer norm": (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8, eps=0.1), nn.Linear(8, 3)), (4, 6)),
+    "norm layer alone": (nn.Sequential(nn.LayerNorm(6, eps=0.1)), (4, 6)),
+    "rms norm": (nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8, eps=0.1), nn.Linear(8, 3)), (2, 5, 6)),
+    "batch norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
+    "batch norm of vectors": (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), (3, 6)),
+    "group norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4, eps=0.1), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
+    "transposed": (nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
+    "positions": (Positions(), (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_gains_biases_and_positions_within_caps(name, tmp_path):
+    model, shape = NORMALIZED[name]
+    torch.manual_seed(0)
+    model, x = model.eval(), torch.randn(shape)
+    optimizer = wn.Scion(model, lr=0.3)
+    caps = {}
+    for each in optimizer.assignment:
+        if isinstance(each.norm, wn.norms.Gain):
+            caps[each.name] = EntryCap(1.25)
+        elif each.parameter.ndim == 1 or "positions" in each.name:
+            caps[each.name] = wn.ColumnCap(0.5)
+        else:
+            caps[each.name] = wn.HardCap(1.5)
+    constraints = wn.constrain(optimizer, caps)
+    always = wn.certify(model, x, within=constraints)
+    always.save(tmp_path / "certificate.json")
+    report = verify(tmp_path / "certificate.json", model.state_dict())
+    assert float(report.lipschitz) == pytest.approx(always.lipschitz)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().sum().neg().backward()
+        optimizer.step()
+        now = wn.certify(model, x)
+        assert now.lipschitz <= always.lipschitz * (1 + 1e-9)
+        assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
+    assert wn.certify(model, x, within=constraints).lipschitz == always.lipschitz
+
+
+def test_a_shift_counts_by_vectors_where_groups_have_whole_ones():
+    class Added(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(size))
+
+        def forward(self, x):
+            return x + self.shift
+
+    for size, bound in ((4, 2.0 + 0.5), (1, 2.0 + 0.5)):  # an RMS of 0.5: a vector of length 1, or four entries of 0.5
+        model = Added(size)
+        norms = wn.assign_norms(model, overrides={"*": wn.norms.BiasRMS()})
+        held = wn.constrain(wn.Scion(norms, lr=0.1), {"*": wn.ColumnCap(0.5)})
+        found = wn.certify(model, torch.zeros(3, 4), radius=2.0, within=held)
+        assert float(found.activation_rms) == pytest.approx(bound)
+        assert found.lipschitz == pytest.approx(1.0)
+
+
 def test_wrong_arguments_are_named():
     model, x = perceptron(), torch.randn(2, 6)
     _, constraints = capped(model)
@@ -266,7 +343,7 @@ def test_convolutions_within_caps(mode, groups):
     model = nn.Sequential(
         nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups),
         nn.ReLU(),
-        nn.ConvTranspose2d(6, 4, 3, groups=groups, bias=False),  # another's bias is added, by its entries
+        nn.ConvTranspose2d(6, 4, 3, groups=groups),
     ).eval()
     x = torch.randn(2, 4, 6, 6)
     kernel = wn.norms.SpectralConv(groups=groups, mode=mode)

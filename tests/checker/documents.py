@@ -7,15 +7,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from wellnormed.certificates.certifying import certificate_of
+from wellnormed.certificates.certifying import balls_of, certificate_of
+from wellnormed.constraints import Constraints
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.walk import Walk
 
 
-def document_of(model: nn.Module, example: Any, radius: float = 1.0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def document_of(
+    model: nn.Module, example: Any, radius: float = 1.0, within: Constraints | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The document of a model's certificate, as it is read from JSON, and all tensors that it names."""
     torch.manual_seed(0)
-    walk = Walk(decomposed(capture(model.eval(), example)), radius)
+    captured = capture(model.eval(), example)
+    walk = Walk(decomposed(captured), radius, balls=balls_of(model, within, captured))
     walk.run()
-    tensors = {name: each.tensor.detach().numpy().copy() for name, each in (walk.step.used | walk.stored).items()}
+    known = {name: each.tensor for name, each in walk.step.used.items() if name not in walk.step.balls}
+    named = known | {name: each.tensor for name, each in walk.stored.items()}
+    tensors = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
     return json.loads(json.dumps(certificate_of(walk).document())), tensors

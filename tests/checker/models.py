@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import wellnormed as wn
+from wellnormed.constraints import Constraints, EntryCap
 from wellnormed.models import GPTConfig, PotentialConfig
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
@@ -86,6 +88,9 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
         pair = Function(moves, linear=linear(6, 6), **given), x
     elif name == "mixing":
         pair = Function(mixing, linear=linear(6, 6), share=torch.rand(4, 4)), x
+    elif name == "within caps":
+        layers = [linear(6, 8), nn.LayerNorm(8), linear(8, 3)]
+        pair = Function(lambda self, x: self.layers(x + self.shift), layers=nn.Sequential(*layers), shift=x[0, 0]), x
     elif name == "gates":
         pair = Function(gates), torch.randn(2, 6)
     else:
@@ -98,7 +103,17 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
     return pair
 
 
+def constraints_of(name: str, model: nn.Module) -> Constraints | None:
+    """What a model is certified within; None for its weights as they are."""
+    if name != "within caps":
+        return None
+    optimizer = wn.Scion(wn.assign_norms(model, overrides={"shift": wn.norms.BiasRMS()}), lr=0.1)
+    caps = {"layers.1.weight": EntryCap(10.0), "*.bias": wn.ColumnCap(10.0), "shift": wn.ColumnCap(10.0)}
+    return wn.constrain(optimizer, {**caps, "*": wn.HardCap(10.0)})
+
+
 NAMES = (
     "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "moves",
     "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations",
+    "within caps",
 )  # fmt: skip

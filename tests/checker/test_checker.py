@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.checker.documents import document_of
-from tests.checker.models import NAMES, small
+from tests.checker.models import NAMES, constraints_of, small
 
 from wellnormed.checker import CheckError, check, check_folder
 from wellnormed.checker.check import MOVES
@@ -23,7 +23,8 @@ from wellnormed.checker.rules import RULES
 
 @cache
 def _made(name: str) -> tuple[Any, dict[str, np.ndarray]]:
-    return document_of(*small(name))
+    model, example = small(name)
+    return document_of(model, example, within=constraints_of(name, model))
 
 
 def made(name: str) -> tuple[Any, dict[str, np.ndarray]]:

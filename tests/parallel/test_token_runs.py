@@ -18,7 +18,8 @@ from tests.parallel.token_runs import metrics, refused, resume, run
 from wellnormed._files import MANIFEST
 from wellnormed.data.convert import convert_texts
 from wellnormed.data.shards import header
-from wellnormed.models.files import read_tensors
+from wellnormed.models.files import load, read_tensors
+from wellnormed.train.config import Caps
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +70,11 @@ def test_a_run_that_stopped_goes_on_bit_for_bit_and_on_other_numbers_of_ranks(pr
     kind, message = processes(4).run(refused, data, tmp_path / "stopped", "interrupted", {"parallel": first})[0]
     assert (kind, str(tmp_path / "stopped") in message) == ("KeyboardInterrupt", True)
     assert len(metrics(tmp_path / "stopped")) == 10
+    shutil.copytree(tmp_path / "whole", tmp_path / "unfinished")
+    for name in (MANIFEST, "model.safetensors"):  # what is written last
+        (tmp_path / "unfinished" / name).unlink()
+    unfinished = load(tmp_path / "unfinished").state_dict()
+    torch.testing.assert_close(unfinished, load(tmp_path / "whole").state_dict(), atol=0, rtol=0)
     for world in then:
         folder = tmp_path / f"on {world}"
         shutil.copytree(tmp_path / "stopped", folder)
@@ -96,11 +102,19 @@ def test_a_run_that_stopped_goes_on_bit_for_bit_and_on_other_numbers_of_ranks(pr
         ),
         ("drifted", "ddp", "ValueError", "step 8: 'embedding.weight' on rank 3 is no longer what it is on rank 0", 4),
         ("disk_full", "fsdp", "OSError", "rank 3: .*step-00000008 could not be written .*No space left", 4),
-        ("another_rate", "fsdp", "ValueError", "rank 3 has another config than rank 0.*'learning_rate': 0.5", 0),
+        ("another_rate", "fsdp", "ValueError", "rank 3 has another config than rank 0: learning_rate is 0.5 inst", 0),
+        ("another_disk", "ddp", "ValueError", "rank 3: .*config.json is missing.*on a disk that all ranks see", 0),
+        ("another_shard", "ddp", "ValueError", r"rank 3 has another set of data .*: tokens of the training shards", 0),
+        ("gradient_not_finite", "adamw", "ValueError", "step 6: a gradient holds NaN or infinity. No weight was", 4),
+        ("out_of_range", "float8", "ValueError", "step 6: the loss is nan", 4),
     ],
 )
 def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, trouble, parallel, kind, message, left):
-    found = processes(4).run(refused, data, tmp_path / "run", trouble, {"parallel": parallel})
+    changes = {
+        "adamw": {"parallel": "fsdp", "optimizer": "adamw", "constraint": "none"},
+        "float8": {"parallel": "ddp", "float8": "emulated", "caps": Caps(*[1.0] * 7)},
+    }.get(parallel, {"parallel": parallel})
+    found = processes(4).run(refused, data, tmp_path / "run", trouble, changes)
     assert len(set(found)) == 1
     assert found[0][0] == kind
     assert re.search(message, found[0][1])
@@ -117,6 +131,10 @@ def test_damage_is_named_and_nothing_is_trained(processes, tmp_path, data):
     (finished / "model.safetensors").write_bytes(b"half")  # the end is made again, from the last checkpoint
     resume(finished)
     assert weights(finished)
+    (finished / "model.safetensors").write_bytes(b"half")
+    shutil.rmtree(finished / "checkpoints")  # so that the steps are made again, too
+    resume(finished)
+    assert len(metrics(finished)) == 4
     (finished / MANIFEST).unlink()
     part = next(finished.glob("checkpoints/*/parts/*.safetensors"))
     content = bytearray(part.read_bytes())
@@ -158,6 +176,17 @@ def test_damaged_shards_stop_all_ranks_before_a_folder_exists(processes, tmp_pat
     assert found[0][0] == "ValueError"
     assert message.replace("\\", "") in found[0][1]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_validation_token_stops_all_ranks(processes, tmp_path, data):
+    shutil.copytree(data, tmp_path / "shards")
+    (shard,) = (tmp_path / "shards").glob("*_val_*.bin")
+    tokens = bytearray(shard.read_bytes())
+    tokens[1024 + 2 * 350 + 1] = 200  # of the last windows that are read, so of one rank alone
+    shard.write_bytes(tokens)
+    found = processes(2).run(refused, tmp_path / "shards", tmp_path / "run")
+    assert len(set(found)) == 1
+    assert re.search(r"_val_000000\.bin has the token \d+ at place 350, but the vocabulary has", found[0][1])
 
 
 @pytest.mark.slow

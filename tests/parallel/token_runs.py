@@ -10,7 +10,9 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
+from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
+from wellnormed.train import token_loop
 from wellnormed.train.token_config import TokenTrainConfig, token_preset
 from wellnormed.train.token_loop import resume_tokens, train_tokens
 from wellnormed.train.tokens import TokenTask
@@ -53,7 +55,7 @@ def refused(data, folder, trouble="nothing", changes=()):
     """The error of a run in which something goes wrong on the last rank, on each rank."""
     try:
         with globals()[trouble]():
-            train_tokens(config(data, **dict(changes)), folder, QUIET)
+            train_tokens(config(data, **dict(changes)), place(folder), QUIET)
     except (ValueError, OSError, KeyboardInterrupt) as error:
         return type(error).__name__, str(error)
     return None
@@ -61,6 +63,11 @@ def refused(data, folder, trouble="nothing", changes=()):
 
 def _last():
     return dist.get_rank() == dist.get_world_size() - 1
+
+
+def place(folder):
+    """Where a rank sees the run folder."""
+    return folder
 
 
 nothing = contextlib.nullcontext
@@ -121,3 +128,36 @@ def another_rate():
     own = config
     changed = {"config": lambda *a, **k: replace(own(*a, **k), learning_rate=0.5)} if _last() else {}
     return mock.patch.dict(globals(), changed)
+
+
+def another_disk():
+    """One rank sees another folder under the name of the run's."""
+    return mock.patch.dict(globals(), {"place": lambda folder: folder.with_name("another")} if _last() else {})
+
+
+def another_shard():
+    """One rank has fewer shards."""
+    own = token_loop.load_corpus
+
+    def fewer(name):
+        corpus = own(name)
+        return corpus._replace(train=Tokens(corpus.train.arrays[:-1]))
+
+    return mock.patch.object(token_loop, "load_corpus", fewer) if _last() else contextlib.nullcontext()
+
+
+def gradient_not_finite():
+    """A gradient of one rank is no number in the sixth step, and its loss is one."""
+    return in_the_sixth_step(lambda task, loss: loss + (task.model.embedding.weight.sum() * 0).sqrt())
+
+
+def out_of_range():
+    """A weight of one rank leaves the range of 8-bit floats before the sixth step."""
+    logits = TokenTask.logits
+
+    def troubled(task, tokens):
+        if task.step == 5 and _last():
+            task.model.layers[1].block.input.weight.detach().mul_(1e9)
+        return logits(task, tokens)
+
+    return mock.patch.object(TokenTask, "logits", troubled)

@@ -80,7 +80,7 @@ class _Program:
     def scaled(self, x):
         shape = [n if self.draw(2) else 1 for n in x[0].shape]
         factor = self.normal(*shape) if self.draw(3) else self.normal(1).reshape(())
-        stored = Stored(f"factor{len(self.values)}", factor)
+        stored = Stored(self.step.unique_name("factor"), factor)
         return times(self.step, x[0], stored), x[1] * factor
 
     def summed(self, x):
@@ -113,7 +113,7 @@ class _Program:
         """`a x + b x'` with entries of x moved, as rotary positions do."""
         a, b = self.normal(*x[0].shape[-1:]), self.normal(*x[0].shape[-1:])
         moved = self.shifted(x)
-        names = [f"{kind}{len(self.values)}" for kind in ("cos", "sin")]
+        names = [self.step.unique_name(kind) for kind in ("cos", "sin")]
         value = add(
             self.step,
             [times(self.step, v, Stored(n, c)) for v, n, c in zip((x[0], moved[0]), names, (a, b), strict=True)],
@@ -128,13 +128,13 @@ class _Program:
 
     def mapped(self, x):
         weight = self.normal(4, x[0].shape[-1])
-        return linear(self.step, x[0], Stored(f"weight{len(self.values)}", weight)), x[1] @ weight.mT
+        return linear(self.step, x[0], Stored(self.step.unique_name("weight"), weight)), x[1] @ weight.mT
 
     def averaged(self, x):
         axis = self.draw(len(x[0].shape))
         if self.draw(2) and len(x[0].shape) > 1:
             matrix = self.normal(3, x[0].shape[-2])
-            return matmul(self.step, Stored(f"matrix{len(self.values)}", matrix), x[0]), matrix @ x[1]
+            return matmul(self.step, Stored(self.step.unique_name("matrix"), matrix), x[0]), matrix @ x[1]
         return reduce(self.step, x[0], [axis], True, False), x[1].sum(axis + 1, keepdim=True)
 
 

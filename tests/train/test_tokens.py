@@ -184,6 +184,33 @@ def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(l
         task_of(replace(start, caps=caps), letters)
 
 
+def test_shards_are_evaluated_as_the_text_that_they_are_parts_of(letters):
+    (text,) = letters.validation.arrays
+    parts = letters._replace(validation=Tokens([text[:1001], text[1001:1005], text[1005:]]))
+    one, several = (task_of(small(), corpus).evaluate() for corpus in (letters, parts))
+    assert one == several
+
+
+def test_a_torch_that_cannot_write_the_checkpoints_is_named_before_the_first_step(here, capsys, monkeypatch):
+    monkeypatch.setattr(torch.distributed.checkpoint, "HuggingFaceStorageWriter", lambda path: None)
+    assert main(["train", "nanogpt", "--name", "run", *OPTIONS]) == 2
+    assert "cannot write checkpoints of many ranks as safetensors" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("float8", ["no", "emulated", "scaled_mm"])
+def test_a_run_on_a_gpu(letters, float8):
+    if float8 == "scaled_mm" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("it has no products of 8-bit floats")
+    config = replace(small(), model=replace(small().model, blocks=1), float8=float8, caps=Caps(*[2.0] * 7))
+    task = TokenTask(replace(config, device="cuda"), letters, Ranks(0, 1, torch.device("cuda", 0)))
+    assert bool(task.float8) == (float8 != "no")
+    losses = [task.advance() for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert task.evaluate()["validation_loss"] < losses[0]
+
+
 def test_operations_are_counted(letters):
     """Six for every weight of a matrix and token, and those of attention: two products of all pairs of tokens."""
     config = replace(small(), model=replace(small().model, width=32))

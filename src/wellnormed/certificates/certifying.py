@@ -77,7 +77,7 @@ def certify(
         capturing = bar("captured")
         captured = capture(model, example_of(model, example_input, "certify"), output)
         capturing(1, 1)
-        walk = Walk(decomposed(captured), domain, balls=_balls(model, within, captured))
+        walk = Walk(decomposed(captured), domain, balls=balls_of(model, within, captured))
         walk.run(margins, bar("operations bounded"))
         larger, fixed = confirm(model, captured, output, bar("confirmed by running"))
         walk.fix(fixed)
@@ -103,7 +103,7 @@ def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
     )
 
 
-def _balls(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Ball | None]:
+def balls_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Ball | None]:
     """Name of all that lies in the memory of trained parameters -> the ball that constraints keep it in, if any."""
     if within is None:
         return {}

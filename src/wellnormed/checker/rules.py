@@ -235,6 +235,27 @@ def _product(row: Row) -> Bounds:
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
 
 
+def _scaling(row: Row) -> Bounds:
+    """Every entry times one of a tensor, whichever it is."""
+    row.only(1, (1,))
+    row.groups()
+    row.keeps_shape()
+    size = Decimal(row.claim(0, "max_abs").values[0])
+    return Bounds(*(size * each for each in row.bounds[0]))
+
+
+def _shift(row: Row) -> Bounds:
+    """The sum with entries of a tensor, or with whole vectors of it along an axis, whichever they are."""
+    row.only(1, (1,))
+    row.groups()
+    row.keeps_shape()
+    whole = "over" in row.constants
+    claim, vector = row.claim(0, "row_norm" if whole else "max_abs"), row.over() if whole else 1
+    require(not whole or row.tensor(claim.tensors[0]).shape[-1:] == (vector,), f"its vectors have not {vector} entries")
+    (x,), size = row.bounds, Decimal(claim.values[0])
+    return Bounds(x.radius + size * root(row.entries() // vector), x.gain, x.largest + size)
+
+
 # largest |slope|; growth with |f(x)| <= growth |x| + |f(0)|; |f(0)|; largest |f(x)|; all rounded up
 _FUNCTIONS: dict[str, tuple[str, str, str, str | None]] = {
     **dict.fromkeys(("relu", "abs", "asinh", "tanhshrink", "softshrink"), ("1", "1", "0", None)),
@@ -540,7 +561,8 @@ RULES: dict[str, Callable[[Row], Bounds]] = {
     "input": _input, "output": _same, "contraction": _contraction, "linear": _linear, "average": _average,
     "matrix_product": _matrix_product, "product": _product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": _attention,
-    "convolution": _convolution, "convex_potential": _convex_potential, "margin": _margin,
+    "scaling": _scaling, "shift": _shift, "convolution": _convolution, "convex_potential": _convex_potential,
+    "margin": _margin,
 }  # fmt: skip
 
 

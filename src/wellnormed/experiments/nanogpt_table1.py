@@ -76,6 +76,8 @@ LOWER = {
     ),
 }  # fmt: skip
 """What is lower than what in LT's table."""
+WHY: dict[str, str] = {}
+"""Why an order is another at the size for the CPU."""
 WITHIN = 0.02
 """How far a loss may be above the published one."""
 
@@ -183,7 +185,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             ours = f"{fmean(less):.4g} and {fmean(more):.4g}"
             spread = f"{min(less):.4g} to {max(less):.4g}, {min(more):.4g} to {max(more):.4g}"
             verdict = yes if max(less) < min(more) else no
-            lines.append(Verdict(f"{COLUMNS[key]}: {order}", "yes", ours, spread, len(less + more), verdict))
+            why = "" if verdict == yes else WHY.get(order, "") if min(less) > max(more) else "the seeds differ by more"
+            lines.append(Verdict(f"{COLUMNS[key]}: {order}", "yes", ours, spread, len(less + more), verdict, why))
     return lines
 
 

@@ -1,7 +1,7 @@
 """The ways to compute a matrix sign; those that are only published are in `published`. `msign` is the public face.
 
-`newton_schulz` and `spectrum` evaluate the polynomial of a coefficient set, `svd` and `eigh` know none, and all four
-take tall matrices (`m >= n`); `polynomial` and `exact` bring a matrix to them.
+`newton_schulz` by steps and `spectrum` at once evaluate the polynomial of a coefficient set, `svd` and `eigh` know
+none, and all four take tall matrices (`m >= n`); `polynomial` and `exact` bring a matrix to them.
 """
 
 import functools
@@ -51,33 +51,31 @@ def polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, method: str) -> Te
         return published.gram(work, chosen.steps).to(x.dtype).reshape(x.shape)
     if method == "bfloat16" or x.dtype.itemsize == 2:
         work = work.to(torch.bfloat16 if method == "bfloat16" else x.dtype)
-    pairs = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
-    work = newton_schulz(work, chosen.steps, pairs)  # under the same name, so that what came in is freed
+    paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
+    count = 2 if paired else 1
+    for i in range(0, len(chosen.steps), count):
+        work = newton_schulz(work, *chosen.steps[i : i + count])  # under the same name, so that what came in is freed
     return work.to(x.dtype).reshape(x.shape)
 
 
-def newton_schulz(x: Tensor, steps: tuple[Step, ...], pairs: bool = False) -> Tensor:
-    """The iteration `X <- a X + X (b G + c G^2)` with `G = X^T X`, for matrices of Frobenius norm at most 1.
+def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
+    """`X <- a X + X (b G + c G^2)` with `G = X^T X`, once or twice, for matrices of spectral norm near 1 at most.
 
     Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0.
-    With `pairs`, two steps make one multiplier of X: the second one's Gram matrix is `Q G Q` with the first one's
+    Two steps make one multiplier of X: the second one's Gram matrix is `Q G Q` with the first one's
     `Q = a I + b G + c G^2`. That saves two products with X for three of the small side, so it pays for long matrices.
     As it stops after two steps, the growth of rounding that `published.gram` has to watch does not begin.
     """
-    for first, second in zip(steps[::2], (*steps[1::2], None), strict=False) if pairs else ((s, None) for s in steps):
-        g = symmetric_product(x.mT, x)
-        a, b, c = first
-        r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
-        if second is None:
-            x = times_symmetric(x, r, x, beta=a)
-            continue
-        r.diagonal(dim1=-2, dim2=-1).add_(a)
-        g = symmetric_product(symmetric_product(r, g), r)
-        a, b, c = second
-        x = times_symmetric(
-            x, symmetric_product(r, symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g, r, beta=a)
-        )
-    return x
+    g = symmetric_product(x.mT, x)
+    a, b, c = first
+    r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
+    if second is None:
+        return times_symmetric(x, r, x, beta=a)
+    r.diagonal(dim1=-2, dim2=-1).add_(a)
+    g = symmetric_product(symmetric_product(r, g), r)
+    a, b, c = second
+    q = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
+    return times_symmetric(x, symmetric_product(r, q, r, beta=a))
 
 
 @torch.compiler.assume_constant_result

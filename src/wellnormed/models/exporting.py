@@ -131,7 +131,7 @@ def export(
 
 
 def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
-    """What the certificate of a folder is of: a model, its example, and the file of its weights.
+    """What the certificate of a folder is of: a model, its example, and where its weights are: a file, or parts.
 
     Of a run it is the model, and of an export the folded program, folded again from the model's own weights. Files of
     the program that were changed are a `ValueError`.

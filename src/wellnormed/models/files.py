@@ -23,6 +23,7 @@ from wellnormed.models.config import (
 from wellnormed.models.gpt import GPT
 from wellnormed.models.lipsformer import LipsFormer
 from wellnormed.models.nanogpt import NanoGPT
+from wellnormed.models.parts import PARTS, read_parts
 from wellnormed.models.potential_gpt import PotentialGPT
 
 FORMAT = 3
@@ -65,8 +66,10 @@ def load(folder: str | Path) -> Model:
     config = parse_dataclass(ModelConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
-    _, files = read_files(path.parent, remedy, only=path.name)
-    weights = read_tensors(files[path.name], str(path))
+    if path.name == PARTS:
+        weights = read_parts(path)
+    else:
+        weights = read_tensors(read_files(path.parent, remedy, only=path.name)[1][path.name], str(path))
     _require_sizes(config, weights, str(path))
     try:
         model = build(config, torch.Generator().manual_seed(0))
@@ -102,7 +105,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def weights_path(folder: str | Path) -> Path:
-    """The final weights of a folder, else those of its newest complete checkpoint."""
+    """The final weights of a folder, else those of its newest complete checkpoint: a file, or the folder of parts."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return folder / WEIGHTS
@@ -112,7 +115,8 @@ def weights_path(folder: str | Path) -> Path:
             f"{folder} holds no finished model and no checkpoint yet; if this is a run, wait for its first checkpoint "
             f"or continue it with `wellnormed train --resume {folder}`; if not, export the model again"
         )
-    return checkpoints[-1].with_name("weights.safetensors")
+    parts = checkpoints[-1].with_name(PARTS)
+    return parts if parts.is_dir() else checkpoints[-1].with_name("weights.safetensors")
 
 
 def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:

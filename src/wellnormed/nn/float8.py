@@ -1,7 +1,7 @@
 """Linear layers whose products are of 8-bit floats, without any scale for a tensor or a block of one (LT section 4.4).
 
 What makes this possible are proved ranges: no entry of an input or a weight leaves the format. `to_float8_` refuses a
-layer for which that is not proved, and the layers themselves refuse what leaves it when they run.
+layer for which that is not proved, and the layers themselves refuse what leaves it when they run, or make NaN of it.
 
 Shape suffixes: N vectors, I inputs, O outputs.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
@@ -220,14 +221,20 @@ def _require_device(x: Tensor, layer: str) -> None:
 
 
 def _rounded(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """A tensor in a float8 dtype. An entry that does not fit is an error; releases of torch make 448 or NaN of it."""
+    """A tensor in a float8 dtype. An entry that does not fit is an error; releases of torch make 448 or NaN of it.
+
+    On a GPU and among many processes it becomes NaN: an error would wait for the device, or leave the other processes
+    waiting, and a loss or gradient that is no number stops training on all of them.
+    """
     largest = torch.finfo(dtype).max
-    message = f"{what} has entries that {str(dtype).removeprefix('torch.')} does not hold, which ends at {largest:g}"
-    size = x.abs().amax() if x.numel() else x.new_zeros(())
-    if x.device.type == "cuda":
-        torch._assert_async(size <= largest, message)
-    elif not size <= largest:  # also NaN
-        raise ValueError(f"{message}: up to {float(size):.6g}; constrain what it is made of, or keep nn.Linear here")
+    if x.device.type == "cuda" or dist.is_initialized():
+        return x.where(x.abs() <= largest, torch.nan).to(dtype)
+    size = float(x.abs().amax()) if x.numel() else 0.0
+    if not size <= largest:  # also NaN
+        raise ValueError(
+            f"{what} has entries that {str(dtype).removeprefix('torch.')} does not hold, which ends at {largest:g}: up "
+            f"to {size:.6g}; constrain what it is made of, or keep nn.Linear here"
+        )
     return x.to(dtype)
 
 

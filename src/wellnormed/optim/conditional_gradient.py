@@ -188,6 +188,9 @@ class ConditionalGradient(torch.optim.Optimizer):
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
             group["steps"] += 1
         buckets = list(self._buckets())
+        for *_, parameters in buckets if self.memory == "buffer" else ():
+            for parameter in parameters:
+                self._state_of(parameter)  # all before the first direction, whose memory the next ones take then
         results = self.placement.run(self._job(*bucket) for bucket in buckets)
         for group, norm, parameters in buckets:
             directions, *averages = next(results)

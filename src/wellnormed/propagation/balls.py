@@ -27,7 +27,7 @@ class Ball:
         """As `claims.spectral`."""
         rows = self.shape[-1] if transposed else self.shape[0]
         owner = torch.arange(rows) // (rows // parts)
-        return self._sizes(owner if transposed else owner[:, None], parts)
+        return self._sizes(owner if transposed else owner.reshape(-1, *[1] * (len(self.shape) - 1)), parts)
 
     def group_norm(self, parts: int = 1) -> tuple[float, ...]:
         """As `claims.group_norm`."""
@@ -41,6 +41,15 @@ class Ball:
         """As `claims.max_abs`: of a vector by its entries, of a matrix by its rows."""
         entries = torch.arange(self.shape[0])
         return (max(self._sizes(entries.reshape(-1, *[1] * (len(self.shape) - 1)), self.shape[0])),)
+
+    def cuts_rows_and_columns(self) -> bool:
+        """Whether the parts lie in rows and columns of the weight as a matrix with a row for each of its first axis."""
+        columns = math.prod(self.shape[1:])
+        for positions, _ in self.norm.blocks(torch.arange(self.shape[0] * columns).reshape(self.shape)):
+            rows, places = positions // columns, positions % columns
+            if not any(_alike(rows, a) and _alike(places, b) for a, b in ((-1, -2), (-2, -1))):
+                return False
+        return True
 
     def taps(self, groups: int) -> tuple[float]:
         """As the claim `taps` of a kernel `(outputs, inputs, *kernel)`: no convolution by it has a larger norm."""
@@ -62,6 +71,10 @@ class Ball:
         return tuple((squares.sqrt() * margin * self.radius).tolist())
 
 
+def _alike(x: Tensor, axis: int) -> bool:
+    return bool((x == x.narrow(axis, 0, 1)).all())
+
+
 def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -> tuple[float, ...] | None:
     """A measure of tensors and of all weights of balls; None if nothing is known of it."""
     first = tensors[0]
@@ -71,8 +84,12 @@ def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -
             return _product(*tensors, **constants)  # pyrefly: ignore
         case "spectral", 2:
             return first.spectral(**constants)  # pyrefly: ignore
+        case "spectral", 3 | 4 | 5 if first.cuts_rows_and_columns() and not constants.get("transposed"):  # pyrefly: ignore
+            return first.spectral(**constants)  # pyrefly: ignore
         case "group_norm" | "positive_norm", 1:
             return first.group_norm(**constants)  # pyrefly: ignore
+        case "row_norm", 1:
+            return first.group_norm()  # pyrefly: ignore
         case "row_norm", 2:
             return first.row_norm()  # pyrefly: ignore
         case "max_abs", 1 | 2:

@@ -31,6 +31,9 @@ class Stored:
     """Whether it is none of the model's own tensors, so that the certificate's file must hold it."""
     transpose_of: "Stored | None" = None
     """The model's own matrix, if this is its transpose."""
+    rows_of: "Stored | None" = None
+    """The model's own tensor, of whose vectors along the last axis this one is made: whole ones along its last axis of
+    more than one entry, in any order."""
 
 
 class Ledger:
@@ -157,14 +160,16 @@ class Ledger:
             self.rows[row] = Row(row, "constant", (), tuple(stored.tensor.shape), {"tensor": stored.name})
         return constant(row, stored.tensor)
 
-    def computed(self, name: str, tensor: Tensor, transpose_of: Stored | None = None) -> Stored:
+    def computed(
+        self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None
+    ) -> Stored:
         """A tensor computed from stored ones, under this name, or this with a number if another one has it."""
         full, number = name, 1
         while full in self._computed and not _same(self._computed[full], tensor):
             number += 1
             full = f"{name}#{number}"
         self._computed[full] = tensor
-        return Stored(full, tensor, computed=True, transpose_of=transpose_of)
+        return Stored(full, tensor, computed=True, transpose_of=transpose_of, rows_of=rows_of)
 
     def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
         """A proved bound on what an operation uses of stored tensors, to be passed to `derive`.
@@ -217,6 +222,13 @@ class Ledger:
                 raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
             self.used[stored.name] = stored
         return stored.name
+
+    def unknown(self, operand: Any) -> Stored | None:
+        """The tensor with a ball that an operand is, or of whose vectors it is made; None for all others."""
+        if not isinstance(operand, Stored):
+            return None
+        own = operand.rows_of or operand
+        return None if self.balls.get(own.name) is None else own
 
     def require_known(self, stored: Stored) -> None:
         """Refuse a tensor whose entries follow from those that are not to be known.

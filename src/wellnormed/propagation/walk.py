@@ -1,7 +1,8 @@
 """From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.value import Value
 
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
+_CHOOSING = (
+    "embedding", "index_select", "slice", "select", "unsqueeze", "squeeze", "expand", "view", "reshape", "_unsafe_view",
+    "contiguous", "clone", "detach", "alias",
+)  # fmt: skip
+"""Operations that may make their result of whole vectors of their first argument."""
 
 
 class Walk:
@@ -198,15 +204,18 @@ class Walk:
             (arguments, dict(keywords)),
             is_leaf=lambda each: isinstance(each, Stored),
         )
-        first = arguments[0] if arguments and packet(node) in _TRANSPOSITIONS else None
-        swapped = isinstance(first, Stored) and first.tensor.ndim == 2 and _transposes(node, *plain)
+        first, own = arguments[0] if arguments else None, self.step.unknown(next(iter(arguments), None))
+        matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and packet(node) in _TRANSPOSITIONS
+        swapped = matrix and _transposes(node, *plain)
+        vector = () if own is None or packet(node) not in _CHOOSING else own.tensor.shape[-1:]
+        vectors = _keeps_vectors(node, plain[0], plain[1], vector)
         for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
-            if isinstance(each, Stored) and not swapped:
+            if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
                 self.step.require_known(each)
         with torch.no_grad():
             result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
         if isinstance(result, Tensor):
-            return self.step.computed(self.step.name, result, first if swapped else None)
+            return self.step.computed(self.step.name, result, first if swapped else None, own if vectors else None)
         if isinstance(result, list | tuple):
             return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
         return result
@@ -220,3 +229,17 @@ def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) ->
     matrix = torch.empty(arguments[0].shape, device="meta")
     view: Tensor = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
     return (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())
+
+
+def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any], vector: Sequence[int]) -> bool:
+    """Whether a result is made of whole vectors of so many entries of a tensor, by what becomes of their positions."""
+    if not vector:
+        return False
+    shape = arguments[0].shape
+    positions = torch.arange(math.prod(shape)).reshape(shape)
+    found: Tensor = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
+    last = [size for size in found.shape if size > 1][-1:]
+    if last != list(vector):
+        return False
+    vectors = found.reshape(-1, *vector)
+    return bool((vectors == vectors[:, :1] + torch.arange(*vector)).all() and (vectors[:, 0] % vector[0] == 0).all())

@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def describe(device: torch.device, start: int) -> dict[str, Any]:
         "from_step": start,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": versions(),
         "commit": _commit(),
         "system": platform.system(),
         "machine": platform.machine(),
@@ -52,11 +52,20 @@ def describe(device: torch.device, start: int) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # run from a source tree that is not installed
+def versions() -> dict[str, str | None]:
+    """Of the packages that a run depends on; None for a source tree that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def device_of(name: str) -> torch.device:
+    """The device that "cpu", "cuda" or "auto", a GPU if there is one, means; that there is none is a `ValueError`."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _cpu() -> str:

@@ -1,5 +1,6 @@
 """The training loop, from a config or where a killed run stopped, to a folder with everything proved."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from wellnormed._files import write_atomically
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.train.characters import CharacterTask
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.environment import record_environment, threads
+from wellnormed.train.environment import device_of, record_environment, threads
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.finish import finish, print_summary
 from wellnormed.train.lock import locked
@@ -38,7 +39,7 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
     model = replace(config.model, vocabulary_size=len(text.symbols))
     config = replace(config, model=model, threads=config.threads or torch.get_num_threads())
     with threads(config.threads):
-        task = CharacterTask(config, text, _device(config.device))  # refuses settings before a folder exists
+        task = CharacterTask(config, text, device_of(config.device))  # refuses settings before a folder exists
         with locked(run.path):
             run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
             _run(task, run, console or Console())
@@ -53,7 +54,7 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """
     console = console or Console()
     run = RunFolder(folder)
-    if run.is_of_tokens():
+    if run.is_of_tokens() or os.environ.get("WORLD_SIZE", "1") != "1":  # which are trained by many processes
         from wellnormed.train.token_loop import resume_tokens
 
         return resume_tokens(folder, console)
@@ -69,7 +70,7 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
         if run.manifest_file.exists():
             console.print(problem, highlight=False, soft_wrap=True)
         checkpoint = run.load_checkpoint()
-        task = CharacterTask(config, _same_text(config, described), _device(config.device))
+        task = CharacterTask(config, _same_text(config, described), device_of(config.device))
         if checkpoint is not None:
             task.restore(checkpoint)
         write_atomically(run.metrics_file, checkpoint.metrics if checkpoint else "")
@@ -145,9 +146,3 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
             f"{text.sha256} now; restore that text, or begin a new run"
         )
     return text
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

@@ -1,9 +1,8 @@
 """The processes of a training run, as `torchrun` starts them; a run that it did not start is a group of one."""
 
 import gc
-import importlib.metadata
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from wellnormed.train.environment import device_of, versions
+
 T = TypeVar("T")
-PACKAGES = ("wellnormed", "torch", "safetensors")
-"""Whose versions all ranks must share."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,20 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    patient: Any = None
+    """A group of the same processes that waits for days; see `by_first`. None for a process that is alone."""
 
     @property
     def first(self) -> bool:
         """Whether this is the rank that writes files and speaks."""
         return self.rank == 0
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, patiently: bool = False) -> list[T]:
         """What every rank has, on every rank, in their order."""
         if self.world == 1:
             return [value]
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, self.patient if patiently else None)
         return found
 
     def sum(self, *values: float | Tensor) -> list[float]:
@@ -46,10 +47,11 @@ class Ranks:
             dist.all_reduce(total)
         return total.tolist()
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], patiently: bool = False) -> T:
         """Do the work on every rank.
 
-        An error on any rank is raised on all, with the same sentence, so that none waits for another.
+        An error on any rank is raised on all, with the same sentence, so that none waits for another. `patiently` is
+        for work that may take one of them hours.
         """
         results: list[T] = []
         problem: Exception | None = None
@@ -59,24 +61,26 @@ class Ranks:
             if self.world == 1:
                 raise
             problem = error
-        problems = self.gather(None if problem is None else (isinstance(problem, OSError), str(problem)))
+        said = None if problem is None else (isinstance(problem, OSError), str(problem))
+        problems = self.gather(said, patiently)
         for rank, found in enumerate(problems):
             if found is not None:
                 raise (OSError if found[0] else ValueError)(f"rank {rank}: {found[1]}") from problem
         return results[0]
 
-    def by_first(self, work: Callable[[], T]) -> T | None:
+    def by_first(self, work: Callable[[], T], patiently: bool = False) -> T | None:
         """Do the work on the first rank alone, and return None on the others; errors as in `together`."""
-        return self.together(lambda: work() if self.first else None)
+        return self.together(lambda: work() if self.first else None, patiently)
 
-    def require_equal(self, what: str, value: Any) -> None:
-        """Refuse ranks that differ in something, naming the first that does."""
-        for rank, found in enumerate(values := self.gather(value)):
-            if found != values[0]:
-                raise ValueError(
-                    f"rank {rank} has another {what} than rank 0: {found} instead of {values[0]}; start all ranks with "
-                    "the same command and the same packages"
-                )
+    def require_equal(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Refuse ranks that differ in some fact, naming the first that does, and the fact."""
+        for rank, found in enumerate(values := self.gather(dict(facts))):
+            for name, expected in values[0].items():
+                if found.get(name) != expected:
+                    raise ValueError(
+                        f"rank {rank} has another {what} than rank 0: {name} is {found.get(name)} instead of "
+                        f"{expected}; start all ranks with the same command, the same packages and the same files"
+                    )
 
 
 @contextmanager
@@ -86,33 +90,22 @@ def joined(device: str) -> Iterator[Ranks]:
     A default group that exists already is taken, and stays. `device` is "cpu", "cuda" or "auto", a GPU if there is one.
     That there is none, and that ranks have other versions of packages, is a `ValueError`.
     """
-    cuda = torch.cuda.is_available()
-    if device == "cuda" and not cuda:
-        raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
-    kind = ("cuda" if cuda else "cpu") if device == "auto" else device
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    place = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
+    place = device_of(device)
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)
     own = not dist.is_initialized()
     if own:
         if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
             yield Ranks(0, 1, place)
             return
-        # one rank alone certifies at the end, which takes a large model minutes
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(hours=1))
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+    # one rank alone certifies at the end, which takes a large model hours
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     try:
-        ranks = Ranks(dist.get_rank(), dist.get_world_size(), place)
-        ranks.require_equal("version of a package", {name: _version(name) for name in PACKAGES})
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), place, patient)
+        ranks.require_equal("version of a package", versions())
         yield ranks
     finally:
-        if own:
-            gc.collect()  # what still holds the group would end its threads too late, and abort the process
-            dist.destroy_process_group()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # run from a source tree that is not installed
+        gc.collect()  # what still holds a group would end its threads too late, and abort the process
+        dist.destroy_process_group(None if own else patient)

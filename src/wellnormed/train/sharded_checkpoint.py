@@ -4,24 +4,33 @@ All ranks see one folder, on a disk that they share. A checkpoint counts once it
 of every file, which the first rank writes last.
 """
 
-import hashlib
+import inspect
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from wellnormed._files import MANIFEST, read_json, sync_folder, write_atomically, write_json, writing
+from wellnormed._files import MANIFEST, sync_folder, write_atomically, write_json, writing
 from wellnormed.models.files import FORMAT
+from wellnormed.models.parts import PARTS, require_parts, sha256_of
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import METRICS
 
-PARTS = "parts"
-"""The folder in a checkpoint that holds the files of the ranks."""
+
+def require_torch() -> None:
+    """Refuse a torch that cannot write checkpoints of many ranks as safetensors."""
+    writer = getattr(dcp, "HuggingFaceStorageWriter", None)
+    if writer is None or "save_distributed" not in inspect.signature(writer).parameters:
+        raise ValueError(
+            f"torch {torch.__version__} cannot write checkpoints of many ranks as safetensors "
+            "(torch.distributed.checkpoint.HuggingFaceStorageWriter with save_distributed); install a newer torch"
+        )
 
 
 def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
@@ -60,12 +69,7 @@ def load_parts(folder: Path, tensors: dict[str, Tensor], remedy: str, ranks: Ran
     """
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-    facts = read_json(folder / MANIFEST, remedy, sealed=True)
-    found = _sums(folder / PARTS, ranks)
-    for name in facts["sha256"].keys() | found.keys():
-        if found.get(name) != facts["sha256"].get(name):
-            what = "is missing" if name not in found else "is truncated or changed"
-            raise ValueError(f"{folder / PARTS / name} {what}: it does not match {MANIFEST}; {remedy}")
+    facts = require_parts(folder / PARTS, _sums(folder / PARTS, ranks), remedy)
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if shapes != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
@@ -84,11 +88,7 @@ def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
     files = sorted(parts.glob("*.safetensors"))
 
     def own() -> dict[str, str]:
-        found = {}
-        for path in files[ranks.rank :: ranks.world]:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        return found
+        return {path.name: sha256_of(path) for path in files[ranks.rank :: ranks.world]}
 
     return {name: value for part in ranks.gather(ranks.together(own)) for name, value in part.items()}
 

@@ -1,5 +1,7 @@
 """The training loop of language models, on one process or on those that `torchrun` started, to a run folder."""
 
+import hashlib
+import os
 import resource
 import sys
 import time
@@ -14,7 +16,7 @@ from rich.console import Console
 import wellnormed as wn
 from wellnormed._files import read_bytes, write_atomically
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.data.corpus import load_corpus
+from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.models.files import TokenModel
 from wellnormed.propagation import UncertifiableError
 from wellnormed.train.environment import record_environment, threads
@@ -25,7 +27,7 @@ from wellnormed.train.progress import progress_display
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.report import write_report
 from wellnormed.train.run_folder import METRICS, RunFolder, explained
-from wellnormed.train.sharded_checkpoint import load_parts, save_parts
+from wellnormed.train.sharded_checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.task import fit
 from wellnormed.train.token_config import TokenTrainConfig
 from wellnormed.train.tokens import TokenTask, with_vocabulary
@@ -55,7 +57,9 @@ def train_tokens(config: TokenTrainConfig, folder: str | Path, console: Console 
 
 def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None) -> None:
     ranks.by_first(run.require_new)
+    ranks.together(require_torch)
     corpus = ranks.together(lambda: load_corpus(config.data))
+    ranks.require_equal("set of data", _facts(corpus))
     config = with_vocabulary(config, corpus.vocabulary)
     ranks.require_equal("config", asdict(config))
     task = TokenTask(config, corpus, ranks)  # refuses settings before a folder exists
@@ -66,7 +70,22 @@ def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitSt
         run.create(config, text)
 
     ranks.by_first(begin)
+    _require_shared(run, ranks)
     _run(task, run, _speaker(console, ranks))
+
+
+def _facts(corpus: Corpus) -> dict[str, Any]:
+    """What all ranks must read alike."""
+    splits = {"training": corpus.train, "validation": corpus.validation}
+    shards = {f"tokens of the {name} shards": [len(array) for array in own.arrays] for name, own in splits.items()}
+    return {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary, **shards}
+
+
+def _require_shared(run: RunFolder, ranks: Ranks) -> None:
+    """Refuse ranks that do not see the first one's run folder."""
+    remedy = "put the run folder on a disk that all ranks see, and start them in the same folder"
+    content = ranks.together(lambda: read_bytes(run.config_file, remedy))
+    ranks.require_equal("run folder", {str(run.config_file): hashlib.sha256(content).hexdigest()})
 
 
 def resume_tokens(folder: str | Path, console: Console | None = None) -> RunFolder:
@@ -76,24 +95,32 @@ def resume_tokens(folder: str | Path, console: Console | None = None) -> RunFold
     another order. A finished run is left as it is. What is missing, damaged or not the run's own is a `ValueError`.
     """
     run = RunFolder(folder)
-    config, _ = run.read_config(TokenTrainConfig)
-    with joined(config.device) as ranks, threads(config.threads), ExitStack() as stack:
+    try:
+        device, count = (config := run.read_config(TokenTrainConfig)[0]).device, config.threads
+    except ValueError:
+        device, count = "auto", None  # all ranks say so together
+    with joined(device) as ranks, threads(count), ExitStack() as stack:
         _go_on(run, ranks, stack, console)
     return run
 
 
 def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None) -> None:
-    config, described = run.read_config(TokenTrainConfig)
+    config, described = ranks.together(lambda: run.read_config(TokenTrainConfig))
+    ranks.together(require_torch)
+    _require_shared(run, ranks)
 
     def begin() -> str | None:
         stack.enter_context(locked(run.path))
         run.remove_leftovers()
-        return run.unfinished()
+        if (problem := run.unfinished()) is not None:
+            run.manifest_file.unlink(missing_ok=True)  # of an end that is damaged, and is made again
+        return problem
 
     if not any(ranks.gather(ranks.by_first(begin))):
         ranks.by_first(lambda: _show_finished(run, console or Console()))
         return
     corpus = ranks.together(lambda: load_corpus(config.data))
+    ranks.require_equal("set of data", _facts(corpus))
     if (tokens := str(len(corpus.train))) != described["tokens"]:
         raise ValueError(
             f"the run was trained on {described['tokens']} tokens of {described['source']}, but {config.data!r} "
@@ -229,7 +256,7 @@ def _evaluated(task: TokenTask) -> dict[str, Any]:
                 else {"refused": certificate}
             )
 
-        row |= task.ranks.by_first(prove) or {}
+        row |= task.ranks.by_first(prove, patiently=True) or {}
     return row
 
 
@@ -293,7 +320,9 @@ def _finish(task: TokenTask, run: RunFolder, console: Console) -> None:
         write_report(run.path)
         print_summary(run, console)
 
-    ranks.by_first(end)
+    others_wait = config.threads is None and ranks.world > 1  # and torchrun gives each rank one thread
+    with threads(os.cpu_count() if others_wait else None):
+        ranks.by_first(end, patiently=True)
 
 
 def _written(model: TokenModel, task: TokenTask) -> str:

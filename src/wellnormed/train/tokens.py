@@ -1,11 +1,12 @@
 """Training runs of language models on tokens, on one process or many."""
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from wellnormed.models.files import TokenModel, build, load_weights
 from wellnormed.models.gpt import GPT
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.norms import assign_norms
-from wellnormed.optim import AdamWSettings, Muon, Scion
-from wellnormed.parallel.layout import whole
+from wellnormed.optim import AdamWSettings, ConditionalGradient, Muon, Scion
+from wellnormed.parallel.layout import local, whole
 from wellnormed.train.characters import named_generators
 from wellnormed.train.float8 import use_float8_
 from wellnormed.train.observe import Observed, observed
@@ -64,11 +65,11 @@ class TokenTask(Task[TokenModel]):
                 f"the validation split of {corpus.name} has {len(corpus.validation)} tokens, fewer than a window of "
                 f"{config.model.length} and its target; use a longer text or a smaller --model.length"
             )
-        model = build(config.model, self.generators["initial weights"]).to(ranks.device)
+        model = build(config.model, self.generators["initial weights"])
         self.flops_per_token = _flops(model, config.model.length)
         self.float8 = self._float8(model)
         """The layers that multiply 8-bit floats."""
-        self.runner, group = self._spread(model)
+        self.runner, group = self._spread(model := model.to(ranks.device))
         optimizer, held = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
         self.update_seconds: float | None = None
@@ -138,7 +139,17 @@ class TokenTask(Task[TokenModel]):
                 loss = self._loss(part) * (len(part) / len(windows))
                 loss.backward()
             total += loss.detach()
-        return self.ranks.sum(total)[0] / self.ranks.world
+        spoilt = torch.zeros(())
+        if not isinstance(self.optimizer, ConditionalGradient):  # which refuses gradients by itself
+            gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+            spoilt = sum((~gradient.isfinite()).sum() for gradient in gradients)
+        loss, entries = self.ranks.sum(total, spoilt)
+        if entries and math.isfinite(loss):
+            raise DivergedError(
+                f"step {self.step + 1}: a gradient holds NaN or infinity. No weight was changed; lower the learning "
+                "rate (on the command line: --learning-rate)"
+            )
+        return loss / self.ranks.world
 
     def _sending(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are averaged over the ranks with those of the last part, not before."""
@@ -174,13 +185,13 @@ class TokenTask(Task[TokenModel]):
         count = (min(len(tokens), self.config.validation_tokens) - 1) // length
         at_once = self.config.micro_batch or max(1, self.config.batch // self.ranks.world)
         rounds = -(-count // (at_once * self.ranks.world))  # the same on every rank, for each is a collective call
-        token_bytes = self._token_bytes()
+        stream = TokenStream(tokens, at_once * self.ranks.world, length, self.ranks.rank, self.ranks.world)
+        token_bytes = self._token_bytes
         loss = correct = seen = text = 0.0
         self.model.eval()
         for number in range(rounds):
             first = (number * self.ranks.world + self.ranks.rank) * at_once
-            mine = torch.arange(first, first + at_once).clamp(max=count - 1)
-            windows = tokens.windows(mine * length, length + 1).to(self.device)
+            windows = next(stream).to(self.device)
             logits = self.logits(windows[:, :-1]).float()
             own = max(0, min(at_once, count - first))  # the others fill the batch up
             logits, targets = logits[:own].flatten(0, 1), windows[:own, 1:].flatten()
@@ -195,11 +206,13 @@ class TokenTask(Task[TokenModel]):
             found["bits_per_byte"] = loss / text / torch.log(torch.tensor(2.0)).item()
         return found
 
+    @cached_property
     def _token_bytes(self) -> Tensor | None:
-        try:
-            return torch.from_numpy(self.corpus.require_tokenizer().token_bytes)
-        except ValueError:
-            return None  # no tokenizer on this machine: losses are in nats a token alone
+        """The length of every token; None, so that losses are in nats alone, if a rank lacks the tokenizer."""
+        found: Tensor | None = None
+        with suppress(ValueError):
+            found = torch.from_numpy(self.corpus.require_tokenizer().token_bytes)
+        return found if all(self.ranks.gather(found is not None)) else None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Every tensor that the next step depends on, whole or in parts, and what else it depends on."""
@@ -286,7 +299,8 @@ class TokenTask(Task[TokenModel]):
         length, tokens = self.config.model.length, self.corpus.validation
         count = max(1, (self.config.micro_batch or self.config.batch // self.ranks.world))
         windows = tokens.windows(torch.arange(min(count, (len(tokens) - 1) // length)) * length, length)
-        return observed(self.model, lambda: self.logits(windows.to(self.device)))
+        with torch.compiler.set_stance("force_eager"):  # compiled blocks know nothing of hooks
+            return observed(self.model, lambda: self.logits(windows.to(self.device)))
 
     def _clock(self, begin: bool) -> None:
         if not self.timed:

@@ -13,6 +13,7 @@ from wellnormed.propagation.claims import MEASURES, spectral
 from wellnormed.propagation.decimals import decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis
+from wellnormed.propagation.operations.elementwise import add, along_channels
 from wellnormed.propagation.operations.linear import linear
 from wellnormed.propagation.operations.selection import windows
 from wellnormed.propagation.registry import Read, operation, primitive
@@ -147,10 +148,7 @@ def transposed_convolution(
     if any(p or e for p, e in cuts):
         flat = [p for pair in reversed(cuts) for p in pair]
         full = moves.pick(step, full, lambda t: F.pad(t, flat))
-    if bias is None:
-        return full
-    tensor = bias.tensor.reshape(-1, *[1] * count)
-    return moves.add(step, [full, step.constant(step.computed(f"{bias.name} by channel", tensor))])
+    return full if bias is None else add(step, full, along_channels(step, bias, count))
 
 
 def _operator_norm(

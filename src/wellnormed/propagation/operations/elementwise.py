@@ -1,12 +1,14 @@
 """Sums, differences, products and quotients."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import least
+from wellnormed.propagation.decimals import decimals, least, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.movement import as_value
 from wellnormed.propagation.registry import Read, operation, primitive
@@ -19,6 +21,10 @@ Operand = Value | Stored | float | int
 @operation("aten.add.Tensor", "aten.add.Scalar")
 def add(step: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a + alpha b`."""
+    if alpha == 1 and isinstance(a, Value) and step.unknown(b):
+        return _shifted(step, a, b)
+    if isinstance(b, Value) and step.unknown(a):
+        return _shifted(step, moves.times(step, b, float(alpha)) if alpha != 1 else b, a)
     values = [as_value(step, a), as_value(step, b)]
     if alpha != 1:
         values[1] = moves.times(step, values[1], float(alpha))
@@ -49,6 +55,8 @@ def multiply(step: Ledger, a: Operand, b: Operand) -> Value:
     if not isinstance(a, Value):
         a, b = b, a
     assert isinstance(a, Value)  # nothing is bounded that does not depend on the input
+    if step.unknown(b):
+        return _scaled(step, a, b)
     return _product(step, a, b) if isinstance(b, Value) else moves.times(step, a, b)
 
 
@@ -76,6 +84,52 @@ def divide(step: Ledger, a: Operand, b: Operand) -> Value:
     if not isinstance(a, Value) or isinstance(b, Value):
         raise step.refuse("its divisor depends on the input, and may come near 0; divide by a constant")
     return moves.times(step, a, b, divide=True)
+
+
+def _scaled(step: Ledger, x: Value, factors: Any) -> Value:
+    """The product with a tensor of which a norm is known."""
+    x, own = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(factors.tensor.shape))), step.unknown(factors)
+    assert own is not None  # asked before
+    claim = step.prove("max_abs", own)
+    return step.derive("scaling", [(x, x.inner_axes())], shape=x.shape, claims=[claim])
+
+
+@primitive("scaling")
+def _bound_scaling(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """Every entry times one of a tensor, whichever it is."""
+    ((_, _, x),) = reads
+    return Bounds(*(decimals(claims[0].values[0]) * each for each in x))
+
+
+def _shifted(step: Ledger, x: Value, shift: Any) -> Value:
+    """The sum with a tensor of which a norm is known: by its vectors where groups have whole ones, else by entries."""
+    x = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
+    own, axes, sizes = step.unknown(shift), x.inner_axes(), shift.tensor.shape
+    assert own is not None  # asked before
+    over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
+    whole = bool(over) and over[0] in axes and x.shape[over[0]] == own.tensor.shape[-1]
+    claim, constants = step.prove("row_norm" if whole else "max_abs", own), {"over": over} if whole else {}
+    return step.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants)
+
+
+@primitive("shift")
+def _bound_shift(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """A group has so many vectors, or entries, each no larger than what is claimed of all."""
+    ((shape, axes, x),) = reads
+    size = decimals(claims[0].values[0]).item()
+    entries = math.prod(shape[axis] for axis in axes)
+    vector = math.prod(shape[axis] for axis in c.get("over", ()))
+    return Bounds(x.radius + size * sqrt_up(entries // vector), x.gain, x.largest + size)
+
+
+def along_channels(step: Ledger, stored: Any, after: int) -> Any:
+    """A vector with an entry for every channel, as a tensor that broadcasts against so many axes after these."""
+    if stored is None or not after:
+        return stored
+    tensor = stored.tensor.reshape(-1, *[1] * after)
+    if own := step.unknown(stored):
+        return replace(stored, tensor=tensor, rows_of=own)
+    return step.computed(f"{stored.name} by channel", tensor)
 
 
 def _product(step: Ledger, a: Value, b: Value) -> Value:

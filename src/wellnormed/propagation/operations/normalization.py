@@ -9,7 +9,7 @@ import torch
 from wellnormed.propagation import moves
 from wellnormed.propagation.decimals import ONE, decimals, least, rounding_up, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.operations.elementwise import add, multiply
+from wellnormed.propagation.operations.elementwise import add, along_channels, multiply
 from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
 from wellnormed.propagation.value import Bounds, Value
@@ -114,6 +114,9 @@ def _with_statistics(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
 ) -> Value:
     deviation = (variance.tensor.detach().double() + eps).sqrt()
+    if step.unknown(weight) or step.unknown(bias):
+        normal = _with_statistics(step, x, None, None, mean, variance, eps)
+        return _by_channel(step, normal, weight, bias)
     scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
     shift = -mean.tensor.detach().double() * scale
     shift = shift if bias is None else shift + bias.tensor.detach().double()
@@ -122,15 +125,8 @@ def _with_statistics(
 
 
 def _by_channel(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
-    after = [1] * (len(x.shape) - 2)
-
-    def channels(stored: Stored | None) -> Stored | None:
-        if stored is None or not after:
-            return stored
-        tensor = stored.tensor.reshape(-1, *after)
-        return step.computed(f"{stored.name} by channel", tensor)
-
-    return _scaled(step, x, channels(weight), channels(bias))
+    channels = (along_channels(step, stored, len(x.shape) - 2) for stored in (weight, bias))
+    return _scaled(step, x, *channels)
 
 
 def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: float) -> Value:

@@ -1,0 +1,48 @@
+"""Checkpoints in parts: the safetensors files that ranks have written, each its own, as one process reads them."""
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed._files import MANIFEST, read_json
+
+PARTS = "parts"
+"""The folder in a checkpoint that holds the files of the ranks."""
+MODEL = "model."
+"""Begins the names of weights in it."""
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, which may be larger than the memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_parts(parts: Path, found: Mapping[str, str], remedy: str) -> dict[str, Any]:
+    """What the manifest of a checkpoint says; a `ValueError` if it does not have these checksums of the files."""
+    facts = read_json(parts.with_name(MANIFEST), remedy, sealed=True)
+    for name in sorted(facts["sha256"].keys() | found.keys()):
+        if found.get(name) != facts["sha256"].get(name):
+            what = "is missing" if name not in found else "is truncated or changed"
+            raise ValueError(f"{parts / name} {what}: it does not match {MANIFEST}; {remedy}")
+    return facts
+
+
+def read_parts(parts: Path) -> dict[str, Tensor]:
+    """The weights in the parts of a checkpoint, whole; damaged ones are a `ValueError`."""
+    import torch.distributed.checkpoint as dcp
+
+    remedy = f"remove {parts.parent}, and the checkpoint before it is read"
+    require_parts(parts, {path.name: sha256_of(path) for path in parts.glob("*.safetensors")}, remedy)
+    reader = dcp.HuggingFaceStorageReader(str(parts))
+    stored = {name: each for name, each in reader.read_metadata().state_dict_metadata.items() if name.startswith(MODEL)}
+    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in stored.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
