@@ -40,8 +40,9 @@ def read_parts(parts: Path) -> dict[str, Tensor]:
     remedy = f"remove {parts.parent}, and the checkpoint before it is read"
     require_parts(parts, {path.name: sha256_of(path) for path in parts.glob("*.safetensors")}, remedy)
     reader = dcp.HuggingFaceStorageReader(str(parts))
-    stored = {name: each for name, each in reader.read_metadata().state_dict_metadata.items() if name.startswith(MODEL)}
-    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in stored.items()}
+    stored: Any = reader.read_metadata().state_dict_metadata  # of tensors alone
+    weights = [name for name in stored if name.startswith(MODEL)]
+    tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in weights}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         dcp.load(tensors, storage_reader=reader, no_dist=True)

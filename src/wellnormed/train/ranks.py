@@ -101,7 +101,7 @@ def joined(device: str) -> Iterator[Ranks]:
             return
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(hours=1))
     # one rank alone certifies at the end, which takes a large model hours
-    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    patient: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     try:
         ranks = Ranks(dist.get_rank(), dist.get_world_size(), place, patient)
         ranks.require_equal("version of a package", versions())

@@ -299,7 +299,8 @@ class TokenTask(Task[TokenModel]):
         length, tokens = self.config.model.length, self.corpus.validation
         count = max(1, (self.config.micro_batch or self.config.batch // self.ranks.world))
         windows = tokens.windows(torch.arange(min(count, (len(tokens) - 1) // length)) * length, length)
-        with torch.compiler.set_stance("force_eager"):  # compiled blocks know nothing of hooks
+        # compiled blocks know nothing of hooks
+        with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
             return observed(self.model, lambda: self.logits(windows.to(self.device)))
 
     def _clock(self, begin: bool) -> None:
