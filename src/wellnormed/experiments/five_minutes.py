@@ -180,8 +180,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             if ahead and behind:
                 difference = fmean(ahead) - fmean(behind)
                 verdict = yes if max(ahead) < min(behind) else no
+                why = "the seeds differ by more" if verdict == no and min(ahead) < max(behind) else ""
                 what, count = f"{own} below {other}", len(ahead) + len(behind)
-                lines.append(Verdict(what, "yes", f"{difference:+.3f} bits a byte", "-", count, verdict))
+                lines.append(Verdict(what, "yes", f"{difference:+.3f} bits a byte", "-", count, verdict, why))
     return lines
 
 
