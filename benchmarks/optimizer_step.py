@@ -4,23 +4,29 @@ Time: ours (Muon's norm, Nesterov momentum, Jordan's five steps, float32) alone 
 `torch.optim.Muon`, which iterates in bfloat16; a plain float32 loop of the same five steps; AdamW. They alternate step
 by step, so that the machine's drift hits all.
 
-Memory: each optimizer in a process of its own, on the first `--memory-blocks` blocks: the highest resident size during
-three steps, less that of weights and gradients; the memory-light Scion (momentum in the gradient, bfloat16) among them.
+Memory: each optimizer in a process of its own, on the first `--memory-blocks` blocks, beyond weights and gradients; the
+memory-light Scion (momentum in the gradient, bfloat16) among them. "resident" is the process's highest resident size
+during three steps: with it come the kernels that the product library makes for every shape, and what the C library does
+not give back. "tensors" is what torch itself allocates, to the byte: the optimizer's state, and the most that is held
+beside it during a step.
 
     python benchmarks/optimizer_step.py --output results/optimizer_step.json
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.profiler import profile
 
 import wellnormed as wn
 from wellnormed.experiments._header import header, write_result
@@ -119,8 +125,20 @@ def high_water() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
-def peak_bytes(name: str, blocks: int) -> int:
-    """Highest resident size while stepping, less that with weights and gradients; call it in a fresh process."""
+def most_allocated(step: Callable[[], object]) -> int:
+    """What torch has allocated at most while a function ran, beyond what was there before, in bytes."""
+    with profile(profile_memory=True) as found:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return max(itertools.accumulate((size for _, size in changes), initial=0))
+
+
+def peak_bytes(name: str, blocks: int) -> dict[str, int]:
+    """Memory of a step beyond weights and gradients; call it in a fresh process."""
     make, dtype = MEASURED[name]
     small = nn.Linear(256, 256, bias=False, dtype=dtype)  # for which each takes the path of the large ones
     small.weight.grad = torch.ones_like(small.weight)
@@ -130,7 +148,9 @@ def peak_bytes(name: str, blocks: int) -> int:
     optimizer = make(model)
     for _ in range(3):
         optimizer.step()
-    return high_water() - before
+    resident = high_water() - before
+    state = sum(value.nbytes for own in optimizer.state.values() for value in own.values() if torch.is_tensor(value))
+    return {"resident": resident, "tensors": state + most_allocated(optimizer.step)}
 
 
 def main() -> None:
@@ -145,7 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
-        print(peak_bytes(options.child, options.memory_blocks))
+        print(json.dumps(peak_bytes(options.child, options.memory_blocks)))
         return
     seconds = json.loads(options.output.read_text())["seconds"] if options.memory_only else time_steps(options.rounds)
     print(f"{'step of 72 matrices':24} {'seconds':>8} {'ours / it':>10} {'capped / it':>12}")
@@ -154,11 +174,12 @@ def main() -> None:
         print(f"{name:24} {value:8.3f} {seconds['ours'] / value:10.2f} {capped:12.2f}")
     weights = sum(m * n for m, n in SHAPES) * options.memory_blocks
     memory = {}
-    print(f"\n{'memory of a step':32} {'MiB':>8} {'bytes per weight':>18}")
+    print(f"\n{'memory of a step, MiB':32} {'resident':>8} {'tensors':>8} {'bytes per weight':>18}")
     for name in MEASURED:
         command = [sys.executable, __file__, "--child", name, "--memory-blocks", str(options.memory_blocks)]
-        memory[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"{name:32} {memory[name] / 2**20:8.1f} {memory[name] / weights:18.2f}")
+        memory[name] = found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        resident, tensors = (found[key] / 2**20 for key in ("resident", "tensors"))
+        print(f"{name:32} {resident:8.1f} {tensors:8.1f} {found['tensors'] / weights:18.2f}")
     if options.output:
         result = {
             **header("python benchmarks/optimizer_step.py --output results/optimizer_step.json", seed=0),

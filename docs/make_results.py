@@ -246,7 +246,11 @@ def steps() -> Iterator[str]:
     )
     yield from (f"Memory beyond weights and gradients, on {content['memory_blocks']} blocks:", "")
     yield from table(
-        ("optimizer", "MiB"), [(name, f"{value / 2**20:.1f}") for name, value in content["memory_bytes"].items()]
+        ("optimizer", "MiB of torch's tensors", "MiB of the process"),
+        [
+            (name, *(f"{found[key] / 2**20:.1f}" for key in ("tensors", "resident")))
+            for name, found in content["memory_bytes"].items()
+        ],
     )
     content = load("parallel.json")
     yield from ("## Two processes", "")

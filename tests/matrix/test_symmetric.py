@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import _WIDE_ENOUGH, full_product, symmetric_product, times_symmetric
 
 
 def gaussian(*shape, dtype=torch.float32, seed=0):
@@ -16,7 +16,7 @@ def no_grad():
         yield
 
 
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 301])
+@pytest.mark.parametrize("n", [1, _WIDE_ENOUGH - 1, _WIDE_ENOUGH, _WIDE_ENOUGH + 1, _WIDE_ENOUGH + 45])
 @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 2)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_symmetric_product_is_the_product(n, batch, transposed):
@@ -32,14 +32,14 @@ def test_symmetric_product_is_the_product(n, batch, transposed):
 
 def test_panels_save_operations():
     """What is above the diagonal blocks is copied from below: a wrong upper triangle of `b` is never read for it."""
-    a = gaussian(256, 256)
+    a = gaussian(_WIDE_ENOUGH, _WIDE_ENOUGH)
     a = a + a.mT
-    b = a.clone()
-    b[:, 192:] = float("nan")  # columns of the last panel: entries (i, j >= 192) of the product with i < 192 need them
+    b, last = a.clone(), _WIDE_ENOUGH * 3 // 4
+    b[:, last:] = float("nan")  # the last panel's columns, for entries (i, j >= last) of the product with i < last
     value = symmetric_product(a, b)
-    assert not value[:192, :192].isnan().any()
-    assert not value[:192, 192:].isnan().any()
-    assert value[192:, 192:].isnan().all()
+    assert not value[:last, :last].isnan().any()
+    assert not value[:last, last:].isnan().any()
+    assert value[last:, last:].isnan().all()
 
 
 def test_autograd_goes_through_the_plain_product():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -148,6 +149,27 @@ def test_bfloat16_and_recomputing_change_products_and_memory_alone(letters):
     rounded = task_of(replace(small(), precision="bfloat16"), letters)
     assert rounded.backward() == pytest.approx(exact, rel=2**-7)  # bfloat16 keeps 8 bits
     assert all(p.dtype == torch.float32 for p in rounded.model.parameters())
+
+
+@pytest.mark.slow  # compiling takes longer than training
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of torch's own code
+@pytest.mark.parametrize("changes", [{}, {"recompute": True}, {"precision": "bfloat16"}])
+def test_compiled_blocks_train_as_they_do_uncompiled(letters, changes):
+    from torch._dynamo.utils import counters  # which imports the compiler
+
+    eager, compiled = (task_of(replace(small(), compile=chosen, **changes), letters) for chosen in (False, True))
+    digits = 2**-7 if "precision" in changes else 1e-5  # bfloat16 keeps 8 bits; sums in another order
+    torch._dynamo.reset()
+    counters.clear()
+    for _ in range(3):
+        assert compiled.advance() == pytest.approx(eager.advance(), rel=digits)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert max(compiled.constraints.proved_ratios().values()) <= 1
+    assert compiled.evaluate()["validation_loss"] == pytest.approx(eager.evaluate()["validation_loss"], rel=digits)
+    seen, other = compiled.observe(), eager.observe()
+    assert seen.entries.keys() == other.entries.keys()
+    assert seen.logits == pytest.approx(other.logits, rel=0.05)  # the largest of many, after three steps
 
 
 def test_float8_is_for_layers_that_stay_in_its_range_with_any_weights_within_the_caps(letters):

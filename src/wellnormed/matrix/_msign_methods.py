@@ -70,12 +70,15 @@ def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
     a, b, c = first
     r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
     if second is None:
+        del g  # the product with X is as large as X; what led to its multiplier is freed first
         return times_symmetric(x, r, x, beta=a)
     r.diagonal(dim1=-2, dim2=-1).add_(a)
     g = symmetric_product(symmetric_product(r, g), r)
     a, b, c = second
     q = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
-    return times_symmetric(x, symmetric_product(r, q, r, beta=a))
+    multiplier = symmetric_product(r, q, r, beta=a)
+    del g, q, r
+    return times_symmetric(x, multiplier)
 
 
 @torch.compiler.assume_constant_result

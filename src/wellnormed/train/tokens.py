@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +94,7 @@ class TokenTask(Task[TokenModel]):
         config, blocks = self.config, list(blocks_of(model))
         if config.recompute:
             for block in blocks:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+                block.forward = partial(_recomputed, block.forward)
         if config.compile:
             for block in blocks:
                 block.compile()
@@ -354,6 +354,11 @@ def build_optimizer(
 def with_vocabulary(config: TokenTrainConfig, vocabulary: int) -> TokenTrainConfig:
     """The run with a model for so many tokens, and some more that never occur."""
     return replace(config, model=replace(config.model, vocabulary_size=-(-vocabulary // MULTIPLE) * MULTIPLE))
+
+
+def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """Activation checkpointing in a function of this package: torch.compile enters none that begins in torch's own."""
+    return cast(Tensor, checkpoint(forward, *arguments, use_reentrant=False))
 
 
 def _flops(model: TokenModel, length: int) -> int:
