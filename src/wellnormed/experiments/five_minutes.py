@@ -29,14 +29,14 @@ from wellnormed.train.task import fit
 from wellnormed.train.token_config import TokenTrainConfig, token_preset
 from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
 
-Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, caps"]
-RATES: dict[Method, float] = {"AdamW": 0.008, "torch's Muon": 0.04, "Scion": 0.04, "Scion, caps": 0.1}
-FIRST: dict[Method, float] = {"AdamW": 0.002, "torch's Muon": 0.01, "Scion": 0.01, "Scion, caps": 0.05}
-TRIED = {method: [first * 2**k for k in range(4)] for method, first in FIRST.items()}
+Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, NorMuon", "Scion, caps"]
+RATES: dict[Method, float] = dict(zip(get_args(Method), (0.008, 0.04, 0.04, 0.04, 0.1), strict=True))
+FIRST: dict[Method, float] = {"AdamW": 0.002, "Scion, caps": 0.05}
+TRIED = {method: [FIRST.get(method, 0.01) * 2**k for k in range(4)] for method in RATES}
 """The rates of the runs of one minute."""
 EVERY = 20
 """Steps between the points of a curve."""
-OWN = ("Scion", "Scion, caps")
+OWN = ("Scion", "Scion, NorMuon", "Scion, caps")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ class TimedTask(TokenTask):
                 muon = torch.optim.Muon(inner, lr=config.learning_rate, weight_decay=0.0, adjust_lr_fn="original")
                 rest = [p for p in model.parameters() if p not in inner]
                 return Both(muon, torch.optim.AdamW(rest, config.adamw_rate, betas=(0.9, 0.95), weight_decay=0.0)), None
-            case "Scion":
-                return Scion(model, config.learning_rate, recipe="modular", momentum=0.95, nesterov=True), None
+            case "Scion" | "Scion, NorMuon" as method:
+                averages = {"momentum": 0.95, "nesterov": True, "normuon": 0.95 if method == "Scion, NorMuon" else None}
+                return Scion(model, config.learning_rate, recipe="modular", **averages), None
             case _:
                 return build_optimizer(model, config, group)
 
