@@ -30,8 +30,8 @@ from wellnormed.train.token_config import TokenTrainConfig, token_preset
 from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
 
 Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, NorMuon", "Scion, caps"]
-RATES: dict[Method, float] = dict(zip(get_args(Method), (0.008, 0.04, 0.04, 0.04, 0.1), strict=True))
-FIRST: dict[Method, float] = {"AdamW": 0.002, "Scion, caps": 0.05}
+RATES: dict[Method, float] = dict(zip(get_args(Method), (0.008, 0.04, 0.04, 0.08, 0.1), strict=True))
+FIRST: dict[Method, float] = {"AdamW": 0.002, "Scion, NorMuon": 0.02, "Scion, caps": 0.05}
 TRIED = {method: [FIRST.get(method, 0.01) * 2**k for k in range(4)] for method in RATES}
 """The rates of the runs of one minute."""
 EVERY = 20

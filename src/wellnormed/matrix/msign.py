@@ -89,11 +89,11 @@ def msign(
 def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
     """`size * msign(x)` for a step: at most `size * overshoot(coefficients, method)`, but only as exact as its set.
 
-    "auto" multiplies matrices with both sides from 128 on in bfloat16 where the device has instructions for that, if
-    the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8). As the
-    spectral norm could exceed the overshoot by 2% then, the result is divided by 1.02.
+    "auto" multiplies float32 and bfloat16 matrices with both sides from 128 on in bfloat16 where the device has
+    instructions for that, if the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not
+    polar-express-8). As the spectral norm could exceed the overshoot by 2% then, the result is divided by 1.02.
     """
-    half = method == "auto" and x.dtype == torch.float32 and min(x.shape[-2:]) >= _WORTH_HALF
+    half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) >= _WORTH_HALF
     if half and get(coefficients).coarser_than_bfloat16 and _msign_methods.multiplies_bfloat16(x.device.type):
         method = "bfloat16"
     value, factor = msign(x, coefficients, method), size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size
