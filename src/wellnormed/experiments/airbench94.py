@@ -98,7 +98,7 @@ def cells(preset: Preset) -> list[Cell]:
     paper = preset == "paper"
     width, batch, tested, seeds = (1.0, 2000, 10_000, 5) if paper else (0.25, 200, 2000, 3)
     multiples = (1.0,) if paper else (0.5, 1.0, 2.0)
-    rates: dict[Method, float] = {"SGD": 1.0, "Scion": 0.05, CAPPED: 0.05}
+    rates: dict[Method, float] = {"SGD": 1.0 if paper else 4.0, "Scion": 0.05, CAPPED: 0.05}
     return [
         Cell(method, rate * multiple, width, 200, batch, seed, tested, half=paper)
         for seed in range(seeds)
