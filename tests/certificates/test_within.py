@@ -40,7 +40,7 @@ def test_a_ball_claims_no_less_than_any_weight_in_it(name, seed, scale, peaked):
         weight /= norm.norm(weight).clamp(min=1e-12)
     weight *= scale * (1 - 1e-6)  # what proofs add to the norm of a matrix is less
     ball = Ball(norm, scale, shape)
-    transposed = {"spectral": [{"transposed": True}]}
+    transposed = {"spectral": [{"transposed": True}], "row_difference": [{"transposed": True}]}
     for measure in ("spectral", "row_norm", "diameter", "row_difference", "max_abs"):
         for constants in [{}, *transposed.get(measure, [])]:
             known = claims.MEASURES[measure](weight, **constants)
@@ -206,8 +206,14 @@ def attribute(model):
     model[1].weight = model[0].weight.detach()
 
 
+def part_of_an_array(model):
+    del model[1].weight
+    model[1].register_buffer("weight", torch.from_numpy(model[0].weight.detach().numpy().reshape(-1)[4:8])[None])
+
+
 @pytest.mark.parametrize(
-    "share", [frozen, lambda m: buffer(m, persistent=True), lambda m: buffer(m, persistent=False), attribute]
+    "share",
+    [frozen, lambda m: buffer(m, persistent=True), lambda m: buffer(m, persistent=False), attribute, part_of_an_array],
 )
 def test_what_shares_the_memory_of_a_trained_weight_is_refused(share):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
@@ -215,6 +221,68 @@ def test_what_shares_the_memory_of_a_trained_weight_is_refused(share):
     share(model)
     with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
         wn.certify(model, torch.randn(2, 4), within=constraints)
+
+
+@pytest.mark.parametrize("keep", [setattr, lambda model, name, tensor: model.register_buffer(name, tensor)])
+def test_what_is_trained_without_being_a_parameter_is_refused(keep):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    del model[1].weight
+    keep(model[1], "weight", torch.ones(4, 4, requires_grad=True))
+    with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
+        wn.certify(model, torch.randn(2, 4), within=constraints)
+
+
+def test_a_frozen_parameter_whose_constraint_promises_nothing_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    caps = {"0": wn.HardCap(1.0), "1": wn.constraints.NormSphere()}
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), caps)
+    model.requires_grad_(False)
+    with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
+        wn.certify(model, torch.randn(2, 4), within=constraints)
+
+
+def test_a_computed_tensor_is_not_the_parameter_whose_name_it_has():
+    """What is computed is named after its operation, and `mul` is a name that a parameter may have."""
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mul = nn.Parameter(torch.eye(4))
+            self.register_buffer("base", 50 * torch.eye(4))
+
+        def forward(self, x):
+            return F.linear(F.linear(x, self.mul), self.base * 2.0)
+
+    model, x = Named(), torch.randn(2, 4)
+    norms = wn.assign_norms(model, overrides={"mul": wn.Spectral()})
+    held = wn.constrain(wn.Scion(norms, lr=0.1), {"*": wn.HardCap(1.0)})
+    found = wn.certify(model, x, within=held)
+    assert found.lipschitz == pytest.approx(100.0)
+    wn.certificates.require_same_model(found, model, x, within=held)
+
+
+@pytest.mark.parametrize(
+    ("norm", "cap"), [(wn.Sign(), EntryCap(1.0)), (RowNorm(), wn.ColumnCap(1.0)), (wn.Spectral(), wn.HardCap(1.0))]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_margins_are_of_the_columns_of_a_matrix_that_is_stored_by_inputs(norm, cap, transposed):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 4) if transposed else torch.zeros(4, 64))
+
+        def forward(self, x):
+            return x @ self.weight if transposed else F.linear(x, self.weight)
+
+    model, x = Head(), torch.randn(2, 64)
+    held = wn.constrain(wn.Scion(wn.assign_norms(model, overrides={"*": norm}), lr=0.1), {"*": cap})
+    always = wn.certify(model, x, within=held, margins=True).margin
+    with torch.no_grad():  # two logits as far apart as the cap allows
+        rows = torch.tensor([[1.0], [-1.0], [0.0], [0.0]]).expand(4, 64)
+        model.weight.copy_(rows.mT if transposed else rows)
+        model.weight.mul_((1 - 1e-5) / norm.norm(model.weight))
+    assert wn.certify(model, x, margins=True).margin <= always
 
 
 def test_biases_have_caps_too():
@@ -310,7 +378,7 @@ def test_wrong_arguments_are_named():
     _, constraints = capped(model)
     with pytest.raises(ValueError, match="must be what `constrain` returned"):
         wn.certify(model, x, within={"*": wn.HardCap(1.0)})
-    with pytest.raises(ValueError, match="holds no parameter of this model"):
+    with pytest.raises(ValueError, match="promises no bound for all steps on any parameter"):
         wn.certify(perceptron(), x, within=constraints)
     with torch.no_grad():
         model[0].weight.mul_(3)

@@ -95,3 +95,17 @@ def test_zero_stays_zero():
     model.bias = nn.Parameter(torch.zeros(3))
     wn.constrain(wn.Scion(model), {"bias": Sphere(1.0)})
     assert not model.bias.any()
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 10.0, 1e30])
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e30])
+def test_a_sphere_leaves_zero_where_it_is(max_norm, size):
+    layer = nn.Linear(4, 3, bias=False)
+    nn.init.constant_(layer.weight, size)
+    optimizer = wn.Scion(layer, lr=0.0)
+    held = wn.constrain(optimizer, {"weight": Sphere(max_norm)})
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert bool(layer.weight.isfinite().all())
+    assert held.proved_ratios()["weight"] <= 1
+    assert bool(layer.weight.any()) == (size > 0)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from adversary import Net, attack
 from torch import Tensor
 
+from wellnormed.certificates import certify
 from wellnormed.propagation.errors import UncertifiableError
 
 _WEIGHTS = list(torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1)))
@@ -125,6 +126,10 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     ),
     "logits filled with zero": (lambda x: _attention(x, mask=lambda s: s.masked_fill(_FIRST, 0.0), bias=9.0), 1.0),
     "logits replaced": (lambda x: _attention(x, mask=lambda s: torch.where(~_FIRST, s, -1.0), bias=9.0), 1.0),
+    "logits filled, and the fill made small": (
+        lambda x: _attention(x, mask=lambda s: (1e31 * s).masked_fill(_FIRST, -1e31), scale=lambda x: 1e-31, bias=9.0),
+        1.0,
+    ),
     "logits squashed": (lambda x: _attention(x, mask=lambda s: 2 * torch.tanh(3 * s)), 1.0),
     "logits twice": (lambda x: _attention(x, mask=lambda s: s + s), 1.0),
 }
@@ -134,7 +139,7 @@ QUICK = {
     "gate by another", "mean over tokens", "not kept", "negative eps", "unit with a ceiling",
     "gelu with another root", "potential with negative alpha", "softmax over queries",
     "mean over no axes, which is over all", "mean square about another mean", "potential of a negative factor",
-    "logits filled with zero",
+    "logits filled with zero", "logits filled, and the fill made small",
     "logits replaced", "unit over no axes",
 }  # fmt: skip
 
@@ -155,3 +160,30 @@ def test_near_misses_are_refused_or_bounded_as_what_they_are(name):
         attack(Net(lambda _, x: function(x)), example, radius, steps=8, restarts=1, starts=(uneven * radius,))
     except UncertifiableError as error:
         print(error)
+
+
+_LOW = torch.tensor([[-1e30, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "refused"),
+    [
+        (lambda s: (s + _LOW).masked_fill(_FIRST, -1e30), True),
+        (lambda s: s.masked_fill(_FIRST, -1e30) + _LOW, True),
+        (lambda s: torch.where(~_FIRST, 1e10 * (s + 1e-10 * _LOW), -1e30), True),
+        (lambda s: torch.baddbmm(_LOW[None], s, torch.eye(3)[None]).masked_fill(_FIRST, -1e30), True),
+        (lambda s: (s + _LOW).masked_fill(_FIRST, -math.inf), False),
+        (lambda s: (s + 3 * _FIRST.float()).masked_fill(_FIRST, -1e30), False),
+        (lambda s: s + _LOW, False),
+    ],
+)
+def test_what_is_added_to_logits_may_not_be_as_low_as_what_masks_them(mask, refused):
+    """Where all others are as low, a masked logit takes part, and what the keys share no longer cancels."""
+    model = Net(lambda _, x: _attention(x, mask=mask, bias=9.0))
+    example = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+    if refused:
+        with pytest.raises(UncertifiableError):
+            certify(model, example)
+    else:
+        plain = certify(Net(lambda _, x: _attention(x, bias=9.0)), example)
+        assert certify(model, example).lipschitz == plain.lipschitz

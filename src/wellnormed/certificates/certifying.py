@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import wellnormed
 from wellnormed._inputs import require_module, require_numbers
@@ -113,17 +113,31 @@ def balls_of(model: nn.Module, within: Constraints | None, captured: Captured) -
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False)]
     held = {name: balls[id(p)] for name, p in named if id(p) in balls}
     if not held:
-        raise ValueError("certify: within holds no parameter of this model; pass the model whose weights it constrains")
+        raise ValueError(
+            "certify: within promises no bound for all steps on any parameter of this model; pass the model whose "
+            "weights it constrains, and for one of them at least a constraint with such a promise, such as HardCap"
+        )
     for name, p in named:
         if name in held and not float(proved := held[name].norm.upper_bound(p.detach())) <= held[name].radius:
             raise ValueError(
                 f"certify: {name} has norm {float(proved):.6g}, and {held[name].radius:g} is promised; take the step "
                 "that brings it back, or certify without `within`"
             )
-    moved = [p for _, p in named if p.requires_grad] + [p for p, _, _ in within.balls()]
-    trained = {p.untyped_storage().data_ptr() for p in moved}
     stored = [(name, tensor) for name, tensor, _ in captured.stored.values()]
-    return {name: held.get(name) for name, tensor in stored if tensor.untyped_storage().data_ptr() in trained}
+    moved = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
+    memory = [_memory(tensor) for tensor in moved]
+    trained = [(name, own) for name, tensor in stored for own in [_memory(tensor)]]
+    return {name: held.get(name) for name, own in trained if any(_overlap(own, other) for other in memory)}
+
+
+def _memory(tensor: Tensor) -> tuple[torch.device, int, int]:
+    """Device and addresses of the storage, of which other storages may have a part."""
+    storage = tensor.untyped_storage()
+    return storage.device, storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int]) -> bool:
+    return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
 
 
 def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:

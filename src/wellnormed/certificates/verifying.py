@@ -13,6 +13,7 @@ from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, Report, check
 from wellnormed.checker.files import Stored, read_safetensors
+from wellnormed.constraints import Constraints
 
 
 def verify(
@@ -52,7 +53,12 @@ def verify(
 
 
 def require_same_model(
-    certificate: Certificate, model: nn.Module, example_input: Any = None, *, output: str | int | None = None
+    certificate: Certificate,
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    output: str | int | None = None,
+    within: Constraints | None = None,
 ) -> None:
     """Refuse a model that executes other operations, on other tensors, than those that a certificate lists.
 
@@ -64,12 +70,14 @@ def require_same_model(
         model: As for `certify`.
         example_input: As for `certify`; of the shape that the certificate states, with the inputs that it fixes.
         output: As for `certify`.
+        within: As for `certify`, where the certificate was made with it.
 
     Raises:
         CheckError: Names the first difference.
     """
     margins = any(row.operation == "margin" for row in certificate.rows)
-    fresh = certify(model, example_input, **arguments_of(certificate.input_domain), output=output, margins=margins)
+    domain = arguments_of(certificate.input_domain)
+    fresh = certify(model, example_input, **domain, output=output, margins=margins, within=within)
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(
             f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"

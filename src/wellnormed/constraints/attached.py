@@ -76,6 +76,10 @@ class Constraints:
         bounds = {c.name: c.constraint.promised(self._state[c.name]) for c in self._constrained}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
+    def parameters(self) -> list[Tensor]:
+        """Every parameter that has a constraint."""
+        return [c.parameter for c in self._constrained]
+
     def balls(self) -> list[tuple[Tensor, Norm, float]]:
         """Every parameter whose constraint promises one bound for all steps; the norm it is measured in; the bound."""
         held = [(c, c.constraint) for c in self._constrained]

@@ -58,6 +58,10 @@ class Orthogonal(SpectralCap):
         return x.mT if tall else x
 
 
+_LARGEST_FACTOR = 1e30
+"""What a weight is multiplied by at most, so that zero stays zero."""
+
+
 @dataclass(frozen=True)
 class Sphere(Cap):
     """After every step a weight is scaled to `max_norm`, in its own norm, and provably not above it.
@@ -79,7 +83,7 @@ class Sphere(Cap):
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.upper_bound(weights)
-        factors = self.max_norm * TARGET / proved.clamp(min=torch.finfo(proved.dtype).tiny)
+        factors = (self.max_norm * TARGET / proved).clamp(max=_LARGEST_FACTOR)
         return scaled(weights, factors, norm).to(weights.dtype)
 
 

@@ -33,9 +33,10 @@ class Ball:
         """As `claims.group_norm`."""
         return self._sizes(torch.arange(self.shape[0]) // (self.shape[0] // parts), parts)
 
-    def row_norm(self) -> tuple[float]:
-        """As `claims.row_norm`."""
-        return (max(self._sizes(torch.arange(self.shape[0])[:, None], self.shape[0])),)
+    def row_norm(self, transposed: bool = False) -> tuple[float]:
+        """As `claims.row_norm`, of a matrix or of its transpose."""
+        rows = torch.arange(self.shape[-1] if transposed else self.shape[0])
+        return (max(self._sizes(rows if transposed else rows[:, None], len(rows))),)
 
     def max_abs(self) -> tuple[float]:
         """As `claims.max_abs`: of a vector by its entries, of a matrix by its rows."""
@@ -89,15 +90,15 @@ def claim(measure: str, tensors: Sequence[Tensor | Ball], **constants: object) -
         case "group_norm" | "positive_norm", 1:
             return first.group_norm(**constants)  # pyrefly: ignore
         case "row_norm", 1:
-            return first.group_norm()  # pyrefly: ignore
+            return first.group_norm(**constants)  # pyrefly: ignore
         case "row_norm", 2:
-            return first.row_norm()  # pyrefly: ignore
+            return first.row_norm(**constants)  # pyrefly: ignore
         case "max_abs", 1 | 2:
-            return first.max_abs()  # pyrefly: ignore
+            return first.max_abs(**constants)  # pyrefly: ignore
         case "taps" | "convolution", 3 | 4 | 5:
             return first.taps(constants["groups"])  # pyrefly: ignore
         case "diameter" | "row_difference", 2:
-            (size,) = first.row_norm()  # pyrefly: ignore
+            (size,) = first.row_norm(**constants)  # pyrefly: ignore
             return (2 * size,)
         case _:
             return None

@@ -165,7 +165,7 @@ class Ledger:
     ) -> Stored:
         """A tensor computed from stored ones, under this name, or this with a number if another one has it."""
         full, number = name, 1
-        while full in self._computed and not _same(self._computed[full], tensor):
+        while full in self.balls or (full in self._computed and not _same(self._computed[full], tensor)):
             number += 1
             full = f"{name}#{number}"
         self._computed[full] = tensor
@@ -188,9 +188,10 @@ class Ledger:
             True
         """
         for stored in tensors:
-            if self.balls.get(stored.name) is None:
+            if self._ball(stored) is None:
                 self.use(stored)
-            self.used.setdefault(stored.name, stored)
+            elif self.used.setdefault(stored.name, stored).computed:
+                raise self.refuse(f"two tensors are called {stored.name}; rename one")
         names = tuple(stored.name for stored in tensors)
         key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
         known = {} if self._proved is None else self._proved._claims
@@ -203,7 +204,7 @@ class Ledger:
         return self._claims[key]
 
     def _values(self, measure: str, tensors: Sequence[Stored], constants: Mapping[str, Any]) -> tuple[float, ...]:
-        known = [self.balls.get(stored.name) or stored.tensor for stored in tensors]
+        known = [self._ball(stored) or stored.tensor for stored in tensors]
         if not any(isinstance(each, Ball) for each in known):
             return measures.MEASURES[measure](*known, **constants)
         values = claim_of_balls(measure, known, **constants)
@@ -228,7 +229,11 @@ class Ledger:
         if not isinstance(operand, Stored):
             return None
         own = operand.rows_of or operand
-        return None if self.balls.get(own.name) is None else own
+        return None if self._ball(own) is None else own
+
+    def _ball(self, stored: Stored) -> Ball | None:
+        """What is known of a tensor instead of its entries; a computed one may have the name of another."""
+        return None if stored.computed else self.balls.get(stored.name)
 
     def require_known(self, stored: Stored) -> None:
         """Refuse a tensor whose entries follow from those that are not to be known.
@@ -241,8 +246,8 @@ class Ledger:
         wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
         if bool(stored.tensor.to(wide).isnan().any()):
             raise self.refuse(
-                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; constrain it if nothing "
-                "does yet, freeze it, or certify without `within`"
+                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; give what it is made of "
+                "a constraint that promises a bound for all steps, freeze that, or certify without `within`"
             )
 
     def _require_finite(self, constants: Mapping[str, Any]) -> None:

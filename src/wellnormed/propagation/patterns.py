@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from wellnormed.propagation.ledger import Ledger
+from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.activation import apply
 from wellnormed.propagation.operations.attention import attend
@@ -241,6 +241,8 @@ PATTERNS: list[tuple[Any, Lowering]] = [
 def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | None:
     """Queries, transposed keys, values and scale of `softmax(scale q k^T + constants) v`, if a node is that.
 
+    With what is added, and the factor by which it is multiplied, if some logits are replaced by finite numbers.
+
     Args:
         node: The last product.
         dependent: Whether a node depends on the input.
@@ -252,7 +254,9 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         return None
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
-    logits, scale, fill = _under(weights.args[0], ()), 1.0, -math.inf
+    logits, scale, outer = _under(weights.args[0], ()), 1.0, 1.0
+    fills: list[tuple[float, float]] = []  # each with the factor by which it is multiplied later, as in `added`
+    added: list[tuple[Any, float]] = []
     while isinstance(logits, fx.Node) and name_of(logits.target) not in (*_PRODUCTS, _SUM_WITH_PRODUCT):
         name, arguments = name_of(logits.target), list(logits.args)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
@@ -261,17 +265,19 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
             # rounded up: the bound grows with the scale
             quotient = abs(float(arguments[1])) if "mul" in name else abs(1 / float(arguments[1])) * (1 + 2.0**-52)
             scale *= quotient * (1 + 2.0**-52) if scale != 1 else quotient
+            outer *= math.copysign(quotient, float(arguments[1]))
         elif name == "aten.add.Tensor":
             if not dependent(arguments[0]):
                 arguments = [arguments[1], arguments[0]]
             if dependent(arguments[1]) or logits.kwargs.get("alpha", 1) != 1:
                 return None
+            added.append((arguments[1], outer))
         elif name == "aten.masked_fill.Scalar" and not dependent(arguments[1]):
-            fill = max(fill, _number(arguments[2]))
+            fills.append((_number(arguments[2]), outer))
         elif name in ("aten.where.self", "aten.where.ScalarOther") and not dependent(arguments[0]):
             if dependent(arguments[2]):
                 return None
-            fill = max(fill, _number(arguments[2]))
+            fills.append((_number(arguments[2]), outer))
             arguments = arguments[1:]
         else:
             return None
@@ -285,12 +291,14 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
             return None
         alpha = abs(float(logits.kwargs.get("alpha", 1.0)))  # type: ignore[arg-type]
         scale *= alpha * (1 + 2.0**-52) if scale != 1 else alpha
+        added.append((constants, outer * float(logits.kwargs.get("beta", 1.0))))  # type: ignore[arg-type]
     if len(factors) != 2 or not all(map(dependent, factors)):
         return None
     # a logit that is replaced by a number takes part in the softmax, unless that is far below all others
-    if fill > _FAR_BELOW:
+    if not all(fill < math.inf and fill * factor <= _FAR_BELOW for fill, factor in fills):
         return None
-    return {"q": factors[0], "transposed_k": factors[1], "v": v, "scale": scale}
+    below = all(fill == -math.inf for fill, _ in fills)  # all others, whatever is added to them
+    return {"q": factors[0], "transposed_k": factors[1], "v": v, "scale": scale, "added": [] if below else added}
 
 
 _FAR_BELOW = -1e30
@@ -320,8 +328,18 @@ def _under(node: Any, names: tuple[str, ...]) -> Any:
 
 def spelled_attention(step: Ledger, found: Found) -> Value:
     """Bound what `attention_of` found, with values in the place of nodes."""
-    k = pick(step, found["transposed_k"], lambda t: t.mT)
+    k, most = pick(step, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
+    if not sum(_largest(step, constant) * abs(factor) for constant, factor in found["added"]) <= most:
+        raise step.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
     result = attend(step, found["q"], k, found["v"], found["scale"])
-    if max(step.logits[result.name]) > -_FAR_BELOW / 10:
+    if max(step.logits[result.name]) > most:
         raise step.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
     return result
+
+
+def _largest(step: Ledger, constant: Any) -> float:
+    """The largest absolute entry of what is added, infinity for entries that are not numbers."""
+    if not isinstance(constant, Stored):
+        return abs(float(constant))
+    step.require_known(constant)
+    return float(constant.tensor.double().abs().max()) if constant.tensor.numel() else 0.0
