@@ -360,7 +360,7 @@ _certify, _MODELS = wn.certify, {}
 
 
 def _remembered(
-    model: nn.Module, example: Any, radius: float = 1.0, *, box: Any = None, output: Any = None, margins: bool = False
+    model: nn.Module, example: Any, radius: float = 1.0, *, box: Any = None, margins: bool = False, **nothing: None
 ) -> Certificate:
     """As `wn.certify`, once for every model."""
     key = repr(model.config), _sha256(b"".join(raw_tensor(t).content for t in model.state_dict().values()))

@@ -58,7 +58,13 @@ def push(model, i=0):
         p.grad = -((u * s) @ vh).to(p.dtype)
 
 
-@pytest.mark.parametrize("rate", RATES.values(), ids=RATES.keys())
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(rate, id=name, marks=() if name in ("constant", "jumps") else pytest.mark.slow)
+        for name, rate in RATES.items()
+    ],
+)
 def test_the_cap_is_proved_after_each_of_1000_outward_steps(rate):
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in NORMS})

@@ -95,6 +95,8 @@ SMALL = {
     "watermark": lambda cell: replace(cell, width=32, steps=4, batch=8) if cell.seed == 0 else None,
 }
 """Name -> small cells, or what makes a small cell of one of the preset's, None for a cell to leave out."""
+LONG = {"shakespeare-tradeoff", "shakespeare-best", "ttt"}
+"""Whose cells take seconds, however small. That their rows become verdicts is seen where the page is built."""
 TIMED = {"airbench94", "hardcap-cost", "five-minutes"}
 """Whose results are times."""
 
@@ -148,7 +150,11 @@ def test_cells_have_keys_of_their_own(name, preset):
         assert len({cell.seed for cell in cells}) >= 3
 
 
-@pytest.mark.parametrize("name", MODULES)
+def _marked(names):
+    return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("name", _marked(MODULES))
 def test_rows_become_figures_and_verdicts(name, tmp_path):
     experiment, rows = load(name), []
     chunks = {}
@@ -168,7 +174,7 @@ def test_rows_become_figures_and_verdicts(name, tmp_path):
     assert all(line.count("|") >= len(COLUMNS) + 1 for line in table.splitlines())
 
 
-@pytest.mark.parametrize("name", sorted(MODULES.keys() - TIMED))
+@pytest.mark.parametrize("name", _marked(MODULES.keys() - TIMED))
 def test_the_same_cell_gives_the_same_results(name):
     experiment, cell = load(name), small(name)[-1]
     first, second = (experiment.run([cell], torch.device("cpu")) for _ in range(2))

@@ -152,7 +152,9 @@ def test_a_kill_loses_no_finished_cell(folder):
     assert not set(again) & set(before)
 
 
-@pytest.mark.parametrize("where", ["truncated", "changed", "no JSON"])
+@pytest.mark.parametrize(
+    "where", ["truncated", *(pytest.param(w, marks=pytest.mark.slow) for w in ("changed", "no JSON"))]
+)
 def test_a_damaged_row_is_named_and_run_again(folder, where):
     run(folder)
     path = folder / "toy-cpu" / "rows.jsonl"

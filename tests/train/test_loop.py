@@ -82,6 +82,7 @@ def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
     assert run.sample_file.read_text() == reference.sample_file.read_text()
 
 
+@pytest.mark.parametrize("tiny", ["potential"], indirect=True)
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tiny, tmp_path):
     whole = train(tiny, tmp_path / "whole")
     run = RunFolder(tmp_path / "killed")
@@ -142,7 +143,7 @@ def test_every_matrix_has_a_constraint(tiny):
 
 
 @pytest.mark.parametrize("tiny", ["potential"], indirect=True)
-@pytest.mark.parametrize("lipschitz", [0.5, 2.0, 50.0])
+@pytest.mark.parametrize("lipschitz", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (2.0, 50.0))])
 def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
     """Of everything but the head exactly, from the caps alone; the head's norm is at most what is left."""
     run = train(replace(tiny, lipschitz=lipschitz, steps=60, learning_rate=0.1, log_every=60), tmp_path / "run")

@@ -83,7 +83,11 @@ def test_the_command_trains_certifies_verifies_and_reports(here, capsys):
 
 @pytest.mark.parametrize(
     ("variant", "more"),
-    [("speedrun", []), ("modula", ["--optimizer", "adamw"]), ("lipsformer", ["--model.drop-path", "0.2"])],
+    [
+        pytest.param("speedrun", [], marks=pytest.mark.slow),
+        pytest.param("modula", ["--optimizer", "adamw"], marks=pytest.mark.slow),
+        ("lipsformer", ["--model.drop-path", "0.2"]),
+    ],
 )
 def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, variant, more):
     options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]

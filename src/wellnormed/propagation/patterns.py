@@ -301,8 +301,9 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
     return {"q": factors[0], "transposed_k": factors[1], "v": v, "scale": scale, "added": [] if below else added}
 
 
-_FAR_BELOW = -1e30
-"""Next to a logit of at least -1e29, one below this has a weight of less than 10 to the -10^29."""
+_FAR_BELOW = -1e25
+"""Next to a logit of at least -2e24, one below this, to which no more than 1e24 is added, has a weight of less than 10
+to the -10^24."""
 
 
 def _number(node: Any) -> float:
