@@ -5,7 +5,7 @@ parameters in its blocks, on bytes of English books. Every optimizer has the sam
 here falls with the time that is left, and moves embedding and head by AdamW or, of this package, by their norms. The
 last row is this package's transformer without normalisation layers, with every weight below its cap after every step.
 `RATES` are the best of `TRIED` in runs of one minute, which are cells of this experiment too. Run it with one job on a
-machine that does nothing else.
+machine that does nothing else, and compare steps, too: a machine is not equally fast at all hours.
 """
 
 import time
