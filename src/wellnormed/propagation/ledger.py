@@ -210,7 +210,7 @@ class Ledger:
         values = claim_of_balls(measure, known, **constants)
         if values is None:
             names = " and ".join(stored.name for stored in tensors)
-            raise self.refuse(f"the norm of {names} says nothing of its {measure}; certify without `within`")
+            raise self.refuse(f"no bound on the {measure} of {names} follows from its norm; certify without `within`")
         return values
 
     def use(self, stored: Stored) -> str:
