@@ -9,22 +9,25 @@ MODEL = GPTConfig(length=8, width=8, heads=2, blocks=1)
 POTENTIAL = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=2, attention_heads=2)
 
 
+def write_text(path):
+    path.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
+
+
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
+    write_text(path)
     return path
 
 
 @pytest.fixture(params=["gpt", "potential"])
 def tiny(text_file, request):
-    if request.param == "potential":
-        return replace(_tiny(text_file), model=POTENTIAL, lipschitz=3.0)
-    return _tiny(text_file)
+    return tiny_config(text_file, request.param)
 
 
-def _tiny(text_file):
-    return TrainConfig(
+def tiny_config(text_file, architecture):
+    config = TrainConfig(
         model=MODEL, steps=12, batch=2, threads=1, source=str(text_file), device="cpu", log_every=2,
         checkpoint_every=4, attack_steps=2, sample_characters=20,
     )  # fmt: skip
+    return replace(config, model=POTENTIAL, lipschitz=3.0) if architecture == "potential" else config

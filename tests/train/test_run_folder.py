@@ -1,6 +1,8 @@
 import re
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +13,29 @@ from wellnormed.models.gpt import GPT
 from wellnormed.train import RunFolder, resume, train
 from wellnormed.train.config import TrainConfig
 
-from .conftest import MODEL
+from .conftest import MODEL, tiny_config, write_text
+
+TEXT = "text.txt"
+
+
+@pytest.fixture(scope="module", params=["gpt", "potential"])
+def whole(request, tmp_path_factory):
+    """A folder with a text and a finished run."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_text(folder / TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(tiny_config(TEXT, request.param), "run")
+    return folder
 
 
 @pytest.fixture
-def run(tiny, tmp_path):
-    run = train(tiny, tmp_path / "run")
-    run.manifest_file.unlink()  # as if it were killed just before the end
+def run(whole, tmp_path, monkeypatch):
+    """A copy of the run, as if it were killed just before its end; its text is in the working directory."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    run.manifest_file.unlink()
     return run
 
 
@@ -48,15 +66,16 @@ def test_a_corrupt_folder_is_refused(run, damage, message):
         resume(run.path)
 
 
-def test_another_text_is_refused(run, text_file):
-    text_file.write_text(text_file.read_text() + "More.")
+def test_another_text_is_refused(run):
+    with Path(TEXT).open("a") as file:
+        file.write("More.")
     with pytest.raises(ValueError, match="was trained on a text with sha256"):
         resume(run.path)
 
 
-def test_a_run_is_never_overwritten(run, tiny):
+def test_a_run_is_never_overwritten(run):
     with pytest.raises(ValueError, match="exists; continue it with"):
-        train(tiny, run.path)
+        train(run.read_config(TrainConfig)[0], run.path)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
