@@ -259,6 +259,23 @@ def steps() -> Iterator[str]:
         ("weights and oracles", "ms a step", "MB sent a step"),
         [(row["name"], f"{1e3 * row['seconds']:.0f}", f"{row['sent_bytes'] / 1e6:.2f}") for row in content["rows"]],
     )
+    content = load("soak.json")
+    yield from (f"## {content['steps']:,} steps on {content['ranks']} processes that are killed", "")
+    yield from origin("soak.json", content)
+    losses, memory = (content[key] for key in ("first_and_last_validation_loss", "peak_memory_mib_first_and_last_row"))
+    yield from table(
+        ("what", "found"),
+        [
+            ("kills of a random process at a random moment", content["kills"]),
+            ("sessions", content["sessions"]),
+            ("whether it reached its end", "yes" if content["finished"] else "no"),
+            ("whether the rows of metrics are in order, none twice", "yes" if content["rows_in_order"] else "no"),
+            ("checkpoints, at which all ranks have the same bits", content["checkpoints"]),
+            ("largest proved norm over its cap", f"{content['largest_proved_norm_over_cap']:.6f}"),
+            ("validation loss at the first and the last checkpoint", " and ".join(f"{x:.3f}" for x in losses)),
+            ("peak memory of a rank at the first and the last step, MiB", " and ".join(map(str, memory))),
+        ],
+    )
 
 
 def matrix() -> Iterator[str]:
