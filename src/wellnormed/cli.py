@@ -242,6 +242,8 @@ class Tokens:
             raise ValueError("name the texts to train on and then the folder of the shards, or pass --download")
         from wellnormed.data.convert import convert_texts
 
+        if folder.is_file():
+            raise ValueError(f"{folder} is a file; name the folder of the shards after the texts")
         with locked(folder):
             for split, inputs in (("train", texts), ("val", self.validation)):
                 if inputs:

@@ -243,12 +243,50 @@ def test_shards_of_other_texts_are_not_mixed(tmp_path):
     one.write_text("one")
     two.write_text("two")
     convert_bytes([one], tmp_path / "shards")
-    for options in ({"inputs": [two]}, {"inputs": [one], "shard_tokens": 7}, {"inputs": [one], "name": "b"}):
-        with pytest.raises(ValueError, match="has train shards of other texts, or of another size; remove the folder"):
+    for options, what in (
+        ({"inputs": [two]}, "texts"),
+        ({"inputs": [one], "shard_tokens": 7}, "--shard-tokens"),
+        ({"inputs": [one], "name": "b"}, "--name"),
+    ):
+        with pytest.raises(ValueError, match=f"has train shards that were made with other {what}; remove the folder"):
             convert_bytes(folder=tmp_path / "shards", **options)
     (tmp_path / "shards" / "meta.json").unlink()
-    with pytest.raises(ValueError, match="has train shards of other texts"):
+    with pytest.raises(ValueError, match=r"has train shards that no meta\.json tells of, such as shards_train_0"):
         convert_bytes([one], tmp_path / "shards")
+
+
+def test_a_text_that_was_mended_is_converted(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"abc\xff")
+    with pytest.raises(ValueError, match="UTF-8"):
+        convert_bytes([text], tmp_path / "shards")
+    text.write_bytes(b"abc")
+    assert convert_bytes([text], tmp_path / "shards")["complete"]
+
+
+@pytest.mark.parametrize("name", ["my_val_x", "my_train_data"])
+def test_the_name_of_a_folder_says_nothing_of_its_splits(tmp_path, name):
+    texts = {split: tmp_path / f"{split}.txt" for split in ("train", "val")}
+    for split, text in texts.items():
+        text.write_text(split)
+    convert_bytes([texts["train"]], tmp_path / name)
+    with pytest.raises(ValueError, match="there are no val shards"):
+        load_shards("val", tmp_path / name)
+    convert_bytes([texts["val"]], tmp_path / name, "val")
+    for split in texts:
+        assert documents(tmp_path / name, split) == [split]
+
+
+@pytest.mark.parametrize("damage", [{"splits": []}, {"vocabulary": "x"}, {"vocabulary": -5}, {"tokenizer": 3}])
+def test_a_meta_that_no_conversion_writes_is_refused(tmp_path, damage):
+    text = tmp_path / "text.txt"
+    text.write_text("abc")
+    convert_bytes([text], tmp_path / "shards")
+    path = tmp_path / "shards" / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    (key,) = damage
+    with pytest.raises(ValueError, match=rf"meta\.json has {key}=.*which no conversion writes; remove the folder"):
+        load_shards("train", tmp_path / "shards")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import wellnormed as wn
 from wellnormed.parallel import Job, Placement, placement
-from wellnormed.parallel.layout import part_lengths
+from wellnormed.parallel.layout import local, part_lengths
 from wellnormed.parallel.placement import deal
 
 
@@ -313,3 +313,21 @@ def tensor_parallel():
 def test_tensor_parallel_weights_on_one_mesh_dimension_are_assembled(processes):
     for found in processes(2).run(tensor_parallel):
         torch.testing.assert_close(found, train_alike(rows_and_columns()), atol=1e-6, rtol=1e-6)
+
+
+def changed_in_place(layout):
+    training = Training(layout, "Scion", {"3": wn.HardCap(1.0, every=8), "5": wn.SoftCap(1.0)}).run(2)
+    held = training.constraints
+    untouched = held._changed(held._constrained)
+    for parameter in held.parameters():  # as torch.distributed.checkpoint loads into the parts of each process
+        with torch.no_grad():
+            local(parameter).mul_(10)
+    training.run(1)
+    return untouched, held.proved_ratios()
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_parts_that_are_written_in_place_are_brought_below_their_caps(processes, layout):
+    for untouched, ratios in processes(4).run(changed_in_place, layout):
+        assert untouched == []
+        assert max(ratios.values()) <= 1

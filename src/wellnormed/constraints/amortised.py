@@ -59,7 +59,7 @@ class AmortisedCap(SpectralCap):
         return update_norm * (1 + UPDATE_ROOM) + rounding * self.max_norm
 
     def first_reach(self) -> Tensor | None:
-        return None if self.every == 1 else torch.tensor(self.max_norm, dtype=torch.float64)
+        return None if self.every == 1 else torch.tensor(self.max_norm, dtype=torch.float64, device="cpu")
 
     def may_wait(self, reach: Tensor, step: float | None) -> bool:
         reach += math.inf if step is None else step

@@ -10,7 +10,7 @@ from wellnormed.constraints.base import Constraint
 from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.optim import ConditionalGradient
 from wellnormed.optim.admission import refuse_parameter
-from wellnormed.parallel.layout import whole
+from wellnormed.parallel.layout import local, whole
 
 
 def constrain(
@@ -19,10 +19,12 @@ def constrain(
     """Keep weights in bounds after every `optimizer.step()`.
 
     Weights above their cap are brought below it at once; from then on every step is checked before and corrected
-    after. A parameter without a gradient took no step and is left alone. Weights that someone else changes between two
-    steps, by loading a checkpoint for example, are brought below their caps before the next one, unless
-    `Constraints.load_state_dict` says that they belong to the constraints' own state. What a constraint promises, or
-    that it promises nothing, is said in its own text. A copied or unpickled optimizer keeps its constraints.
+    after. A parameter that did not move is left alone. Weights that someone else changes between two steps, by loading
+    a checkpoint for example, are brought below their caps before the next one, unless they keep the promises of the
+    state given to `Constraints.load_state_dict`. Such a change is seen by the version that torch counts, and by the
+    weight's length where it was made through `.data`. A hook of your own that changes weights belongs before this one
+    as a pre-hook of the step and after it as a post-hook. What a constraint promises, or that it promises nothing, is
+    said in its own text. A copied or unpickled optimizer keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
@@ -58,6 +60,7 @@ def constrain(
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
         raise ValueError(f"constrain: norms={norms!r} is no assignment; pass norms=wn.assign_norms(model)")
+    _refuse_shared_memory(norms)
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     taken = {name for other in ACTIVE.get(optimizer, []) for name in other.names}
     constrained: dict[str, Constrained] = {}
@@ -86,6 +89,21 @@ def constrain(
                 raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
             constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
     return Constraints(optimizer, tuple(constrained.values()))
+
+
+def _refuse_shared_memory(norms: Assignment) -> None:
+    """Refuse two parameters on one memory: each would be moved by the steps of both."""
+    seen: dict[int, AssignedParameter] = {}
+    for a in norms:
+        part = local(a.parameter)
+        if part.is_meta or not part.numel():
+            continue
+        other = seen.setdefault(part.data_ptr(), a)
+        if other.parameter is not a.parameter:
+            raise ValueError(
+                f"parameters {other.name!r} and {a.name!r} share one memory, so that a step of one moves the other; "
+                "tie them as one parameter, `second.weight = first.weight`"
+            )
 
 
 def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tuple[AssignedParameter, Norm]]:

@@ -1,6 +1,7 @@
 """Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them."""
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import is_distributed, local, whole
+from wellnormed.parallel.layout import local, whole
 
 ROUNDING = 1e-6
 """By how much two lengths of the same weight may differ, relatively: some roundings of a float32 sum."""
@@ -36,18 +37,20 @@ class Constraints:
     """The constraints attached to one optimizer. Before a step they check that they can hold; after it they hold.
 
     They run where the optimizer's oracles run (`ConditionalGradient.placement`). With parameters that lie over many
-    processes, making this object, `norms`, `norm_ratios` and `proved_ratios` are collective calls: every process must
-    make them. What the constraints remember is the same in every process. A copied or unpickled optimizer keeps its
-    constraints; a copy of this object alone belongs to no optimizer until it is copied with one.
+    processes, making this object, `norms`, `norm_ratios`, `proved_ratios` and `load_state_dict` are collective calls:
+    every process must make them. What the constraints remember is the same in every process. A copied or unpickled
+    optimizer keeps its constraints; a copy of this object alone belongs to no optimizer until it is copied with one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
         self._constrained = constrained
         self._state: dict[str, State] = {}
         self._reach: dict[str, Tensor] = {}  # on the CPU, so that no step waits for a device
+        self._changed_before_copy: set[str] = set()
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
+        self._remember()
         self._hook()
 
     def __str__(self) -> str:
@@ -93,9 +96,13 @@ class Constraints:
     def proved_ratios(self) -> dict[str, float]:
         """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
+        return {name: proved / promised[name] for name, proved in self._proved().items()}
+
+    def _proved(self) -> dict[str, float]:
+        """A proved bound on the norm of every parameter whose constraint promises one."""
+        promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
-        bound = self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
-        return {name: bound[name] / promised[name] for name in bound}
+        return self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
 
     def state_dict(self) -> dict[str, Tensor]:
         """What constraints remember from step to step, `PARAMETER.KEY` -> a copy; save it with the optimizer's state.
@@ -108,12 +115,14 @@ class Constraints:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
 
-        The prefixes that wrappers give names do not count.
+        The prefixes that wrappers give names do not count. Weights that are not proved to keep what the state promises,
+        such as those of a run with a larger cap, are brought below their caps.
 
         Raises:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
         """
         own = {unwrapped(name): tensor for name, tensor in self._flat_state().items()}
+        _require_state(state)
         state = {unwrapped(name): tensor for name, tensor in state.items()}
         if own.keys() != state.keys():
             raise ValueError(
@@ -128,6 +137,9 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        promised, proved = self.promised(), self._proved()
+        within = {name: min(bound, float(self._reach.get(name, math.inf))) for name, bound in promised.items()}
+        self._begin([c for c in self._constrained if c.name in promised and proved[c.name] > within[c.name]])
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
@@ -156,30 +168,49 @@ class Constraints:
 
     def _check(self) -> None:
         """Get the bounds on the coming step, None where the optimizer knows none in a constraint's norm; check them."""
-        engine: Any = self._optimizer  # a ConditionalGradient, where it has a name for a parameter
+        owned = {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
+        if lost := [c.name for c in self._constrained if c.parameter not in owned]:
+            raise ValueError(
+                f"the optimizer no longer has the constrained parameter {', '.join(lost)}; if the model has another "
+                "one in its place, call remove() on these constraints, make the optimizer again, and constrain it"
+            )
+        self._steps = self._step_bounds()
         for c in self._constrained:
-            name = self._names_there.get((c.parameter, c.norm))
-            self._steps[c.name] = None if name is None else engine.update_norm(name)
             c.constraint.check(c.norm, self._steps[c.name], c.name)
+
+    def _step_bounds(self) -> dict[str, float | None]:
+        engine = self._optimizer
+        known = engine.update_norms() if isinstance(engine, ConditionalGradient) else {}
+        there = {c.name: self._names_there.get((c.parameter, c.norm)) for c in self._constrained}
+        return {name: None if other is None else known[other] for name, other in there.items()}
 
     def _before(self) -> None:
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        self._begin(self._changed_by_others())
+        if changed := self._changed(self._constrained):
+            self._begin(changed)
+            self._remember()
 
-    def _changed_by_others(self) -> list[Constrained]:
+    def _changed(self, among: Sequence[Constrained]) -> list[Constrained]:
+        """Which of these were changed, in any process, since the constraints last saw them."""
+        here = self._changed_here(among)
+        numbers = {c.name: float(c.name in here) for c in among}
+        found = self._placement.agree(numbers, list(numbers))
+        return [c for c in among if found[c.name]]
+
+    def _changed_here(self, among: Sequence[Constrained]) -> set[str]:
         """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was.
 
         A size is read after a step and before the next: only the difference tells that someone was here in between.
         """
-        now = self._sizes()
-        resized = ((now - self._seen_sizes.to(now)).abs() > ROUNDING * now).tolist()  # one transfer for all
-        triples = zip(self._constrained, self._seen_versions, resized, strict=True)
-        return [c for c, version, other in triples if other or c.parameter._version != version]
-
-    def _sizes(self) -> Tensor:
-        sizes = [_size(c.parameter) for c in self._constrained]
-        return torch.stack([size.to(sizes[0]) for size in sizes]) if sizes else torch.zeros(0)
+        if not among:
+            return set()
+        versions, sizes = zip(*(self._seen[c.name] for c in among), strict=True)
+        now, then = (torch.stack([size.to(own[0]) for size in own]) for own in (_sizes(among), sizes))
+        resized = ((now - then.to(now)).abs() > ROUNDING * now).tolist()  # one transfer for all
+        triples = zip(among, versions, resized, strict=True)
+        found = {c.name for c, version, other in triples if other or _version(c.parameter) != version}
+        return found | self._changed_before_copy.intersection(c.name for c in among)
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
@@ -191,20 +222,37 @@ class Constraints:
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
             if (reach := c.constraint.first_reach()) is not None:
                 self._reach[c.name] = reach
-        if changed:
-            self._remember()
+            self._changed_before_copy.discard(c.name)
 
     def _after(self) -> None:
-        """Constrain what has moved: with a gradient before the step or, from a closure, after it."""
-        moved = [c for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None]
+        """Constrain what has moved: with a gradient before the step or, from a closure, after it.
+
+        What moved without a gradient, and what a closure or another hook let make a longer step than was checked, is
+        brought below its cap from wherever it is.
+        """
+        bounds = self._step_bounds()
+        stepped = {c.name for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None}
+        longer = {name for name in stepped if _exceeds(bounds[name], self._steps[name])}
+        others = [c for c in self._constrained if c.name not in stepped]
+        moved = [c for c in self._constrained if c.name in stepped - longer]
         steps = {c.name: c.constraint.seen_step(self._steps[c.name], c.parameter) for c in moved}
         counted = self._reach
         due = [c for c in moved if not (c.name in counted and c.constraint.may_wait(counted[c.name], steps[c.name]))]
         buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
-        self._write(
-            [members for _, members in buckets],
-            lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
-        )
+        try:
+            self._write(
+                [members for _, members in buckets],
+                lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
+            )
+        except ValueError as error:
+            if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
+                raise ValueError(
+                    f"after the step {', '.join(ruined)} hold NaN or infinity, which no constraint can bound; load the "
+                    "last good weights, and lower the learning rate or skip steps whose gradients are not finite"
+                ) from error
+            raise
+        self._begin([c for c in self._constrained if c.name in longer])
+        self._begin(self._changed(others) if others else [])
         self._remember()
 
     @torch.no_grad()
@@ -232,7 +280,8 @@ class Constraints:
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
     def _remember(self) -> None:
-        self._seen_versions, self._seen_sizes = [c.parameter._version for c in self._constrained], self._sizes()
+        sizes = _sizes(self._constrained)
+        self._seen = {c.name: (_version(c.parameter), size) for c, size in zip(self._constrained, sizes, strict=True)}
 
     @torch.no_grad()
     def _measure(
@@ -254,7 +303,9 @@ class Constraints:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_constrained": self._constrained, "_state": self._state, "_reach": self._reach}
+        changed = self._changed_here(self._constrained) if "_optimizer" in vars(self) else self._changed_before_copy
+        own = {"_constrained": self._constrained, "_state": self._state, "_reach": self._reach}
+        return {**own, "_changed_before_copy": set(changed)}
 
 
 def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
@@ -284,11 +335,29 @@ def _restored(
     return optimizer
 
 
-def _size(parameter: Tensor) -> Tensor:
-    """The Euclidean length of a parameter; 0 of one that is cut, of which every process would see another part."""
-    if is_distributed(parameter):
-        return torch.zeros(())
-    return torch.linalg.vector_norm(parameter.detach(), dtype=torch.promote_types(parameter.dtype, torch.float32))
+def _require_state(state: object) -> None:
+    """Refuse what maps no names to tensors."""
+    pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) and torch.is_tensor(value) for name, value in pairs):
+        raise ValueError(
+            "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"
+        )
+
+
+def _exceeds(bound: float | None, checked: float | None) -> bool:
+    """Whether a step may have been longer than the bound that was checked before it; None is no bound."""
+    return checked is not None and (bound is None or bound > checked)
+
+
+def _version(parameter: Tensor) -> int:
+    """How often a parameter was written in place; of one that is cut, this process' part."""
+    return local(parameter)._version
+
+
+def _sizes(constrained: Sequence[Constrained]) -> list[Tensor]:
+    """The Euclidean length of every parameter; of one that is cut, of this process' part."""
+    parts = [local(c.parameter).detach() for c in constrained]
+    return [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in parts]
 
 
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()

@@ -87,10 +87,11 @@ class Constraint(ABC):
         """Refuse a norm, in a constraint's settings, that is not positive and finite."""
         require_numbers(f"{type(self).__name__}: ", values)
         for name, value in values.items():
-            if not 0 < value <= torch.finfo(torch.float32).max:
+            limits = torch.finfo(torch.float32)
+            if not limits.tiny <= value <= limits.max:
                 raise ValueError(
-                    f"{type(self).__name__}: {name}={value} must be positive and finite, in float32 as well; "
-                    "leave the entry out for no constraint"
+                    f"{type(self).__name__}: {name}={value} must be positive and finite, in float32 as well, where "
+                    f"numbers below {limits.tiny:.2g} lose digits; leave the entry out for no constraint"
                 )
 
     def _require_update_norm(self, update_norm: float | None, name: str) -> float:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
+from wellnormed._inputs import require_numbers
 from wellnormed.constraints.amortised import AmortisedCap
 from wellnormed.constraints.base import SLACK, TARGET, Cap, Promise, SpectralCap
-from wellnormed.matrix import coefficients as registry
+from wellnormed.matrix.optimal_cap import REACH_LIMIT
 from wellnormed.norms import BiasRMS, ColNorm, Euclidean, Gain, MatrixNorm, Norm, RowNorm, Sign
 
 
@@ -68,7 +69,10 @@ class _CoupledCap(SpectralCap):
         try:
             self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__}({self.max_norm}) on {name!r}: {error}") from error
+            raise ValueError(
+                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
+                "x overshoot) is too long for it; lower the learning rate, or use HardCap, which bears any step"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,12 @@ class OptimalCap(_CoupledCap):
     """
 
     degree: int = 9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_numbers("OptimalCap: ", {"degree": self.degree}, whole=True)
+        if self.degree not in REACH_LIMIT:
+            raise ValueError(f"OptimalCap: degree={self.degree} must be odd, from 3 to {max(REACH_LIMIT)}; 9 is usual")
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
@@ -129,6 +139,7 @@ class Clip(Promise):
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
+        require_numbers("Clip: ", {"lower": self.lower})
         if not 0 <= self.lower <= self.upper:
             raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
 
@@ -161,7 +172,7 @@ class Stiefel(SpectralCap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        registry.get(self.coefficients)
+        matrix.msign(torch.empty(0, 0), self.coefficients, self.method)  # refuses what it does not know
 
     def _start(self, slices: Tensor, cap: float) -> Tensor:
         return matrix.stiefel_project(slices, cap, method="svd")

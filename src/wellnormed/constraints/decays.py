@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
+from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, SpectralCap, SpectralConstraint, State
 from wellnormed.norms import Norm
 
@@ -56,6 +57,7 @@ class ClippedWeightDecay(SpectralConstraint):
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
+        require_numbers("ClippedWeightDecay: ", {"decay": self.decay})
         if not 0 < self.decay <= 1:
             raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
 

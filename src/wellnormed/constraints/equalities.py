@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_flags
 from wellnormed.constraints.base import SLACK, TARGET, Cap, Constraint, SpectralCap, State, scaled
 from wellnormed.matrix import stiefel_project
 from wellnormed.norms import Norm
@@ -111,6 +112,9 @@ class NormSphere(Constraint):
     """
 
     frobenius: bool = False
+
+    def __post_init__(self) -> None:
+        require_flags("NormSphere: ", {"frobenius": self.frobenius})
 
     def acts_on(self, norm: Norm) -> bool:
         return True

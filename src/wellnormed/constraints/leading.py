@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from wellnormed._inputs import require_flags, require_numbers
 from wellnormed.constraints.base import TARGET, SpectralConstraint, State
 from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer, spectral_weight_decay
 
@@ -45,6 +46,7 @@ class Hammer(LeadingConstraint):
 
     def __post_init__(self) -> None:
         self._require_positive(max_norm=self.max_norm)
+        require_flags("Hammer: ", {"as_published": self.as_published})
 
     def _move(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
         return spectral_hammer(slices, self.max_norm * TARGET * unit, triplet, as_published=self.as_published)
@@ -63,6 +65,7 @@ class SpectralWeightDecay(LeadingConstraint):
     decay: float
 
     def __post_init__(self) -> None:
+        require_numbers("SpectralWeightDecay: ", {"decay": self.decay})
         if not 0 < self.decay <= 1:
             raise ValueError(
                 f"SpectralWeightDecay: decay={self.decay} must lie in (0, 1]; leave the constraint out for no decay"

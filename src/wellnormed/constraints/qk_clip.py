@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_flags
 from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 
@@ -48,6 +49,7 @@ class QKClip(Constraint):
 
     def __post_init__(self) -> None:
         self._require_positive(max_logit=self.max_logit, power=self.power)
+        require_flags("QKClip: ", {"fused": self.fused})
 
     @torch.no_grad()
     def record(self, logits: Tensor) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import wellnormed
-from wellnormed._files import TEMPORARY, opened_atomically, read_json, write_json, writing
-from wellnormed.data.shards import HEADER_BYTES, META, TOKEN_BYTES, Split, header
+from wellnormed._files import TEMPORARY, opened_atomically, write_json, writing
+from wellnormed.data.shards import HEADER_BYTES, META, TOKEN_BYTES, Split, header, read_meta, shard_files
 from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 
 SHARD_TOKENS = 10**8
@@ -81,6 +81,8 @@ def convert_texts(
         raise ValueError(f"shard_tokens={shard_tokens} must be from 1 to {2**31 - 1}, the most that a header can say")
     if not inputs:
         raise ValueError("there are no texts to convert; name one or several files")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1, or None for all of the machine's")
     name = name or folder.resolve().name
     made = tokenizer_of(tokenizer)
     facts = {"name": name, "shard_tokens": shard_tokens, "piece": _PIECE, "inputs": [_facts(path) for path in inputs]}
@@ -149,16 +151,20 @@ def _begin(folder: Path, split: Split, facts: dict[str, Any], tokenizer: Tokeniz
         "tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary,
         "version": wellnormed.__version__, "splits": {},
     }  # fmt: skip
-    if (folder / META).exists():
-        meta = read_json(folder / META, remedy)
+    meta = read_meta(folder) or meta
     if meta.get("tokenizer") != tokenizer.name:
         raise ValueError(
             f"{folder} has shards of the tokenizer {meta.get('tokenizer')}, not {tokenizer.name}; {remedy}"
         )
     found = meta.setdefault("splits", {}).get(split)
-    files = next(folder.glob(f"*_{split}_*.bin"), None)
-    if (found is None and files) or (found and any(found.get(key) != value for key, value in facts.items())):
-        raise ValueError(f"{folder} has {split} shards of other texts, or of another size; {remedy}")
+    files = shard_files(folder, split)
+    if found and not files and not found.get("shards"):
+        found = None  # an attempt that wrote nothing
+    if found is None and files:
+        raise ValueError(f"{folder} has {split} shards that no {META} tells of, such as {files[0].name}; {remedy}")
+    if other := [key for key, value in facts.items() if found and found.get(key) != value]:
+        what = {"inputs": "texts", "name": "--name", "shard_tokens": "--shard-tokens"}.get(other[0], other[0])
+        raise ValueError(f"{folder} has {split} shards that were made with other {what}; {remedy}")
     if not found or not _are_there(folder, split, found):
         start = {"complete": False, "shards": 0, "tokens": 0, "documents": 0, "pieces": 0, "used": 0}
         meta["splits"][split] = facts | start

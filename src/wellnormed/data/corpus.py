@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wellnormed._files import read_json
 from wellnormed.data.bpe import NAME, VOCABULARY
 from wellnormed.data.shakespeare import load_shakespeare
-from wellnormed.data.shards import META, Tokens, load_shards
+from wellnormed.data.shards import Tokens, load_shards, read_meta
 from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 
 SHAKESPEARE = "shakespeare"
@@ -51,8 +50,7 @@ def load_corpus(name: str = SHAKESPEARE) -> Corpus:
         parts = (Tokens([part], [text.source]) for part in np.split(tokens, [cut]))
         return Corpus(f"{text.source} as bytes", "bytes", tokenizer.vocabulary, *parts)
     train, validation = load_shards("train", name), load_shards("val", name)
-    meta = Path(train.names[0]).with_name(META)
-    facts = read_json(meta, "write the shards again") if meta.exists() else {}
-    vocabulary = int(facts.get("vocabulary", VOCABULARY))
+    facts = read_meta(Path(train.names[0]).parent)
+    vocabulary = facts.get("vocabulary", VOCABULARY)
     train.vocabulary = validation.vocabulary = vocabulary
     return Corpus(str(name), facts.get("tokenizer", NAME), vocabulary, train, validation)

@@ -4,6 +4,8 @@ Shards are read through memory maps, so that a corpus may be larger than the mem
 system's cache of files, which tools show as memory of the process; the system takes it back when it needs it.
 """
 
+import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -98,9 +100,22 @@ class Tokens:
         number, place = self._place(starts[row] + column)
         raise ValueError(
             f"{self.names[number]} has the token {windows[row, column]} at place {place}, but the vocabulary has "
-            f"{self.vocabulary}: another tokenizer wrote it, or it is damaged; take the shards of the model's "
-            f"tokenizer, or a model with a vocabulary of at least {largest + 1}"
+            f"{self.vocabulary}: another tokenizer wrote it, or it is damaged; write the shards again, or read them "
+            f"with a vocabulary of at least {largest + 1}"
         )
+
+    def fingerprint(self) -> str:
+        """A digest of the lengths of the arrays, and of some thousand tokens of each, evenly spread.
+
+        Example:
+            >>> Tokens([np.arange(9)]).fingerprint() == Tokens([np.arange(9)[::-1]]).fingerprint()
+            False
+        """
+        digest = hashlib.sha256()
+        for array in self.arrays:
+            places = np.linspace(0, max(len(array) - 1, 0), min(len(array), 4096)).astype(np.int64)
+            digest.update(len(array).to_bytes(8, "little") + np.asarray(array[places], "<i8").tobytes())
+        return digest.hexdigest()
 
     def _place(self, start: int) -> tuple[int, int]:
         """The number of the array that holds a token, and the token's place in it."""
@@ -111,7 +126,7 @@ class Tokens:
 def load_shards(
     split: Split, name: str | Path = "fineweb10B", vocabulary: int | None = None, count: int | None = None
 ) -> Tokens:
-    """The shards `*_train_*.bin` or `*_val_*.bin` of a folder, in order.
+    """The shards of a folder, in order: `*_train_NUMBER.bin` or `*_val_NUMBER.bin`.
 
     Header and size of every file are checked at once, tokens when they are read. Nothing is downloaded.
 
@@ -127,20 +142,47 @@ def load_shards(
     """
     folders = [*places(str(name)), Path(name)]
     for folder in folders:
-        if files := sorted(folder.glob(f"*_{split}_*.bin")):
+        if files := shard_files(folder, split):
             break
     else:
         where = " or ".join(map(str, folders))
         raise ValueError(
-            f"there are no {split} shards of {name} in {where}; convert a text with `wellnormed tokens`, or download "
-            "FineWeb as GPT-2 tokens (kjj0/fineweb10B-gpt2 on Hugging Face) with `wellnormed tokens --download`"
+            f"there are no {split} shards of {name} in {where}; convert a text with `wellnormed tokens` (with "
+            "--validation for val shards), or download FineWeb as GPT-2 tokens (kjj0/fineweb10B-gpt2 on Hugging Face) "
+            "with `wellnormed tokens --download`"
         )
-    if (folder / META).exists():
-        _check_meta(folder, split, len(files), vocabulary)
+    _check_meta(folder, split, len(files), vocabulary)
     if count is not None and not 1 <= count <= len(files):
         raise ValueError(f"{folder} has {len(files)} {split} shards, not {count}; ask for fewer, or download more")
     files = files[:count]
     return Tokens([_shard(path) for path in files], [str(path) for path in files], vocabulary)
+
+
+def shard_files(folder: Path, split: Split) -> list[Path]:
+    """The shards of a split in a folder, in order. What stands before the split in a name may hold the other's name.
+
+    Example:
+        >>> shard_files(Path("nowhere"), "val")
+        []
+    """
+    return sorted(path for path in folder.glob("*.bin") if re.fullmatch(rf".*_{split}_[^_]*\.bin", path.name))
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What the converter or the download wrote of the shards in a folder; nothing of shards that have no such file."""
+    remedy = "remove the folder, and write its shards again"
+    if not (folder / META).exists():
+        return {}
+    meta = read_json(folder / META, remedy)
+    vocabulary, splits = meta.get("vocabulary", 1), meta.get("splits", {})
+    for key, value, fits in (
+        ("vocabulary", vocabulary, type(vocabulary) is int and 0 < vocabulary <= 2**16),
+        ("tokenizer", meta.get("tokenizer"), isinstance(meta.get("tokenizer", ""), str)),
+        ("splits", splits, isinstance(splits, dict) and all(isinstance(own, dict) for own in splits.values())),
+    ):
+        if not fits:
+            raise ValueError(f"{folder / META} has {key}={value!r}, which no conversion writes; {remedy}")
+    return meta
 
 
 def header(count: int) -> bytes:
@@ -152,8 +194,7 @@ def header(count: int) -> bytes:
 
 def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) -> None:
     """Compare what the converter or the download wrote of its shards with what is there and what is asked for."""
-    remedy = "remove the folder, and write its shards again"
-    meta = read_json(folder / META, remedy)
+    meta = read_meta(folder)
     facts: dict[str, Any] = meta.get("splits", {}).get(split, {})
     if vocabulary is not None and meta.get("vocabulary", 0) > vocabulary:
         raise ValueError(
@@ -164,7 +205,10 @@ def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) 
     if not facts.get("complete", True):
         raise ValueError(f"the {split} shards in {folder} are not all written; run `wellnormed tokens` again to go on")
     if files != facts.get("shards", files):
-        raise ValueError(f"{folder} has {files} {split} shards, but its {META} says {facts['shards']}; {remedy}")
+        raise ValueError(
+            f"{folder} has {files} {split} shards, but its {META} says {facts['shards']}; "
+            "remove the folder, and write its shards again"
+        )
 
 
 def _shard(path: Path) -> np.ndarray:

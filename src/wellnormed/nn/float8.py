@@ -37,7 +37,7 @@ class _Float8:
 
     def _multiply(self, x: Tensor, weight_OI: Tensor) -> Tensor:
         if self.product == "scaled_mm":
-            _require_device(x, self.layer)
+            require_device(x.device, self.layer)
         x_NI = x.reshape(-1, x.shape[-1])
         y_NO = _product(x_NI, weight_OI, self.gradient_scale, self.product == "scaled_mm", self.layer)[0]
         return y_NO.unflatten(0, x.shape[:-1]) if x.ndim > 1 else y_NO[0]
@@ -211,11 +211,12 @@ def _require_settings(where: str, product: Product, gradient_scale: float) -> No
         raise ValueError(f"{where}: product={product!r} must be one of {', '.join(get_args(Product))}")
 
 
-def _require_device(x: Tensor, layer: str) -> None:
+def require_device(device: torch.device, layer: str) -> None:
+    """Refuse a device that does not multiply 8-bit floats."""
     where = f"{layer}: product='scaled_mm' needs a CUDA device of compute capability 8.9 or more"
-    if x.device.type != "cuda":
-        raise ValueError(f"{where}, and its input is on {x.device}; use product='emulated'")
-    found = torch.cuda.get_device_capability(x.device)
+    if device.type != "cuda":
+        raise ValueError(f"{where}, and its input is on {device}; use product='emulated'")
+    found = torch.cuda.get_device_capability(device)
     if found < _CAPABILITY:
         raise ValueError(f"{where}; this one has {found[0]}.{found[1]}. Use product='emulated'")
 

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_numbers
 from wellnormed.norms.base import MatrixNorm
 from wellnormed.norms.spectral import RMS_TO_RMS
 
@@ -62,7 +63,10 @@ class _Parts(Lifted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = (self.parts,) if isinstance(self.parts, int) else self.parts
+        own = self.parts if isinstance(self.parts, tuple | list) else (self.parts,)
+        where = f"{type(self).__name__}: "
+        require_numbers(where, {f"parts[{i}]" if len(own) > 1 else "parts": x for i, x in enumerate(own)}, whole=True)
+        sizes = tuple(own)
         if not sizes or min(sizes) < 1:
             raise ValueError(f"{self!r}: the number of parts, or the size of each, must be positive")
         if not 0 <= self.dim < self.inner.ndim:

@@ -5,7 +5,7 @@ minimization oracle `-dualize`:
 
 - `"unconstrained"` (uSCG): `w <- (1 - lr * weight_decay) w - lr * radius * dualize(m)`;
 - `"constrained"` (SCG): `w <- (1 - lr) w - lr * radius * dualize(m)`, which never leaves the ball of that radius: the
-  oracle's overshoot is divided out;
+  oracle's overshoot is divided out. In 16 bits a small `lr` is lost in the rounding of `(1 - lr) w`: it is warned of;
 - `"averaged"` (ALMOND): `m` averages the oracle's outputs, not the gradients, and `w <- w - lr * radius * m`;
 - `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, steepest descent.
 
@@ -76,7 +76,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
         kept = ("recipe", "overrides", "adamw", "radius", "radii", "lr_factors")  # what later parameters need
         self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in kept})
-        self._process_group, self._warned_without_gradients = settings.get("process_group"), False
+        self._process_group = settings.get("process_group")
+        self._warned_without_gradients = self._warned_of_lost_decay = False
         if lr is None:
             if settings.get("step_rule") == "sharp":
                 raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
@@ -107,6 +108,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         common = ("momentum", "nesterov", "step_rule", "weight_decay")
         settings = ", ".join(f"{key}={self.defaults[key]}" for key in common)
         columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
+        self._index()
         for name, (group, parameter) in self._owner.items():
             own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
@@ -159,12 +161,18 @@ class ConditionalGradient(torch.optim.Optimizer):
         return {a.parameter: a for a in assignment}
 
     def _index(self) -> None:
+        """Find whose group is whose; a user may have replaced groups, or moved a parameter to another one."""
         self._owner = {
             name: (group, parameter)
             for group in self.param_groups
             for name, parameter in zip(group["param_names"], group["params"], strict=True)
         }
-        for group, parameter in self._owner.values():
+        for name, (group, parameter) in self._owner.items():
+            if parameter not in self._norms:
+                raise ValueError(
+                    f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
+                    "parameters by add_param_group, or make the optimizer again"
+                )
             if group["step_rule"] == "adamw":
                 self._norms[parameter] = None
 
@@ -175,6 +183,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
         """
+        self._index()
         for group in self.param_groups:  # a scheduler may have moved them
             check_settings(group, self.memory)
         loss = None
@@ -244,10 +253,22 @@ class ConditionalGradient(torch.optim.Optimizer):
             pairs = zip(parameters, directions, strict=True)
             torch._foreach_mul_(parameters, [1 - (1 - shrink) * (d * p).ge(0).to(p) for p, d in pairs])
         elif shrink != 1:
+            self._warn_of_lost_decay(parameters[0].dtype, 1 - shrink)
             torch._foreach_mul_(parameters, shrink)
         torch._foreach_add_(parameters, directions, alpha=-lr * length)
         if self.memory == "gradient":
             torch._foreach_mul_([cast(Tensor, p.grad) for p in parameters], group["momentum"])
+
+    def _warn_of_lost_decay(self, dtype: torch.dtype, decay: float) -> None:
+        lost = dtype.itemsize < 4 and decay < torch.finfo(dtype).eps / 2
+        if lost and not self._warned_of_lost_decay and not torch.compiler.is_compiling():
+            self._warned_of_lost_decay = True
+            warnings.warn(
+                f"a decay of {decay:.2g} a step is lost where weights round to {str(dtype).removeprefix('torch.')}"
+                ", so it bounds no norm there; keep the weights in float32, raise the learning rate, or cap them by "
+                "wellnormed.constrain",
+                stacklevel=6,
+            )
 
     def _average(self, parameters: list[Tensor], values: list[Tensor], group: Group) -> list[Tensor]:
         buffers = [self._state_of(p)["momentum_buffer"] for p in parameters]
@@ -286,9 +307,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         sizes = self.placement.agree(_largest_entries(held), list(self._owner))
         if bad := [name for name, size in sizes.items() if not size < float("inf")]:
+            others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
             raise NonFiniteGradientError(
-                f"the gradient of {', '.join(bad)} holds NaN or infinity at step {self.param_groups[0]['steps']}; "
-                "nothing was changed. Lower the learning rate, or find the operation with "
+                f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step "
+                f"{self.param_groups[0]['steps']}; nothing was changed. Lower the learning rate, or find the operation with "
                 "torch.autograd.set_detect_anomaly(True)"
             )
         return sizes
@@ -299,9 +321,19 @@ class ConditionalGradient(torch.optim.Optimizer):
         None where there is no bound: a parameter without a norm, the step rule "sharp", and, for singular values,
         `normuon`, and `cautious_decay` with a weight decay: shrinking some entries of a matrix may raise them.
         """
-        if name not in self._owner:
+        bounds = self.update_norms()
+        if name not in bounds:
             raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
-        group, parameter = self._owner[name]
+        return bounds[name]
+
+    def update_norms(self) -> dict[str, float | None]:
+        """The `update_norm` of every parameter, by name."""
+        self._index()
+        for group in self.param_groups:
+            check_settings(group, self.memory)
+        return {name: self._update_norm(group, parameter) for name, (group, parameter) in self._owner.items()}
+
+    def _update_norm(self, group: Group, parameter: Tensor) -> float | None:
         norm, step_rule = self._norms[parameter], group["step_rule"]
         cautious = group["cautious_decay"] and group["weight_decay"] > 0
         without_bound = isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None)
@@ -333,7 +365,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned_without_gradients = None, None, False
+            self._model, self._process_group = None, None
+            self._warned_without_gradients = self._warned_of_lost_decay = False
             self._adopt(self.assignment)
         self._index()
 

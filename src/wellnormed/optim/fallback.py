@@ -1,12 +1,14 @@
 """AdamW, by torch itself, for parameters that have no norm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+
+from wellnormed._inputs import require_numbers
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class AdamWSettings:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        numbers = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
+        require_numbers("AdamWSettings: ", numbers)
+        if not (isinstance(self.betas, Sequence) and len(self.betas) == 2):
+            raise ValueError(f"AdamWSettings: betas={self.betas!r} must be two numbers, such as (0.9, 0.95)")
+        require_numbers("AdamWSettings: ", {f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
         if not 0 <= self.lr < float("inf"):
             raise ValueError(f"AdamWSettings: lr={self.lr} must be finite and not negative")
         if not (self.eps >= 0 and self.weight_decay >= 0):

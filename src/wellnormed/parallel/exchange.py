@@ -36,7 +36,7 @@ class DealtJob:
     def compute(self) -> int:
         """Compute what this rank owns, and start to send it; returns the bytes that it sends for the job in all."""
         stacked = [argument.stacked() for argument in self._arguments]
-        results = self._job.function(*stacked) if self._works else (None,) * len(self._replaced)
+        results = self._job.compute(*stacked) if self._works else (None,) * len(self._replaced)
         for argument, result in zip(self._replaced, results, strict=True):
             argument.spread(result)
         return sum(argument.sent for argument in self._arguments)

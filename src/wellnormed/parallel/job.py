@@ -7,6 +7,7 @@ whole-tensor work over as jobs, so that one mechanism decides who does it.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,9 +48,16 @@ class Job:
     def run(self) -> tuple[list[Tensor], ...]:
         """Done here, with all of every tensor: one list per replaced argument, laid out as the argument."""
         parts = ([local(t) for t in tensors] for tensors in self.inputs)
-        results = self.function(*(torch.stack(own) if len(own) > 1 else own[0][None] for own in parts))
+        results = self.compute(*(torch.stack(own) if len(own) > 1 else own[0][None] for own in parts))
         pairs = zip(results, self.inputs[self.read_only :], strict=True)
         return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
+
+    def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """The function, in its own precision, whatever `torch.autocast` is around the step."""
+        kind = arguments[0].device.type
+        available = torch.amp.is_autocast_available(kind)
+        with torch.autocast(kind, enabled=False) if available else nullcontext():
+            return self.function(*arguments)
 
     @property
     def cost(self) -> int:

@@ -49,6 +49,7 @@ def describe(device: torch.device, start: int) -> dict[str, Any]:
         "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
         "device": device.type,
         "threads": torch.get_num_threads(),
+        "ranks": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
     }
 
 

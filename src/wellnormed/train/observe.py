@@ -1,6 +1,6 @@
 """How large the entries of a model's activations and its attention logits are on some inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,19 @@ class Observed(NamedTuple):
     """Of the results of modules without parts."""
     logits: dict[str, float]
     """Of the attention logits, before any mask, of modules that call `scaled_dot_product_attention`."""
+    inputs: dict[str, float]
+    """Of the first inputs of modules without parts."""
+
+
+def largest_of(seen: Sequence[Observed]) -> Observed:
+    """The largest of what several processes saw of the same model."""
+
+    def most(found: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {
+            name: max(own[name] for own in found if name in own) for name in {k: None for own in found for k in own}
+        }
+
+    return Observed(*(most([each[i] for each in seen]) for i in range(len(Observed._fields))))
 
 
 @torch.no_grad()
@@ -28,16 +41,19 @@ def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
     """
     entries: dict[str, Tensor] = {}
     logits: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
     open_modules: list[str] = []
 
     def enter(name: str) -> Callable[..., None]:
         return lambda *_: open_modules.append(name)
 
     def leave(name: str, leaf: bool) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
             open_modules.pop()
             if leaf and isinstance(output, Tensor):
                 _keep(entries, name, output)
+            if leaf and inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+                _keep(given, name, inputs[0])
 
         return hook
 
@@ -59,7 +75,7 @@ def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return Observed(*({name: float(value) for name, value in found.items()} for found in (entries, logits)))
+    return Observed(*({name: float(value) for name, value in found.items()} for found in (entries, logits, given)))
 
 
 def _keep(found: dict[str, Tensor], name: str, values: Tensor) -> None:

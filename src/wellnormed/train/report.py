@@ -209,7 +209,10 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     """What is proved and what was seen of the largest entry of every result, weight and logit, and what holds it."""
     _, files = read_files(run.path, f"{run.resume_command} writes it again", only=WEIGHTS)
     weights = read_tensors(files[WEIGHTS], str(run.weights_file))
-    found = number_formats(certificate, results["observed_entries"], weights=weights)
+    seen = results["observed_entries"] | {name: float(x.abs().max()) for name, x in weights.items() if x.numel()}
+    seen |= {f"logits of {name}": size for name, size in results["observed_logits"].items()}
+    seen |= {f"input of {name}": size for name, size in results["observed_inputs"].items()}
+    found = number_formats(certificate, seen, weights=weights)
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
     for each in found.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"

@@ -6,6 +6,7 @@ and a checkpoint holds a copy of it.
 """
 
 import dataclasses
+import hashlib
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from wellnormed import _files
@@ -90,6 +92,10 @@ class RunFolder:
         settings = {"model": content["model"], **content["train"]}
         return _files.parse_dataclass(kind, settings, str(self.config_file)), content["text"]
 
+    def config_sha256(self) -> str:
+        """The digest of the config, which says of a checkpoint whose it is."""
+        return hashlib.sha256(_files.read_bytes(self.config_file, "restore it")).hexdigest()
+
     def is_of_tokens(self) -> bool:
         """Whether the run is of a language model on tokens, and not of characters."""
         return self.config_file.exists() and "tokenizer" in read_config(self.path).get("text", {})
@@ -125,7 +131,8 @@ class RunFolder:
             "state.safetensors": tensor_bytes(checkpoint.state),
             METRICS: checkpoint.metrics,
         }
-        _files.write_files(folder, files, {"format": FORMAT, "step": checkpoint.step})
+        facts = {"format": FORMAT, "step": checkpoint.step, "config_sha256": self.config_sha256()}
+        _files.write_files(folder, files, facts)
         self.remove_leftovers()
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -138,9 +145,18 @@ class RunFolder:
             return None
         remedy = f"remove {folders[-1]} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
         manifest, files = _files.read_files(folders[-1], remedy)
+        for name, value in self.expected_of(folders[-1]).items():
+            if manifest.get(name) != value:
+                raise ValueError(
+                    f"{folders[-1]} is of another run: its {name} is {manifest.get(name)} instead of {value}; {remedy}"
+                )
         names = ("weights.safetensors", "state.safetensors")
         weights, state = (read_tensors(files[name], str(folders[-1] / name)) for name in names)
         return Checkpoint(manifest["step"], weights, state, files[METRICS])
+
+    def expected_of(self, folder: Path) -> dict[str, Any]:
+        """What the manifest of a checkpoint in that folder must say if it is this run's."""
+        return {"step": int(folder.name.removeprefix("step-")), "config_sha256": self.config_sha256()}
 
     def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
         """Write what a finished run leaves beside its certificate, and last the manifest, with which it is finished."""
@@ -183,6 +199,13 @@ def explained(run: RunFolder) -> Iterator[None]:
         raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
     except OSError as error:
         raise OSError(f"{error}, then continue with {run.resume_command}") from error
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
+            raise
+        raise ValueError(
+            f"the memory is full ({str(error).splitlines()[0]}); begin a new run with a smaller --batch or, of a "
+            "language model, with --micro-batch, --recompute or more ranks and --parallel fsdp"
+        ) from error
     except ValueError as error:
         saved = run.checkpoint_folders()
         left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"

@@ -4,6 +4,7 @@ All ranks see one folder, on a disk that they share. A checkpoint counts once it
 of every file, which the first rank writes last.
 """
 
+import hashlib
 import inspect
 import shutil
 import warnings
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from wellnormed._files import MANIFEST, sync_folder, write_atomically, write_json, writing
+from wellnormed._files import MANIFEST, read_bytes, sync_folder, write_atomically, write_json, writing
 from wellnormed.models.files import FORMAT
 from wellnormed.models.parts import PARTS, require_parts, sha256_of
 from wellnormed.train.ranks import Ranks
@@ -56,30 +57,42 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
 
     def end() -> None:
         write_atomically(folder / METRICS, metrics)
-        write_json(folder / MANIFEST, {"format": FORMAT, **facts, "shapes": shapes, "sha256": sums}, sealed=True)
+        own = {"metrics_sha256": hashlib.sha256(metrics).hexdigest(), "shapes": shapes, "sha256": sums}
+        write_json(folder / MANIFEST, {"format": FORMAT, **facts, **own}, sealed=True)
         sync_folder(folder.parent)
 
     ranks.by_first(end)
 
 
-def load_parts(folder: Path, tensors: dict[str, Tensor], remedy: str, ranks: Ranks) -> dict[str, Any]:
-    """Read a checkpoint into these tensors, in place, and return its facts; a collective call.
+def load_parts(
+    folder: Path, tensors: dict[str, Tensor], expected: dict[str, Any], remedy: str, ranks: Ranks
+) -> tuple[dict[str, Any], bytes]:
+    """Read a checkpoint into these tensors, in place, and return its facts and its metrics; a collective call.
 
-    A file that is missing or damaged, and a checkpoint of another model or optimizer, are a `ValueError` on all ranks.
+    A file that is missing or damaged, facts that are not as expected, and a checkpoint of another model or optimizer
+    are a `ValueError` on all ranks.
     """
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     facts = require_parts(folder / PARTS, _sums(folder / PARTS, ranks), remedy)
+    metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
+    if hashlib.sha256(metrics).hexdigest() != facts["metrics_sha256"]:
+        raise ValueError(f"{folder / METRICS} is truncated or changed: it does not match {MANIFEST}; {remedy}")
+    for name, value in expected.items():
+        if facts.get(name) != value:
+            raise ValueError(
+                f"{folder} is of another run: its {name} is {facts.get(name)} instead of {value}; {remedy}"
+            )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if shapes != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
+        there, here = (f"the shape {own[name]}" if name in own else "no place" for own in (facts["shapes"], shapes))
         raise ValueError(
-            f"{folder} is of another model or optimizer: {name!r} has the shape {facts['shapes'].get(name)} there and "
-            f"{shapes.get(name)} here; {remedy}"
+            f"{folder} is of another model or optimizer: {name!r} has {there} there and {here} here; {remedy}"
         )
     reader = HuggingFaceStorageReader(str(folder / PARTS))
     _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
-    return facts
+    return facts, metrics
 
 
 def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:

@@ -109,6 +109,8 @@ class TokenTrainConfig:
         must = "be `no` without a model `gpt` and a constraint, from which the ranges are proved"
         capped = isinstance(self.model, GPTConfig) and self.constraint != "none"
         yield "float8", self.float8 == "no" or capped, must
+        free = isinstance(self.model, GPTConfig) or self.caps == Caps(*[8.0] * 7)
+        yield "caps", free, "be left out for models other than `gpt`, which have none"
         must = "be 1 for the soft cap, which acts after every step"
         yield "every", self.every == 1 or self.constraint != "soft-cap", must
         yield "micro_batch", self.micro_batch is None or self.micro_batch <= self.batch, "be at most the batch"

@@ -26,7 +26,7 @@ from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.report import write_report
-from wellnormed.train.run_folder import METRICS, RunFolder, explained
+from wellnormed.train.run_folder import RunFolder, explained
 from wellnormed.train.sharded_checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.task import fit
 from wellnormed.train.token_config import TokenTrainConfig
@@ -61,12 +61,12 @@ def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitSt
     corpus = ranks.together(lambda: load_corpus(config.data))
     ranks.require_equal("set of data", _facts(corpus))
     config = with_vocabulary(config, corpus.vocabulary)
-    ranks.require_equal("config", asdict(config))
+    ranks.require_equal("config", _flat(asdict(config)))
     task = TokenTask(config, corpus, ranks)  # refuses settings before a folder exists
 
     def begin() -> None:
         stack.enter_context(locked(run.path))
-        text = {"source": corpus.name, "tokenizer": corpus.tokenizer, "tokens": str(len(corpus.train))}
+        text = {"source": corpus.name, "tokenizer": corpus.tokenizer, **_identity(corpus)}
         run.create(config, text)
 
     ranks.by_first(begin)
@@ -74,11 +74,26 @@ def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitSt
     _run(task, run, _speaker(console, ranks))
 
 
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings with those inside them, by their names as options."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _identity(corpus: Corpus) -> dict[str, str]:
+    """What a run that goes on must read again: how many tokens to train on, and a digest of both splits."""
+    digest = hashlib.sha256(f"{corpus.train.fingerprint()} {corpus.validation.fingerprint()}".encode()).hexdigest()
+    return {"tokens": str(len(corpus.train)), "digest": digest}
+
+
 def _facts(corpus: Corpus) -> dict[str, Any]:
     """What all ranks must read alike."""
     splits = {"training": corpus.train, "validation": corpus.validation}
     shards = {f"tokens of the {name} shards": [len(array) for array in own.arrays] for name, own in splits.items()}
-    return {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary, **shards}
+    digests = {f"digest of the {name} shards": own.fingerprint() for name, own in splits.items()}
+    return {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary, **shards, **digests}
 
 
 def _require_shared(run: RunFolder, ranks: Ranks) -> None:
@@ -121,17 +136,24 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
         return
     corpus = ranks.together(lambda: load_corpus(config.data))
     ranks.require_equal("set of data", _facts(corpus))
-    if (tokens := str(len(corpus.train))) != described["tokens"]:
-        raise ValueError(
-            f"the run was trained on {described['tokens']} tokens of {described['source']}, but {config.data!r} "
-            f"has {tokens} now; restore them, or begin a new run"
-        )
+    for name, now in _identity(corpus).items():
+        if now != described[name]:
+            raise ValueError(
+                f"the run was trained on other tokens of {described['source']}: their {name} was {described[name]}, "
+                f"and that of {config.data!r} is {now} now; restore them, or begin a new run"
+            )
     task = TokenTask(config, corpus, ranks)
     metrics, folders = b"", run.checkpoint_folders()
     if folders:
         remedy = f"remove {folders[-1]} to go on from " + (folders[-2].name if folders[1:] else "the beginning")
-        task.restore_state(lambda tensors: load_parts(folders[-1], tensors, remedy, ranks))
-        metrics = read_bytes(folders[-1] / METRICS, remedy)
+        expected = ranks.together(lambda: run.expected_of(folders[-1]))
+
+        def read(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+            nonlocal metrics
+            facts, metrics = load_parts(folders[-1], tensors, expected, remedy, ranks)
+            return facts
+
+        task.restore_state(read)
     ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
     _run(task, run, _speaker(console, ranks))
 
@@ -264,7 +286,7 @@ def _save(task: TokenTask, run: RunFolder) -> None:
     tensors, facts = task.state()
     folder = run.checkpoints / f"step-{task.step:08d}"
     metrics = run.metrics_file.read_bytes() if task.ranks.first else b""
-    save_parts(folder, tensors, facts, metrics, task.ranks)
+    save_parts(folder, tensors, facts | run.expected_of(folder), metrics, task.ranks)
     task.ranks.by_first(run.remove_leftovers)
 
 
@@ -307,6 +329,7 @@ def _finish(task: TokenTask, run: RunFolder, console: Console) -> None:
             "float8_layers": task.float8,
             "observed_entries": seen.entries,
             "observed_logits": seen.logits,
+            "observed_inputs": seen.inputs,
         }
         if config.certify != "no":
             certificate = certificate_of(model, config.attack_steps, task)

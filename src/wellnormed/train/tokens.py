@@ -22,12 +22,13 @@ from wellnormed.data.corpus import Corpus
 from wellnormed.models.files import TokenModel, build, load_weights
 from wellnormed.models.gpt import GPT
 from wellnormed.models.nanogpt import NanoGPT
+from wellnormed.nn.float8 import require_device
 from wellnormed.norms import assign_norms
 from wellnormed.optim import AdamWSettings, ConditionalGradient, Muon, Scion
 from wellnormed.parallel.layout import local, whole
 from wellnormed.train.characters import named_generators
 from wellnormed.train.float8 import use_float8_
-from wellnormed.train.observe import Observed, observed
+from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import DivergedError, Task
 from wellnormed.train.token_config import TokenTrainConfig
@@ -65,6 +66,8 @@ class TokenTask(Task[TokenModel]):
                 f"the validation split of {corpus.name} has {len(corpus.validation)} tokens, fewer than a window of "
                 f"{config.model.length} and its target; use a longer text or a smaller --model.length"
             )
+        read = min(len(corpus.validation), config.validation_tokens)
+        corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
         model = build(config.model, self.generators["initial weights"])
         self.flops_per_token = _flops(model, config.model.length)
         self.float8 = self._float8(model)
@@ -81,6 +84,8 @@ class TokenTask(Task[TokenModel]):
     def _float8(self, model: TokenModel) -> list[str]:
         if self.config.float8 == "no":
             return []
+        if self.config.float8 == "scaled_mm":
+            require_device(self.device, "--float8 scaled_mm")
         _, held = build_optimizer(model, self.config)  # for what the constraints promise; the run has its own
         assert isinstance(model, GPT)
         assert held is not None
@@ -294,14 +299,20 @@ class TokenTask(Task[TokenModel]):
     def observe(self) -> Observed:
         """The largest entries of every layer's result, and attention logits, on the first validation windows.
 
-        A collective call, of as many windows on every rank as it trains on at once.
+        As many windows as a step has, whatever the number of ranks, each of which looks at its part; a collective call.
         """
         length, tokens = self.config.model.length, self.corpus.validation
-        count = max(1, (self.config.micro_batch or self.config.batch // self.ranks.world))
-        windows = tokens.windows(torch.arange(min(count, (len(tokens) - 1) // length)) * length, length)
+        share = self.config.batch // self.ranks.world
+        numbers = (self.ranks.rank * share + torch.arange(share)) % ((len(tokens) - 1) // length)
+        parts = tokens.windows(numbers * length, length).split(self.config.micro_batch or share)
+
+        def call() -> None:
+            for part in parts:
+                self.logits(part.to(self.device))
+
         # compiled blocks know nothing of hooks
         with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
-            return observed(self.model, lambda: self.logits(windows.to(self.device)))
+            return largest_of(self.ranks.gather(observed(self.model, call)))
 
     def _clock(self, begin: bool) -> None:
         if not self.timed:
@@ -348,12 +359,19 @@ def build_optimizer(
             optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)
     if config.constraint == "none" or not isinstance(model, GPT):
         return optimizer, None
-    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
+    norms = optimizer.assignment if config.optimizer == "scion" else assign_norms(model, recipe="modular")
+    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config), norms)
 
 
 def with_vocabulary(config: TokenTrainConfig, vocabulary: int) -> TokenTrainConfig:
-    """The run with a model for so many tokens, and some more that never occur."""
-    return replace(config, model=replace(config.model, vocabulary_size=-(-vocabulary // MULTIPLE) * MULTIPLE))
+    """The run with a model for so many tokens, and some more that never occur; refuses one that asks for others."""
+    size = -(-vocabulary // MULTIPLE) * MULTIPLE
+    if (asked := config.model.vocabulary_size) not in (size, type(config.model)().vocabulary_size):
+        raise ValueError(
+            f"model.vocabulary_size={asked} cannot be chosen, for the data has {vocabulary} tokens, which are rounded "
+            f"up to {size}; leave it out (on the command line: --model.vocabulary-size)"
+        )
+    return replace(config, model=replace(config.model, vocabulary_size=size))
 
 
 def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
