@@ -48,7 +48,7 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 4, 6, 8, 10, 12]
     assert len(run.sample_file.read_text()) == 21
     page = run.report_file.read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )

@@ -21,6 +21,7 @@ def test_what_a_constraint_remembers_survives_a_checkpoint(constraint, tiny, tmp
     whole, run = begin(), RunFolder(tmp_path / "run")
     for _ in range(4):
         whole.advance()
+    run.create(config, {"source": config.source})
     run.save_checkpoint(whole.checkpoint())
     resumed = begin()
     saved = run.load_checkpoint()

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from wellnormed.models.files import build, load
 from wellnormed.train.config import Caps
 from wellnormed.train.observe import observed
 from wellnormed.train.ranks import Ranks
-from wellnormed.train.run_folder import RunFolder
+from wellnormed.train.run_folder import RunFolder, explained
 from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
 from wellnormed.train.tokens import TokenTask
 
@@ -108,6 +109,13 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
         (["--constraint", "none", "--float8", "emulated"], "float8=emulated must be `no` without .* and a constraint"),
         (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
         (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),
+        (["--model.vocabulary-size", "100"], "model.vocabulary_size=100 cannot be chosen, for the data has 256 tokens"),
+        (["--variant", "modula", "--caps.query", "2"], "caps=.* must be left out for models other than `gpt`"),
+        pytest.param(
+            ["--float8", "scaled_mm", "--device", "cpu"],
+            "--float8 scaled_mm: product='scaled_mm' needs a CUDA device",
+            id="scaled_mm",
+        ),
         (["--validation-tokens", "100"], "validation_tokens=100 must be at least one window and its target, 129"),
         (["--cooldown", "0"], r"cooldown=0.0 must lie in \(0, 1\]"),
         (["--momentum", "1"], r"momentum=1.0 must lie in \[0, 1\)"),
@@ -126,6 +134,72 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(here, capsys, options, me
     assert re.search(message, shown)
     assert shown.count("\n") == 1
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_caps_hold_with_every_optimizer(letters, optimizer):
+    config = replace(small(), optimizer=optimizer, learning_rate=0.3, caps=Caps(*[1.0] * 7))
+    task = task_of(config, letters)
+    for _ in range(3):
+        task.advance()
+        assert task.require_caps() <= 1
+
+
+def test_a_damaged_validation_token_is_found_before_the_first_step(letters):
+    damaged = np.zeros(300, dtype=np.uint16)
+    damaged[50] = 300
+    with pytest.raises(ValueError, match=r"val\.bin has the token 300 at place 50"):
+        task_of(small(), letters._replace(validation=Tokens([damaged], ["val.bin"], 256)))
+
+
+def test_what_is_seen_does_not_depend_on_the_parts_of_a_batch(letters):
+    whole, parts = (task_of(replace(small(), micro_batch=size), letters).observe() for size in (None, 1))
+    for seen, other in zip(whole, parts, strict=True):
+        assert seen.keys() == other.keys()
+        assert seen == pytest.approx(other, rel=1e-5)  # products of other sizes round in another order
+
+
+def test_what_belongs_to_another_run_is_refused(here, capsys):
+    """A checkpoint with another config, name or metrics, and other data of the same size."""
+    (here / "text.txt").write_text("a quick brown fox " * 200)
+    assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
+    options = [*OPTIONS, "--data", "data", "--certify", "no", "--sample-tokens", "0"]
+    for name, rate in (("run", "0.1"), ("other", "0.01")):
+        assert main(["train", "nanogpt", "--name", name, *options, "--learning-rate", rate]) == 0
+    (here / "runs/run/manifest.json").unlink()  # as if it were killed at its end
+    capsys.readouterr()
+
+    def refused(damage):
+        shutil.rmtree(here / "runs/copy", ignore_errors=True)
+        shutil.copytree(here / "runs/run", here / "runs/copy")
+        damage(here / "runs/copy/checkpoints")
+        assert main(["train", "--resume", "runs/copy"]) == 2
+        return capsys.readouterr().err
+
+    def replaced(folder):
+        shutil.rmtree(folder / "step-00000006")
+        shutil.copytree(here / "runs/other/checkpoints/step-00000006", folder / "step-00000006")
+
+    assert "step-00000006 is of another run: its config_sha256 is" in refused(replaced)
+    shown = refused(lambda folder: (folder / "step-00000006").rename(folder / "step-00000099"))
+    assert "step-00000099 is of another run: its step is 6 instead of 99" in shown
+
+    def flipped(folder):
+        path = folder / "step-00000006/metrics.jsonl"
+        path.write_bytes(path.read_bytes().replace(b"loss", b"lass", 1))
+
+    assert re.search(r"metrics\.jsonl is truncated or changed.*remove .* go on from step-00000003", refused(flipped))
+    shard = here / "data/data_train_000000.bin"
+    shard.write_bytes(shard.read_bytes().replace(b"f\0o\0x\0", b"c\0a\0t\0"))
+    assert "was trained on other tokens of data: their digest was" in refused(lambda folder: None)
+
+
+def test_a_full_memory_is_one_sentence(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"the memory is full \(no more\).*--micro-batch"),
+        explained(RunFolder(tmp_path)),
+    ):
+        raise torch.OutOfMemoryError("no more")
 
 
 def test_schedules_begin_at_one_and_end_near_zero():

@@ -114,7 +114,7 @@ class NumberFormats:
         return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
 
 
-_INPUT = "input of "
+_INPUT, _LOGITS = "input of ", "logits of "
 
 
 def number_formats(
@@ -133,8 +133,8 @@ def number_formats(
 
     Args:
         certificate: What is proved.
-        observed: What `largest_entries` saw. It is shown beside the result of a layer's last operation, and beside the
-            inputs and weights of the same names.
+        observed: What `largest_entries` saw. It is shown beside the result of a layer's last operation (moves apart),
+            and beside the inputs and weights of the same names; `logits of LAYER` beside that layer's attention logits.
         weights: The model's `state_dict`. Needed only where a linear map reads what the model added or multiplied by a
             tensor of its own, such as positions; there the entries of that tensor matter.
         formats: What the entries are compared with.
@@ -158,12 +158,15 @@ def number_formats(
     """
     seen = dict(observed or {})
     proved = _proved(certificate, dict(weights or {}))
-    last = {_layer(row.name): _operation(row.name) for row in certificate.rows}
+    rows = [row for row in certificate.rows if row.operation != "pick" and "/" not in row.name]
+    last = {_layer(row.name): _operation(row.name) for row in rows}
     ranges = []
     for name, size in proved:
         layer = _layer(name)
         of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
         held = tuple(each.name for each in formats if size <= Decimal(each.largest))
+        if name.startswith(_LOGITS):
+            of_layer = seen.get(layer)
         ranges.append(EntryRange(name, size, seen.get(name, of_layer), held))
     return NumberFormats(tuple(ranges), tuple(formats))
 
@@ -227,7 +230,7 @@ def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[
                 known.add(claim.tensors[0])
                 found.append((claim.tensors[0], Decimal(max(claim.values))))
         if row.name in certificate.attention_logits:
-            found.append((f"logits of {row.name}", max(certificate.attention_logits[row.name])))
+            found.append((f"{_LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
         found.append((row.name, max(row.bounds.largest.flat)))
     return found
 

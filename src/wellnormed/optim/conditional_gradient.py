@@ -310,8 +310,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
             raise NonFiniteGradientError(
                 f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step "
-                f"{self.param_groups[0]['steps']}; nothing was changed. Lower the learning rate, or find the operation with "
-                "torch.autograd.set_detect_anomaly(True)"
+                f"{self.param_groups[0]['steps']}; nothing was changed. Lower the learning rate, or find the operation "
+                "with torch.autograd.set_detect_anomaly(True)"
             )
         return sizes
 

@@ -51,11 +51,16 @@ def write_report(folder: str | Path) -> Path:
         figures.append(_norms_figure(metrics))
     if any("largest_entry" in row for row in metrics):
         figures.append(_entries_figure(metrics))
+    if any("tokens_per_second" in row for row in metrics):
+        figures.append(_speed_figure(metrics))
     if certificate:
         figures += [_growth_figure(certificate), _gap_figure(certificate)]
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in facts(results, certificate)]
     rates = results.get("projection_hit_rates", {}) if results else {}
     hits = [_row([layer], [f"{rate:.2%}"]) for layer, rate in rates.items()]
+    table = f"<table>{''.join(hits)}</table>"
+    title = "Ball projections: share of vectors projected on the validation split"
+    projections = [_section(title, table)] if hits else []
     formats = []
     if certificate is not None and results is not None and "observed_entries" in results:
         formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
@@ -67,10 +72,7 @@ def write_report(folder: str | Path) -> Path:
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
         _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
-        _section(
-            "Ball projections: share of vectors projected on the validation split",
-            f"<table>{''.join(hits)}</table>" if hits else None,
-        ),
+        *projections,
         *formats,
         _section("Config", _settings(config)),
         _section("Environment", _settings(environment) if environment else None),
@@ -100,6 +102,13 @@ def facts(results: dict[str, Any] | None, certificate: Certificate | None) -> li
             found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
         if "observed_entries" in results:
             found.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry that was seen"))
+        if results.get("float8_layers"):
+            found.append(
+                (
+                    f"{len(results['float8_layers'])}",
+                    "layers multiply 8-bit floats; the certificate is of the model without",
+                )
+            )
         if results["proved_norm_over_cap"]:
             found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         found.append((f"{results['parameters']:,}", "parameters"))
@@ -149,6 +158,27 @@ def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
             if points:
                 axes.semilogy(*zip(*points, strict=True), style, color=colour, label=f"{label}, {name}")
     axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
+    figure, axes = _axes("Speed", "step", "tokens a second")
+    rows = [row for row in metrics if "tokens_per_second" in row]
+    axes.plot(
+        [r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1, label="tokens a second"
+    )
+    axes.set_ylim(bottom=0)
+    shares = axes.twinx()
+    shares.set(ylabel="share", ylim=(0, 1.05))
+    shares.spines["top"].set_visible(False)
+    for key, label, colour in (
+        ("update_share", "of a step: update and constraints", ORANGE),
+        ("model_flops_utilization", "of the device's peak", GREY),
+    ):
+        if points := [(row["step"], row[key]) for row in metrics if key in row]:
+            shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
+    handles = [line for own in (axes, shares) for line in own.get_lines()]
+    axes.legend(handles=handles, frameon=False, fontsize=8)
     return figure
 
 

@@ -94,7 +94,7 @@ class RunFolder:
 
     def config_sha256(self) -> str:
         """The digest of the config, which says of a checkpoint whose it is."""
-        return hashlib.sha256(_files.read_bytes(self.config_file, "restore it")).hexdigest()
+        return hashlib.sha256(json_text(read_config(self.path)).encode()).hexdigest()
 
     def is_of_tokens(self) -> bool:
         """Whether the run is of a language model on tokens, and not of characters."""

@@ -78,11 +78,6 @@ def load_parts(
     metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
     if hashlib.sha256(metrics).hexdigest() != facts["metrics_sha256"]:
         raise ValueError(f"{folder / METRICS} is truncated or changed: it does not match {MANIFEST}; {remedy}")
-    for name, value in expected.items():
-        if facts.get(name) != value:
-            raise ValueError(
-                f"{folder} is of another run: its {name} is {facts.get(name)} instead of {value}; {remedy}"
-            )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if shapes != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
@@ -90,6 +85,11 @@ def load_parts(
         raise ValueError(
             f"{folder} is of another model or optimizer: {name!r} has {there} there and {here} here; {remedy}"
         )
+    for name, value in expected.items():
+        if facts.get(name) != value:
+            raise ValueError(
+                f"{folder} is of another run: its {name} is {facts.get(name)} instead of {value}; {remedy}"
+            )
     reader = HuggingFaceStorageReader(str(folder / PARTS))
     _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
     return facts, metrics

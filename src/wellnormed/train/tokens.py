@@ -359,7 +359,7 @@ def build_optimizer(
             optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)
     if config.constraint == "none" or not isinstance(model, GPT):
         return optimizer, None
-    norms = optimizer.assignment if config.optimizer == "scion" else assign_norms(model, recipe="modular")
+    norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
     return optimizer, constraints.constrain(optimizer, weight_constraints(model, config), norms)
 
 
