@@ -165,7 +165,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, data):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.copytree(tmp_path / "adamw" / "checkpoints", tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"is of another model or optimizer: '.*' has no place there and the shape .* here"):
+    with pytest.raises(
+        ValueError, match=r"is of another model or optimizer: '.*' has no place there and the shape .* here"
+    ):
         resume(tmp_path / "run")
 
 
