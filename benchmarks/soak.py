@@ -42,7 +42,7 @@ def main() -> None:
         kills, sessions = soak(Path(place), args.steps, args.ranks, args.seconds_between_kills, draws)
         found = report(Path(place) / "runs" / "soak", args.steps)
     command = f"python -m benchmarks.soak --steps {args.steps} --ranks {args.ranks} --seed {args.seed}"
-    content = {**header(command, args.seed), "ranks": args.ranks, "kills": kills, "sessions": sessions, **found}
+    content = {**header(command, args.seed), "ranks": args.ranks, "kills": kills, "starts": sessions, **found}
     write_result(args.output, content)
     print(json.dumps(content, indent=2))
 

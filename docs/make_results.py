@@ -267,7 +267,7 @@ def steps() -> Iterator[str]:
         ("what", "found"),
         [
             ("kills of a random process at a random moment", content["kills"]),
-            ("sessions", content["sessions"]),
+            ("times that it was started", content["starts"]),
             ("whether it reached its end", "yes" if content["finished"] else "no"),
             ("whether the rows of metrics are in order, none twice", "yes" if content["rows_in_order"] else "no"),
             ("checkpoints, at which all ranks have the same bits", content["checkpoints"]),

@@ -225,7 +225,7 @@ def test_the_kernel_must_have_a_device_that_has_it():
 @pytest.mark.parametrize("scale", [1.0, 256.0])
 def test_the_kernel_multiplies_what_the_emulation_multiplies(monkeypatch, scale):
     """torch has the same function for CPUs: layouts and scales are tested here, the hardware is not."""
-    monkeypatch.setattr(float8, "_require_device", lambda x, layer: None)
+    monkeypatch.setattr(float8, "require_device", lambda device, layer: None)
     same_products(torch.device("cpu"), scale)
 
 
