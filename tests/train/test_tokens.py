@@ -191,7 +191,7 @@ def test_what_belongs_to_another_run_is_refused(here, capsys):
     assert re.search(r"metrics\.jsonl is truncated or changed.*remove .* go on from step-00000003", refused(flipped))
     shard = here / "data/data_train_000000.bin"
     shard.write_bytes(shard.read_bytes().replace(b"f\0o\0x\0", b"c\0a\0t\0"))
-    assert "was trained on other tokens of data: their digest was" in refused(lambda folder: None)
+    assert "was trained on other tokens: the digest of data was" in refused(lambda folder: None)
 
 
 def test_a_full_memory_is_one_sentence(tmp_path):

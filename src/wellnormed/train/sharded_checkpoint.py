@@ -76,7 +76,7 @@ def load_parts(
 
     facts = require_parts(folder / PARTS, _sums(folder / PARTS, ranks), remedy)
     metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
-    if hashlib.sha256(metrics).hexdigest() != facts["metrics_sha256"]:
+    if hashlib.sha256(metrics).hexdigest() != facts.get("metrics_sha256"):
         raise ValueError(f"{folder / METRICS} is truncated or changed: it does not match {MANIFEST}; {remedy}")
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if shapes != facts["shapes"]:

@@ -137,9 +137,9 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
     corpus = ranks.together(lambda: load_corpus(config.data))
     ranks.require_equal("set of data", _facts(corpus))
     for name, now in _identity(corpus).items():
-        if now != described[name]:
+        if now != described.get(name):
             raise ValueError(
-                f"the run was trained on other tokens of {described['source']}: their {name} was {described[name]}, "
+                f"the run was trained on other tokens: the {name} of {described['source']} was {described.get(name)}, "
                 f"and that of {config.data!r} is {now} now; restore them, or begin a new run"
             )
     task = TokenTask(config, corpus, ranks)
