@@ -4,14 +4,17 @@ Layers whose bound is exact need the first two; the last one lets only the direc
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
 from wellnormed.constraints.base import SLACK, TARGET, Cap, Constraint, SpectralCap, State, scaled
 from wellnormed.matrix import stiefel_project
+from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 from wellnormed.norms import Norm
 
 
@@ -53,10 +56,15 @@ class Orthogonal(SpectralCap):
         return stiefel_project(slices, cap, method="svd")
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        tall = slices.shape[-2] > slices.shape[-1]
-        x = slices.mT / cap if tall else slices / cap
-        x = cap * (1.5 * x - 0.5 * (x @ x.mT) @ x)
-        return x.mT if tall else x
+        return in_batches(partial(_newton_schulz_step, size=cap), slices)
+
+
+def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
+    """Singular values `s` of `(m, n)` or `(batch, m, n)` become `s (3 - (s / size)^2) / 2`."""
+    if x.shape[-2] < x.shape[-1]:
+        return _newton_schulz_step(x.mT, size).mT
+    unit = x / size
+    return times_symmetric(x, symmetric_product(unit.mT, unit), x, beta=1.5, alpha=-0.5)
 
 
 _LARGEST_FACTOR = 1e30

@@ -19,6 +19,8 @@ from wellnormed.matrix._checks import finite_scale
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
 
+_FLOAT32_PAYS = 128
+"""Side from which a decomposition in float32, and the measurement of its error, take less time than one in float64."""
 _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
@@ -83,13 +85,13 @@ def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accurac
 def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Eigenvalues and vectors of `W^T W`, and the norm of what they miss over the largest, of rising accuracy and cost.
 
-    In float32, which is skipped where a floor or the distance from the cap ask for more, that error is measured.
-    LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix has structure, since its roundings then
-    point the same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham, Accuracy and
-    Stability, section 3.5).
+    In float32, which is skipped for small matrices and where a floor or the distance from the cap ask for more, that
+    error is measured. LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix has structure, since
+    its roundings then point the same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham,
+    Accuracy and Stability, section 3.5).
     """
     wide = w.double()
-    if w.dtype == torch.float32 and not raises:
+    if w.dtype == torch.float32 and not raises and w.shape[-1] >= _FLOAT32_PAYS:
         gram = symmetric_product(w.mT, w)
         longest = torch.linalg.vector_norm(gram, dim=-1).argmax(-1)[..., None, None].expand(*gram.shape[:-1], 1)
         largest = _norm_estimate(lambda x: gram @ x, gram.gather(-1, longest), 2)
