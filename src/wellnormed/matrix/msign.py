@@ -24,6 +24,7 @@ _EXACT = {
 _POLYNOMIAL = ("newton-schulz", "bfloat16", "spectrum", "gram")
 METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
 _WORTH_HALF = 128  # products of smaller matrices take no less time
+_WORTH_DECOMPOSING = 2**17  # entries from which a float64 decomposition takes no longer than eight steps in float32
 
 
 def msign(
@@ -43,7 +44,7 @@ def msign(
         coefficients: Name in `coefficients.REGISTRY`, or a set of your own; the exact methods do not use it.
         method: The polynomial of the set by "newton-schulz", "spectrum" or "gram", or, with products in 16 bits
             whatever the dtype of `x`, "bfloat16"; the sign itself by "svd", "eigh" or "inverse-root"; or "sketch".
-            "auto" is "newton-schulz", and "spectrum" on a CPU where that is faster: for long matrices and a set of
+            "auto" is "newton-schulz", and "spectrum" on a CPU where that is faster: for large matrices and a set of
             many steps. A CPU computes 16 bits in float32.
         rank: Number of singular values that "sketch" keeps.
         generator: Random numbers of "sketch"; torch's default without it.
@@ -68,9 +69,9 @@ def msign(
     chosen = get(coefficients)
     short, long = sorted(x.shape[-2:])
     if method == "auto":
-        decomposes = x.device.type == "cpu" and not torch.compiler.is_compiling() and long >= 2 * short
-        # A float64 decomposition takes as long as some eight float32 steps with a matrix twice as long as wide.
-        method = "spectrum" if decomposes and len(chosen.steps) * x.dtype.itemsize >= 32 else "newton-schulz"
+        many = len(chosen.steps) * x.dtype.itemsize >= 32 and short * long >= _WORTH_DECOMPOSING
+        decomposes = many and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        method = "spectrum" if decomposes else "newton-schulz"
     if method not in _EXACT:
         check_sign(chosen, torch.bfloat16 if method == "bfloat16" else x.dtype)
     if x.numel() == 0:
