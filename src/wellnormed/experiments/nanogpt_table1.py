@@ -98,7 +98,8 @@ def cells(preset: Preset) -> list[Cell]:
     """Every row; LT's numbers are of single runs."""
     small = 3, ("1m", 5, 128), 105, 32
     seeds, shape, steps, batch = (1, ("124m", 12, 1024), 1770, 384) if preset == "paper" else small
-    return [Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items()]
+    runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items())
+    return sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
 
 
 def config_of(cell: Cell) -> TokenTrainConfig:
@@ -164,8 +165,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             continue
         words = [f"{len(stopped)} of {count} diverge"] if stopped else []
         for key, what in WORDS.items():
-            found = values(rows, name, key)
-            words += [what.format(fmean(found)) for _ in found[:1]]
+            words += [what.format(fmean(found))] if (found := values(rows, name, key)) else []
         interval = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "-"
         if row.loss is None:
             verdict = yes if not losses else no
