@@ -16,7 +16,8 @@ from wellnormed.certificates.progress import progress_bars
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.constraints import Constraints
 from wellnormed.propagation.balls import Ball
-from wellnormed.propagation.capture import Captured, capture, confirm, decomposed
+from wellnormed.propagation.capture import Captured, capture, decomposed
+from wellnormed.propagation.confirmation import confirm
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.value import same_bounds

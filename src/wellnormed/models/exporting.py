@@ -17,8 +17,10 @@ from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
 from wellnormed.certificates.certifying import example_of
 from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, tensor_bytes, weights_path
-from wellnormed.propagation.capture import Captured, capture, capture_any_batch, confirm, functional, shown
+from wellnormed.propagation.capture import Captured, capture, capture_any_batch, functional
+from wellnormed.propagation.confirmation import confirm
 from wellnormed.propagation.folding import argument_name, fold, plain, run_in_double
+from wellnormed.propagation.places import shown
 
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
 OUTPUT_TOLERANCE = 1e-6

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.balls import Ball
-from wellnormed.propagation.capture import Captured, owner, place
+from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.dependence import dependence, packet, reached
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError
@@ -19,6 +19,7 @@ from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import default_axes, embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
+from wellnormed.propagation.places import owner, place
 from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.value import Value
 

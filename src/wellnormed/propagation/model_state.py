@@ -1,0 +1,103 @@
+"""What a model holds at a moment: whether running it changes that, and how it is put back."""
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellnormed.propagation.errors import UncertifiableError
+
+
+class ModelState:
+    """Attributes of all modules, what is in them, the bits of their tensors, and the state of random numbers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {module: name or "model" for name, module in model.named_modules()}
+        self.contents = {module: _contents(vars(module)) for module in self.names}
+        everything = [each for contents in self.contents.values() for each in contents]
+        self.tensors = {
+            id(t): (t, t.detach().clone(), t.requires_grad, t.grad) for t in everything if isinstance(t, Tensor)
+        }
+        self.containers = {id(c): (c, copy.copy(c)) for c in everything if isinstance(c, dict | list | set)}
+        self.draws = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 (models draw from it)
+
+    def require(self, after: "ModelState") -> None:
+        """Refuse a model that is in another state after a run."""
+        for module, name in self.names.items():
+            before, now = self.contents[module], after.contents.get(module, [])
+            if len(before) != len(now) or not all(map(_same, before, now)):
+                raise UncertifiableError(
+                    f"module `{name}` changes its attributes while it runs; a certificate is of one function, so keep "
+                    "what `forward` uses constant"
+                )
+            for tensor in before:
+                if isinstance(tensor, Tensor) and not _same_bits(tensor, self.tensors[id(tensor)][1]):
+                    raise UncertifiableError(
+                        f"module `{name}` overwrites a tensor while it runs; write its result elsewhere"
+                    )
+        same_draws = torch.equal(self.draws[0], after.draws[0]) and self.draws[1] == after.draws[1]
+        if not same_draws or str(self.draws[2]) != str(after.draws[2]):
+            raise UncertifiableError("it draws random numbers; call `model.eval()`, and take noise out")
+
+    def restore(self) -> None:
+        """Put everything back."""
+        torch.set_rng_state(self.draws[0])
+        random.setstate(self.draws[1])
+        np.random.set_state(self.draws[2])  # noqa: NPY002
+        for container, content in self.containers.values():
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+        for tensor, content, requires_grad, grad in self.tensors.values():
+            with torch.no_grad():
+                if not _same_bits(tensor, content):
+                    tensor.copy_(content)
+            if tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+            tensor.grad = grad
+
+
+@contextlib.contextmanager
+def restoring(state: ModelState) -> Iterator[None]:
+    """Put everything back at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
+    """An object and all that it holds, but for other modules: containers, objects, tensors, numbers."""
+    seen = set() if seen is None else seen
+    if id(x) in seen:
+        return []
+    if isinstance(x, dict):
+        held = [*x.keys(), *x.values()]
+    elif isinstance(x, list | tuple | set | frozenset):
+        held = list(x)
+    elif isinstance(x, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType) or not hasattr(
+        x, "__dict__"
+    ):
+        # what has no attributes may still count, as iterators do, and show it
+        return [x if isinstance(x, Tensor | nn.Module | int | float) else (x, repr(x))]
+    else:
+        held = [vars(x)]
+    seen.add(id(x))
+    return [x, *(each for part in held for each in _contents(part, seen))]
+
+
+def _same(a: Any, b: Any) -> bool:
+    plain = int | float | str | bytes | bool | complex | tuple | frozenset
+    return a is b or (isinstance(a, plain) and type(a) is type(b) and (a == b or a != a))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    first, second = (x.detach().contiguous().reshape(-1) for x in (a, b))
+    return torch.equal(first, second) or torch.equal(first.view(torch.uint8), second.view(torch.uint8))

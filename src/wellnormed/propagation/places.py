@@ -1,0 +1,45 @@
+"""What messages call a node of a captured graph or an error: operation, module and line, as the user knows them."""
+
+import re
+import traceback
+from pathlib import Path
+
+import torch
+from torch import fx
+
+_FOREIGN = torch.__file__.removesuffix("__init__.py"), str(Path(__file__).parent)
+"""Folders whose lines are not the model's: torch, and the capture."""
+
+
+def place(node: fx.Node) -> str:
+    """Operation, module and line of the model behind a node."""
+    frames = re.findall(r'File "(.+?)", line (\d+), in .+\n\s*(.*)', node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_FOREIGN)]
+    line = f" at {frames[-1][0]}:{frames[-1][1]} `{frames[-1][2].strip()}`" if frames else ""
+    operation = str(node.target).removeprefix("aten.")
+    return f"operation `{operation}` in module `{owner(node) or 'model'}`{line}"
+
+
+def owner(node: fx.Node) -> str:
+    """Path of the module whose `forward` executes a node; empty for the model itself."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return shown(stack[-1][0]) if stack else ""
+
+
+def shown(path: str) -> str:
+    """A path as the user knows it, without the wrapper's attribute."""
+    path = re.sub(r"^L\['self'\]\.?", "", str(path))
+    return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without its full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the traceback outside torch."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"{file}:{line}" for file, line in frames if not file.startswith(_FOREIGN)]
+    return f" at {own[-1]}" if own else ""
