@@ -22,7 +22,8 @@ from wellnormed.checker.check import MOVES, _Check
 from wellnormed.checker.files import Stored, stored
 from wellnormed.checker.graph import Bounds, Value, collapse
 from wellnormed.checker.reading import UP
-from wellnormed.checker.rules import RULES, Row
+from wellnormed.checker.row import Row
+from wellnormed.checker.rules import RULES
 
 Document = dict[str, Any]
 Tensors = dict[str, Stored]

@@ -13,9 +13,11 @@ import numpy as np
 
 from wellnormed.checker import files, graph, reading
 from wellnormed.checker.graph import Base, Bounds, Term, Value
+from wellnormed.checker.products import margin_of
 from wellnormed.checker.proofs import prove, read_claim
 from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts
-from wellnormed.checker.rules import LARGEST, RULES, Row, domain_of, idle_ball, margin_of, weight_of
+from wellnormed.checker.row import Row, weight_of
+from wellnormed.checker.rules import LARGEST, RULES, domain_of, idle_ball
 
 MOVES = ("pick", "times", "add", "constant", "idle_ball")
 _ENTRIES = (2**27, 2**30)

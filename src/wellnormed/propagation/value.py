@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellnormed.propagation.decimals import ZERO, Decimals, decimals, rounding_up, sqrt_up
+from wellnormed.propagation.combining import UNIT, Part, alike, one_group, slack
+from wellnormed.propagation.decimals import ZERO, Decimals, decimals, rounding_up
 from wellnormed.propagation.errors import UncertifiableError
-
-_UNIT = 2.0**-53
 
 
 class Bounds(NamedTuple):
@@ -280,11 +279,6 @@ def _aligned_sum(terms: list[Term]) -> Bounds:
     return total
 
 
-def slack(roundings: int) -> float:
-    """More than so many rounding errors, and those of this product."""
-    return 1 + 2 * (roundings + 2) * _UNIT if roundings else 1.0
-
-
 def _constant_norms(
     term: Term, shape: tuple[int, ...], axes: tuple[int, ...], kept: tuple[int, ...]
 ) -> tuple[Decimals, Decimals]:
@@ -298,23 +292,11 @@ def _constant_norms(
     scale = np.where(largest > 0, largest, 1.0)  # against underflow and overflow
     count = math.prod(shape[axis] for axis in axes)
     norms = np.sqrt(np.square(entries / scale).sum(axis=axes, keepdims=True)) * scale
-    margin = 1 + 2 * (count + term.roundings + 8) * _UNIT
+    margin = 1 + 2 * (count + term.roundings + 8) * UNIT
     over = tuple(axis for axis, (a, b) in enumerate(zip(norms.shape, kept, strict=True)) if a > b)
     tiny = 2.0**-1000  # what underflow may have taken
     grown = [np.where(x > 0, x * margin + tiny, 0.0).max(axis=over, keepdims=True) for x in (norms, largest)]
     return decimals(grown[0]), decimals(grown[1])
-
-
-class _Part(NamedTuple):
-    """One term on the groups that are left after like slices were taken together: arrays `(groups, entries)`."""
-
-    number: int
-    """Which base."""
-    column: np.ndarray
-    group: np.ndarray
-    label: np.ndarray
-    factor: np.ndarray
-    roundings: int
 
 
 def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:
@@ -330,7 +312,7 @@ def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) 
         factor = np.where(present, np.broadcast_to(factor, shape), 0.0)
         parts.append([np.where(factor == 0, -1, index), base.groups()[safe], base.labels()[safe], factor])
     for axis, size in enumerate(shape):
-        if axis not in axes and size > 1 and _alike(parts, number, axis):
+        if axis not in axes and size > 1 and alike(parts, number, axis):
             parts = [[array.take([0], axis) for array in part] for part in parts]
     left = [1 if axis in axes else size for axis, size in enumerate(parts[0][0].shape)]
     rows = math.prod(left)
@@ -340,14 +322,14 @@ def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) 
         return np.moveaxis(array, inner, range(-len(inner), 0)).reshape(rows, -1) if inner else array.reshape(rows, 1)
 
     flattened = [
-        _Part(n, *(flat(array) for array in part), roundings=term.roundings)
+        Part(n, *(flat(array) for array in part), roundings=term.roundings)
         for n, part, term in zip(number, parts, terms, strict=True)
     ]
     tables = [
         [dict(enumerate(np.broadcast_to(each, _label_shape(base)).reshape(-1))) for each in base.bounds]
         for base in bases
     ]
-    results = [_one_group([_row(part, row) for part in flattened], tables) for row in range(rows)]
+    results = [one_group([part.of_group(row) for part in flattened], tables) for row in range(rows)]
     return Bounds(*(_as_array([result[i] for result in results], left) for i in range(3)))
 
 
@@ -359,10 +341,6 @@ def _as_array(values: list[Decimal], shape: list[int]) -> Decimals:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)
-
-
-def _row(part: _Part, row: int) -> _Part:
-    return part._replace(column=part.column[row], group=part.group[row], label=part.label[row], factor=part.factor[row])
 
 
 def _cut(base: Any, terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Base:
@@ -382,104 +360,3 @@ def _cut(base: Any, terms: list[Term], shape: tuple[int, ...], axes: tuple[int, 
     if width >= outputs or outputs % width or (low[some] % width).any():
         return base
     return base.linear.cut(outputs // width)
-
-
-def _alike(parts: list[list[np.ndarray]], number: list[int], axis: int) -> bool:
-    """Whether all slices along an axis are the first one moved to other groups with the same bounds."""
-    shifts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for base, (column, group, label, factor) in zip(number, parts, strict=True):
-        present = column >= 0
-        first = present.take([0], axis)
-        if not ((present == first).all() and (factor == factor.take([0], axis)).all()):
-            return False
-        if not (np.where(present, label, 0) == np.where(first, label.take([0], axis), 0)).all():
-            return False
-        if not present.any():
-            continue
-        where = np.unravel_index(int(np.argmax(first)), first.shape)
-        found = []
-        for array in (column, group):
-            moved = array - array.take([0], axis)
-            line = moved[tuple(slice(None) if i == axis else int(w) for i, w in enumerate(where))]
-            expected = np.expand_dims(line, [i for i in range(array.ndim) if i != axis])
-            if not (np.where(present, moved, expected) == expected).all():
-                return False
-            found.append(line)
-        if base in shifts and not all((a == b).all() for a, b in zip(shifts[base], found, strict=True)):
-            return False
-        shifts[base] = (found[0], found[1])
-    return True
-
-
-def _one_group(parts: list[_Part], tables: list[list[dict[int, Decimal]]]) -> tuple[Decimal, Decimal, Decimal]:
-    """Radius, gain and largest entry of one group made of the given entries of bases."""
-    atoms: dict[tuple[int, int], list[_Part]] = {}
-    for part in parts:
-        present = part.column >= 0
-        for group in np.unique(part.group[present]):
-            atoms.setdefault((part.number, int(group)), []).append(part)
-    radius = gain = largest = ZERO
-    sums: dict[int, list[Decimal]] = {}
-    cluster = _clusters(list(atoms), parts)
-    for (number, group), own in atoms.items():
-        size, entry, label = _norm(own, group)
-        table = tables[number]
-        total = sums.setdefault(cluster[number, group], [ZERO, ZERO, ZERO])
-        for i, factor in enumerate((size, size, entry)):
-            total[i] += factor * table[i][label]
-    for total in sums.values():
-        radius, gain = radius + total[0] * total[0], gain + total[1] * total[1]
-        largest = max(largest, total[2])
-    if len(sums) == 1:
-        ((radius, gain, largest),) = sums.values()
-        return radius, gain, min(largest, radius)
-    radius, gain = sqrt_up(radius), sqrt_up(gain)
-    return radius, gain, min(largest, radius)
-
-
-def _clusters(atoms: list[tuple[int, int]], parts: list[_Part]) -> dict[tuple[int, int], int]:
-    """Atom -> number of its cluster: atoms that meet in an entry are in one."""
-    cluster = {atom: i for i, atom in enumerate(atoms)}
-    if len(parts) == 1 or len(atoms) == 1:
-        return cluster
-    keys = np.stack([np.where(part.column >= 0, part.group, -1) for part in parts])
-    for meeting in np.unique(keys, axis=1).T:
-        joined = [(p.number, int(g)) for p, g in zip(parts, meeting, strict=True) if g >= 0]
-        for other in joined[1:]:
-            old, new = cluster[other], cluster[joined[0]]
-            if old != new:
-                cluster = {atom: new if c == old else c for atom, c in cluster.items()}
-    return cluster
-
-
-def _norm(parts: list[_Part], group: int) -> tuple[Decimal, Decimal, int]:
-    """Norm of the matrix from a base's group to a group of entries, the largest factor, and the group's label."""
-    masks = [(part.column >= 0) & (part.group == group) for part in parts]
-    label = int(next(part.label[mask][0] for part, mask in zip(parts, masks, strict=True) if mask.any()))
-    chosen = [(part.column[mask], part.factor[mask]) for part, mask in zip(parts, masks, strict=True)]
-    margin = Decimal(slack(max(part.roundings for part in parts)))
-    largest = sum((Decimal(float(np.abs(factor).max(initial=0.0))) for _, factor in chosen), ZERO)
-    column = chosen[0][0]
-    if len(parts) == 1 and len(np.unique(column)) == len(column):  # entries of the base, each times a number
-        return largest * margin, largest * margin, label
-    return _gram_norm(masks, parts) * margin, largest * margin, label
-
-
-def _gram_norm(masks: list[np.ndarray], parts: list[_Part]) -> Decimal:
-    """Norm of the matrix A of terms that meet: the norm of `A^T A` is below its largest row sum of absolute values."""
-    scale = max(float(np.abs(part.factor[mask]).max(initial=0.0)) for part, mask in zip(parts, masks, strict=True))
-    pairs: list[np.ndarray] = []
-    products: list[np.ndarray] = []
-    for a, mask_a in zip(parts, masks, strict=True):
-        for b, mask_b in zip(parts, masks, strict=True):
-            both = mask_a & mask_b
-            pairs.append(np.stack([a.column[both], b.column[both]], 1))
-            products.append(a.factor[both] / scale * (b.factor[both] / scale))
-    entries, entry = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
-    product = np.concatenate(products)
-    gram = np.abs(np.bincount(entry.reshape(-1), product, len(entries)))
-    row = np.unique(entries[:, 0], return_inverse=True)[1].reshape(-1)
-    # relative to the sums of absolute values: three errors of a product, and one for each addend of the two sums
-    roundings = (3 + len(product) + 2 * max(part.roundings for part in parts)) * 2 * _UNIT
-    error = np.bincount(row, np.bincount(entry.reshape(-1), np.abs(product), len(entries))) * roundings
-    return sqrt_up(Decimal(float((np.bincount(row, gram) + error).max() * (1 + 4 * _UNIT)))) * Decimal(scale)

@@ -1,0 +1,96 @@
+"""The rule of attention, and of what its queries, keys and values are made of."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+
+from wellnormed.checker.graph import UNIT, Base, Bounds, Value
+from wellnormed.checker.reading import ONE, CheckError, require
+from wellnormed.checker.row import Row, exact, least, roots, weight_of
+
+
+@dataclass(frozen=True, eq=False)
+class _Origin:
+    """Head h of a value is `factor (W_h x_t + b_h)`, the same part of W for every token t."""
+
+    row: Row
+    parts: int
+    heads: list[int]
+    tokens: np.ndarray
+    factor: Decimal
+
+
+def _origin(x: Value, source: Value) -> _Origin:
+    """What is derived from where the entries of a value come from; a `CheckError` if that is nothing of the kind."""
+    term, width, what = x.terms[0], x.shape[-1], f"{x.name} is not made of heads of a linear map of {source.name}"
+    base = term.base
+    if not isinstance(base, Base) or base.row.operation != "linear" or len(x.terms) > 1 or len(x.shape) < 3:
+        raise CheckError(what)
+    factors, outputs = np.ones(1) if term.factor is None else term.factor.reshape(-1), base.shape[-1]
+    whole = base.axes == (len(base.shape) - 1,) and base.row.constants["parts"] == 1 and outputs % width == 0
+    token, feature = np.divmod(term.index, outputs)
+    first = feature[..., :1]
+    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all() and (term.index >= 0).all()
+    alike = (token == token[..., :1]).all() and (factors == factors[0]).all()
+    require(whole and base.row.inputs[0] is source and bool(in_order and alike), what)
+    part = (first // width).reshape(x.shape[0], -1, x.shape[-2])
+    require(bool((part == part[:1, :, :1]).all()), what)
+    factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
+    heads = part[0, :, 0].tolist()
+    return _Origin(base.row, outputs // width, heads, token[..., 0], factor)
+
+
+def attention(row: Row) -> Bounds:
+    """`softmax(s q k^T + mask) v` for any mask; balls of keys and values must have one centre for all tokens.
+
+    `df = sum_j P_j dv_j + s Cov_P(v, k) dq + s sum_j P_j (v_j - mean v) (q . dk_j)`, so the gain is at most
+    `L_v + s R_v (R_q L_k + R_k L_q)`. Where keys and values are linear in the same tokens, the first and the last
+    part together are at most `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2)`, for their cross terms cancel; where queries
+    are linear in such tokens without a bias, all is at most `|dx| |W_v| (sqrt(1 + t^2) + t)` with
+    `t = s |W_q^T W_k| R^2`.
+    """
+    require(len(row.inputs) in (3, 4), "it needs queries, keys and values, and perhaps their tokens")
+    (q, k, v), rank, scale = row.inputs[:3], len(row.shape), abs(Decimal(row.number("scale")))
+    batch = row.shape[:-2]
+    fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1] and len(k.shape) == rank
+    require(rank >= 2 and fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys misfit")
+    require(row.axes == (rank - 1,) and all(read == (rank - 1,) for read in row.reads[:3]), "it reads other groups")
+    rq, rk, rv = row.bounds[:3]
+    k_radius, k_gain, v_radius, v_gain = (
+        each.max(rank - 2, keepdims=True) for each in (rk.radius, rk.gain, rv.radius, rv.gain)
+    )
+    result, q_radius = v_radius, rq.radius.max(rank - 2, keepdims=True)
+    gain = v_gain + scale * v_radius * (rq.radius * k_gain + k_radius * rq.gain)
+    logits = scale * q_radius * k_radius
+    if len(row.inputs) == 4:
+        x, (radius, change, _) = row.inputs[3], row.bounds[3]
+        require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
+        radius, change = radius.max(), change.max()
+        heads, key, value = [1, *batch[1:], 1, 1], _origin(k, x), _origin(v, x)
+        require(np.array_equal(key.tokens, value.tokens), "its keys and values do not come from the same tokens")
+        sizes = []
+        for place, origin in enumerate((key, value)):
+            name, transposed = weight_of(origin.row)
+            claim = row.claim(place, "spectral", parts=origin.parts, transposed=transposed)
+            require(claim.tensors == (name,), f"its claim {place} is not of {name}")
+            require(len(claim.values) == origin.parts, f"its claim {place} has not {origin.parts} values")
+            sizes.append(origin.factor * exact([claim.values[head] for head in origin.heads]).reshape(heads))
+        k_size, v_size = sizes
+        k_radius, v_radius = least(k_radius, k_size * radius), least(v_radius, v_size * radius)
+        slope = scale * rq.radius * v_radius * k_size
+        gain = least(gain, change * roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
+        if len(row.claims) == 3:
+            query = _origin(q, x)
+            require(len(query.row.claims) == 1, "its queries have a bias")
+            (a, turned_a), (b, turned_b) = weight_of(query.row), weight_of(key.row)
+            pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
+            settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}
+            claim = row.claim(2, "product", **settings)
+            require(claim.tensors == (a, b) and len(claim.values) == len(pairs), f"its product is not of {a} and {b}")
+            t = scale * radius * radius * query.factor * key.factor * exact(claim.values).reshape(heads)
+            gain = least(gain, change * v_size * (roots(ONE + t * t) + t))
+            logits = least(logits, t) if len(key.row.claims) == 1 else logits
+    row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
+    row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
+    return Bounds(result, gain, result)

@@ -1,0 +1,185 @@
+"""The rules of products: with stored matrices and kernels, and of two values."""
+
+import math
+from decimal import Decimal
+
+import numpy as np
+
+from wellnormed.checker.graph import UNIT, Base, Bounds, Value
+from wellnormed.checker.reading import ONE, ZERO, integer, integers, of_type, require, root
+from wellnormed.checker.row import Row, bias_of, exact, least, weight_of
+
+TWO = Decimal(2)
+
+
+def linear(row: Row) -> Bounds:
+    """`W x + b` along the last axis, or, in parts, of equal parts of the outputs along an axis of their own."""
+    row.only(1, (1, 2))
+    (x,), (r,), parts = row.inputs, row.bounds, integer(row.constants.get("parts"), "parts", 1)
+    values = [Decimal(value) for value in row.claim(0, "spectral", parts=parts).values]
+    shape, last = row.tensor(weight_of(row)[0]).shape, len(x.shape) - 1
+    outputs, columns = shape[0], math.prod(shape[1:])
+    if weight_of(row)[1]:
+        require(len(shape) == 2, "only a matrix can be transposed")
+        outputs, columns = shape[1], shape[0]
+    require(columns == x.shape[-1], f"its weight has {columns} columns for {x.shape[-1]} entries")
+    require(outputs % parts == 0, f"{outputs} outputs are no {parts} equal parts")
+    expected = (outputs,) if parts == 1 else (parts, outputs // parts)
+    require(row.shape == (*x.shape[:-1], *expected), f"its result cannot have shape {row.shape}")
+    (read,) = row.reads
+    axes = read if parts == 1 else (*read[:-1], last + 1)
+    require(last in read and row.axes == axes, "it must read and leave groups along its last axis")
+    vectors = root(math.prod(x.shape[axis] for axis in read) // x.shape[-1])
+    bias = bias_of(row, 1, outputs, parts)
+    view = [1] * len(row.shape) if parts == 1 else [1] * last + [parts, 1]
+    size, shift = (np.array(each, dtype=object).reshape(view) for each in (values, bias))
+    x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
+    radius = size * x_radius + shift * vectors
+    return Bounds(radius, size * x_gain, radius)
+
+
+def average(row: Row) -> Bounds:
+    """`P x` along the last axis but one; the leading axes of P broadcast."""
+    row.only(1, (1,))
+    row.groups()
+    (x,), (r,), rank = row.inputs, row.bounds, len(row.shape)
+    lead = integers(row.constants.get("parts"), "parts", 1)
+    require(rank >= 2 and len(lead) == rank - 2, "it needs two axes, and a number of matrices for every other")
+    measure = row.claims[0].measure
+    claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
+    require(not claim.settings.get("transposed"), "its matrix is transposed")
+    tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
+    require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
+    require(
+        tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits"
+    )
+    require(all(n in (1, m) for n, m in zip(lead, row.shape, strict=False)), "its matrices are too many")
+    require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
+    require(not any(lead[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
+    size = exact(claim.values).reshape(*lead, 1, 1)
+    along = rank - 2 in row.axes
+    require(along == (measure == "spectral"), "tokens of one group need a spectral norm, others a sum of their shares")
+    radius, gain, largest = r if along else (each.max(rank - 2, keepdims=True) for each in r)
+    return Bounds(size * radius, size * gain, size * (radius if along else largest))
+
+
+def matrix_product(row: Row) -> Bounds:
+    """The product of two matrices that both depend on the input: rows of the first, all of the second."""
+    row.only(2)
+    (a, b), (ra, rb), rank = row.inputs, row.bounds, len(row.shape)
+    require(rank >= 2 and len(a.shape) == len(b.shape) == rank, "its inputs need as many axes as its result")
+    fits = a.shape[:-2] == b.shape[:-2] == row.shape[:-2] and a.shape[-1] == b.shape[-2]
+    require(fits and row.shape[-2:] == (a.shape[-2], b.shape[-1]), "its matrices misfit")
+    require(row.reads == [(rank - 1,), (rank - 2, rank - 1)] and row.axes == (rank - 1,), "it reads other groups")
+    radius = ra.radius * rb.radius
+    return Bounds(radius, ra.gain * rb.radius + ra.radius * rb.gain, radius)
+
+
+def product(row: Row) -> Bounds:
+    """The product of two values, entry by entry."""
+    row.only(2)
+    row.groups()
+    row.keeps_shape()
+    a, b = row.bounds
+    radius = least(a.largest * b.radius, a.radius * b.largest)
+    return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
+
+
+def convolution(row: Row) -> Bounds:
+    """A convolution without padding, or the adjoint of one whose input is the result."""
+    row.only(1, (1, 2))
+    (x,), (r,), adjoint = row.inputs, row.bounds, of_type(row.constants.get("adjoint", False), bool, "adjoint")
+    image, result = (row.shape, x.shape) if adjoint else (x.shape, row.shape)
+    count = len(image) - 2
+    require(count >= 1 and len(result) == count + 2 and image[0] == result[0], "it needs a sample, channels and pixels")
+    stride, dilation = (integers(row.constants.get(key), key, 1) for key in ("stride", "dilation"))
+    require(len(stride) == len(dilation) == count, f"it needs a stride and a dilation for each of {count} axes")
+    groups = integer(row.constants.get("groups"), "groups", 1)
+    token_wise = row.axes == (1,) and not adjoint
+    settings = {"groups": groups} if token_wise else {"groups": groups, "size": image[2:], "stride": stride}
+    claim = (
+        row.claim(0, "taps", **settings) if token_wise else row.claim(0, "convolution", **settings, dilation=dilation)
+    )
+    kernel = row.tensor(claim.tensors[0]).shape
+    require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
+    require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
+    pixels = tuple(
+        (n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(image[2:], dilation, kernel[2:], stride, strict=True)
+    )
+    require(result[2:] == pixels and min(pixels) > 0, f"its pixels must be {pixels}")
+    row.groups(*((1,) if token_wise else range(1, count + 2)))
+    require(0 not in row.axes, "its groups extend over several samples")
+    radius, gain = r.radius, r.gain
+    if token_wise:
+        radius, gain = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain))
+    size, shift = Decimal(claim.values[0]), bias_of(row, 1, row.shape[1])[0]
+    require(not (adjoint and shift), "an adjoint has no bias")
+    radius = size * radius + shift * root(row.entries() // row.shape[1])
+    return Bounds(radius, size * gain, radius)
+
+
+def convex_potential(row: Row) -> Bounds:
+    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
+
+    A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
+    """
+    row.only(1, (1, 2))
+    row.keeps_shape()
+    factor, (x,), entries = Decimal(row.number("factor")), row.bounds, row.shape[-1]
+    if "padding" in row.constants:
+        padding = integers(row.constants["padding"], "padding")
+        size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
+        claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
+        kernel, inputs = row.tensor(claim.tensors[0]).shape, row.shape[1] // claim.settings["groups"]
+        row.groups(*range(1, len(row.shape)))
+        vectors = row.entries() // math.prod(row.shape[1:]) * math.prod(size)
+        require(len(kernel) == len(row.shape), "its kernel misfits")
+    else:
+        claim = row.claim(0, "spectral", parts=1, transposed=False)
+        kernel, inputs, vectors = row.tensor(claim.tensors[0]).shape, entries, row.entries() // entries
+        row.groups(len(row.shape) - 1)
+        require(len(kernel) == 2, "its weight is no matrix")
+    require(kernel[1] == inputs, f"its weight has not {inputs} columns")
+    norm, shift = Decimal(claim.values[0]), ZERO
+    if len(row.claims) > 1:
+        bias = row.claim(1, "positive_norm")
+        require(row.tensor(bias.tensors[0]).shape == kernel[:1], f"its bias has not {kernel[0]} entries")
+        shift = Decimal(bias.values[0])
+    squared = abs(factor) * norm * norm
+    slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
+    radius = slope * x.radius + abs(factor) * norm * shift * root(vectors)
+    return Bounds(radius, slope * x.gain, radius)
+
+
+def margin(row: Row) -> Bounds:
+    """The difference of any two entries of `factor (W x + b)`."""
+    row.only(1, (1, 2))
+    claim, factor, last = row.claim(0, "row_difference"), abs(Decimal(row.number("factor"))), len(row.shape) - 1
+    shape = row.tensor(claim.tensors[0]).shape
+    columns = shape[0] if claim.settings["transposed"] else math.prod(shape[1:])
+    (x,), (r,) = row.inputs, row.bounds
+    require(x.shape == (*row.shape[:-1], columns) and row.shape[-1] == 1, "its weight or its result misfits")
+    require(row.reads == [(last,)] and row.axes == (last,), "it reads other groups")
+    size, shift = factor * Decimal(claim.values[0]), ZERO
+    if len(row.claims) > 1:
+        bias = row.claim(1, "max_abs")
+        require(row.tensor(bias.tensors[0]).size == row.tensor(claim.tensors[0]).size // columns, "its bias misfits")
+        shift = TWO * factor * Decimal(bias.values[0])
+    return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
+
+
+def margin_of(row: Row, logits: Value) -> Decimal:
+    """What a row of margins says of the model's result, which must be the map that it is of."""
+    term = logits.terms[0]
+    require(len(logits.terms) == 1 and isinstance(term.base, Base), "the margin is of a result that is a sum")
+    require(logits.shape[-1] == term.base.shape[-1], "the margin is of several vectors side by side")
+    own: Row = term.base.row  # type: ignore[union-attr]
+    claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
+    require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
+    require(weight_of(own) == (claim.tensors[0], claim.settings["transposed"]), "the margin is of another weight")
+    require([c.tensors for c in own.claims[1:]] == [c.tensors for c in row.claims[1:]], "the margin has another bias")
+    in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
+    require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
+    most = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT))
+    require(in_order and most <= abs(Decimal(row.number("factor"))), "the margin has a factor that is too small")
+    return row.bounds[0].gain.max() * abs(Decimal(row.number("factor"))) * Decimal(claim.values[0])

@@ -1,0 +1,100 @@
+"""A row that computes, as a certificate states it: what its rule reads, and the arithmetic that rules share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from wellnormed.checker.graph import Bounds, Value
+from wellnormed.checker.proofs import Claim
+from wellnormed.checker.reading import ZERO, field, integers, number, require, root
+
+
+@dataclass(eq=False)
+class Row:
+    """A row that computes, as the document states it."""
+
+    name: str
+    operation: str
+    inputs: list[Value]
+    shape: tuple[int, ...]
+    constants: dict[str, Any]
+    claims: list[Claim]
+    reads: list[tuple[int, ...]]
+    axes: tuple[int, ...]
+    tensor: Callable[[str], np.ndarray]
+    bounds: list[Bounds]
+    logits: np.ndarray | None = None
+
+    def number(self, key: str) -> float:
+        """A finite constant."""
+        return number(field(self.constants, key, "its constants"), key)
+
+    def claim(self, place: int, measure: str, **settings: Any) -> Claim:
+        """One of its claims, which must be of that measure and with these settings."""
+        require(place < len(self.claims), f"it lacks a claim of {measure}")
+        claim = self.claims[place]
+        differs = [key for key, each in settings.items() if claim.settings.get(key) != each]
+        require(claim.measure == measure and not differs, f"its claim {place} must be {measure} with {settings}")
+        return claim
+
+    def only(self, inputs: int, claims: tuple[int, ...] = (0,)) -> None:
+        """Check how many inputs and claims it has."""
+        require(len(self.inputs) == inputs, f"it has {len(self.inputs)} inputs instead of {inputs}")
+        require(len(self.claims) in claims, f"it has {len(self.claims)} claims instead of {claims}")
+
+    def groups(self, *axes: int) -> None:
+        """Check that it reads and leaves the same groups, which extend along given axes."""
+        for read in [*self.reads, self.axes]:
+            require(read == self.axes and set(axes) <= set(read), f"it must read and leave groups along {axes}")
+
+    def keeps_shape(self) -> None:
+        """Check that the result has the shape of all inputs."""
+        require(all(x.shape == self.shape for x in self.inputs), "its result has another shape than its inputs")
+
+    def entries(self) -> int:
+        """Entries of a group."""
+        return math.prod(self.shape[axis] for axis in self.axes)
+
+    def over(self) -> int:
+        """Entries of the vectors that it works on, which must lie in a group."""
+        over = integers(field(self.constants, "over", "its constants"), "over")
+        require(len(set(over)) == len(over) > 0, f"over={over} must be axes, each once")
+        self.groups(*over)
+        return math.prod(self.shape[axis] for axis in over)
+
+
+def weight_of(row: Row) -> tuple[str, bool]:
+    """The matrix of a linear row."""
+    return row.claims[0].tensors[0], row.claims[0].settings["transposed"]
+
+
+def bias_of(row: Row, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
+    """Norms of the parts of a bias, whose claim has that place; zero where a row has none."""
+    if len(row.claims) <= place:
+        return [ZERO] * parts
+    claim = row.claim(place, "group_norm", parts=parts)
+    require(row.tensor(claim.tensors[0]).size == outputs, f"its bias has not {outputs} entries")
+    return [Decimal(value) for value in claim.values]
+
+
+def exact(values: Any) -> np.ndarray:
+    """Numbers as an array of decimals."""
+    found = np.empty(np.shape(values), dtype=object)
+    found[...] = np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object))
+    return found
+
+
+def least(a: Any, b: Any) -> Any:
+    """The smaller of two arrays of decimals, entry by entry."""
+    return np.minimum(a, b)
+
+
+def roots(values: np.ndarray) -> np.ndarray:
+    """Square roots of decimals, rounded up."""
+    found = np.empty(np.shape(values), dtype=object)
+    found[...] = np.frompyfunc(root, 1, 1)(values)
+    return found
