@@ -2,7 +2,8 @@
 
 Ours: forward, backward, optimizer, constraint, and the norm estimates of every logged step, spread over the steps
 between two logs. AdamW: forward, backward, optimizer. Beside them ours with hard caps that project every 8 steps, where
-a preset has such caps, and ours without constraints. All alternate step by step, so that the machine's drift hits all,
+a preset has such caps, ours without constraints, and `torch.optim.Muon` on the hidden matrices with AdamW on the rest:
+what a matrix sign costs that is not ours. All alternate step by step, so that the machine's drift hits all,
 and what is reported of each is the median over blocks of 8 consecutive steps of their mean.
 
     python benchmarks/step_time.py --output results/step_time.json
@@ -54,6 +55,24 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: to
     return step
 
 
+def torch_muon(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+    """A step of torch's own Muon on the hidden matrices, and of AdamW on the rest, as its documentation asks."""
+    held = dict(model.named_parameters())
+    hidden = [p for name, p in held.items() if p.ndim == 2 and not name.startswith(("embedding", "position", "head"))]
+    muon = torch.optim.Muon(hidden, lr=1e-3)
+    rest = torch.optim.AdamW([p for p in held.values() if not any(p is each for each in hidden)], lr=1e-3)
+
+    def step() -> None:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        for optimizer in (muon, rest):
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in (muon, rest):
+            optimizer.step()
+
+    return step
+
+
 def measure(config: TrainConfig, rounds: int) -> dict:
     """Typical step times in seconds and their ratios."""
     generator = torch.Generator().manual_seed(0)
@@ -62,13 +81,14 @@ def measure(config: TrainConfig, rounds: int) -> dict:
     def model() -> Model:
         return build(config.model, torch.Generator().manual_seed(0))
 
-    plain, ours, waiting, free = model(), model(), model(), model()
+    plain, peer, ours, waiting, free = (model() for _ in range(5))
     optimizer, constraints = build_optimizer(ours, config)
     amortised, held = build_amortised(waiting, config)
     without, removed = build_optimizer(free, config)
     removed.remove()
     steps = {
         "adamw": step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), tokens),
+        "torch_muon": torch_muon(peer, tokens),
         "ours": step_of(ours, optimizer, tokens),
         "norm_estimates": constraints.norm_ratios,
         "without_constraints": step_of(free, without, tokens),
@@ -117,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     results = header("python benchmarks/step_time.py --output results/step_time.json", seed=0)
-    print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'ours':>9} {'ratio':>6} {f'every {EVERY}':>8}")
+    print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'Muon':>9} {'ours':>9} {'ratio':>6} {f'every {EVERY}':>8}")
     for name in options.presets:
         rounds = options.paper_rounds if name == "paper" else options.rounds
         config = replace(PRESETS[name], device="cpu")
@@ -127,7 +147,7 @@ def main() -> None:
         results[name] = row
         print(
             f"{name:8} {row['tokens_per_step']:7} {row['adamw_seconds'] * 1e3:7.1f}ms "
-            f"{row['ours_seconds'] * 1e3:7.1f}ms {row['ratio']:6.2f} "
+            f"{row['torch_muon_seconds'] * 1e3:7.1f}ms {row['ours_seconds'] * 1e3:7.1f}ms {row['ratio']:6.2f} "
             f"{row.get('amortised_ratio', float('nan')):8.2f}"
         )
     if options.output:

@@ -214,6 +214,8 @@ def steps() -> Iterator[str]:
             "preset",
             "tokens a step",
             "AdamW, ms",
+            "torch's Muon with AdamW, ms",
+            "ours without constraints, ms",
             "ours, ms",
             "norm estimates, ms",
             "ours over AdamW",
@@ -223,8 +225,10 @@ def steps() -> Iterator[str]:
             (
                 name,
                 f"{row['tokens_per_step']:,}",
-                f"{1e3 * row['adamw_seconds']:.1f}",
-                f"{1e3 * row['ours_seconds']:.1f}",
+                *(
+                    f"{1e3 * row[f'{peer}_seconds']:.1f}"
+                    for peer in ("adamw", "torch_muon", "without_constraints", "ours")
+                ),
                 f"{1e3 * row['norm_estimates_seconds']:.1f} every {row['log_every']} steps",
                 f"{row['ratio']:.2f}",
                 f"{row['amortised_ratio']:.2f}" if "amortised_ratio" in row else "-",
