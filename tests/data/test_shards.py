@@ -1,6 +1,8 @@
 """Tokens in shards: what was written is read, in any window, and what does not fit is refused in one sentence."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +100,20 @@ def test_a_damaged_shard_is_refused_before_anything_is_read(folder, damage, mess
     damage(path)
     with pytest.raises(ValueError, match=rf"000002\.bin.* {message}.*; download or convert it again"):
         load_shards("train")
+
+
+def test_a_shard_that_is_cut_off_while_it_is_mapped_is_named(folder):
+    """Reading what is gone would end the process by a signal, without a word."""
+    for number in (1, 2):
+        write_shard(folder / f"fineweb_train_{number:06}.bin", range(10 * number, 10 * number + 10))
+    tokens = load_shards("train", folder)
+    removed, cut = (Path(name) for name in tokens.names)
+    os.truncate(cut, cut.stat().st_size - 2)
+    for read in (lambda: tokens.windows(torch.tensor([0, 10]), 2), lambda: tokens.read(5, 10), tokens.fingerprint):
+        with pytest.raises(ValueError, match=f"{cut.name} had 1,044 bytes when it was opened, and has 1,042 now"):
+            read()
+    removed.unlink()
+    assert tokens.windows(torch.tensor([3]), 2).tolist() == [[13, 14]]  # what is mapped of it stays
 
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):

@@ -5,6 +5,7 @@ system's cache of files, which tools show as memory of the process; the system t
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class Tokens:
         rows, firsts = [], []
         for start in starts.tolist():
             number, place = self._place(start)
-            array = self.arrays[number]
+            array = self._array(number)
             if len(array) < length:
                 raise ValueError(
                     f"{self.names[number]} has {len(array)} tokens, fewer than a window of {length}; "
@@ -77,7 +78,7 @@ class Tokens:
         parts = []
         while length > 0:
             number, place = self._place(start)
-            parts.append(self.arrays[number][place : place + length])
+            parts.append(self._array(number)[place : place + length])
             start, length = start + len(parts[-1]), length - len(parts[-1])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -112,15 +113,36 @@ class Tokens:
             False
         """
         digest = hashlib.sha256()
-        for array in self.arrays:
+        for array in map(self._array, range(len(self.arrays))):
             places = np.linspace(0, max(len(array) - 1, 0), min(len(array), 4096)).astype(np.int64)
             digest.update(len(array).to_bytes(8, "little") + np.asarray(array[places], "<i8").tobytes())
         return digest.hexdigest()
+
+    def _array(self, number: int) -> np.ndarray:
+        """An array that is about to be read."""
+        return self.arrays[number]
 
     def _place(self, start: int) -> tuple[int, int]:
         """The number of the array that holds a token, and the token's place in it."""
         number = int(np.searchsorted(self._ends, start, side="right"))
         return number, start - int(self._ends[number]) + len(self.arrays[number])
+
+
+class _Shards(Tokens):
+    """Tokens mapped from files. Reading beyond the end of a file that was cut off meanwhile would kill the process."""
+
+    def _array(self, number: int) -> np.ndarray:
+        array, path = self.arrays[number], self.names[number]
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            return array  # what is mapped of a file that was removed stays
+        if size < (expected := HEADER_BYTES + array.nbytes):
+            raise ValueError(
+                f"{path} had {expected:,} bytes when it was opened, and has {size:,} now: something cuts it off; "
+                "download or convert it again"
+            )
+        return array
 
 
 def load_shards(
@@ -155,7 +177,7 @@ def load_shards(
     if count is not None and not 1 <= count <= len(files):
         raise ValueError(f"{folder} has {len(files)} {split} shards, not {count}; ask for fewer, or download more")
     files = files[:count]
-    return Tokens([_shard(path) for path in files], [str(path) for path in files], vocabulary)
+    return _Shards([_shard(path) for path in files], [str(path) for path in files], vocabulary)
 
 
 def shard_files(folder: Path, split: Split) -> list[Path]:
