@@ -28,7 +28,9 @@ from wellnormed.parallel.placement import deal
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
-CERTIFICATE, CAPS = "public-models.json", "matrix/operations-of-amortised-caps.json"
+CERTIFICATE = "public-models.json"
+EVERY = (1, 8)
+"""Steps from one projection of caps to the next."""
 
 
 def assumption(default: Any, text: str) -> Any:
@@ -168,11 +170,11 @@ def operations_over_cost(aspect: int) -> float:
     return counter.get_total_flops() / (aspect * 64**3)
 
 
-def operations(work: Dealt) -> list[float]:
-    """Operations of every oracle of matrices."""
+def operations(work: Dealt, over_cost: Callable[[int], float]) -> list[float]:
+    """Operations for every matrix, given those over `m n min(m, n)` by the longer side over the shorter."""
     assert all(isinstance(norm, MatrixNorm) for norm in work.norms)
     aspects = [max(p.shape) // min(p.shape) for p in work.parameters]
-    return [cost * operations_over_cost(aspect) for cost, aspect in zip(work.costs, aspects, strict=True)]
+    return [cost * over_cost(aspect) for cost, aspect in zip(work.costs, aspects, strict=True)]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -300,33 +302,49 @@ def work(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     yield "ranks that own one or more", [f"{len(set(w.owners))} of {assumed.gpus:,}" for w in works]
     yield "largest share of the work on one rank", [f"{max(each) / sum(each):.2%}" for each in loads]
     yield "that over an even share", [f"{max(each) * assumed.gpus / sum(each):.3g}" for each in loads]
-    most = [max(w.by_rank(operations(w), assumed.gpus)) for w in works]
+    most = [max(w.by_rank(operations(w, operations_over_cost), assumed.gpus)) for w in works]
     yield "operations of the busiest rank", [amount(each) for each in most]
     for name, peak in (("float32", assumed.float32_flops), ("16 bits", assumed.product_flops)):
         yield f"its time, products in {name}", [seconds(each / (peak * assumed.utilization)) for each in most]
     yield "forward and backward pass", [seconds(training_seconds(size, assumed)) for size in MODELS.values()]
 
 
-def cap_cost() -> tuple[float, int]:
-    """Operations of a hard cap over `m n min(m, n)`, as they were counted, and after how many steps it acted there."""
-    found = load(CAPS)
-    row = next(each for each in found["rows"] if each["constraint"] == "HardCap")
-    return row["share_of_a_step_every_1"] * 6 * found["tokens"] / found["side"], row["every"]
+class HardCapByProducts(wn.HardCap):
+    """As a GPU computes it."""
+
+    _method = "products"
+
+
+@cache
+def cap_operations_over_cost(every: int, aspect: int, assumed: Assumptions) -> float:
+    """Operations of one projection over `m n min(m, n)`; counted while one of a small matrix at its cap runs."""
+    weight = torch.nn.init.orthogonal_(torch.empty(64, aspect * 64))
+    weight *= assumed.cap / float(ORACLE.norm(weight))
+    cap = HardCapByProducts(assumed.cap, every=every)
+    step = cap.seen_step(assumed.learning_rate * ORACLE.overshoot, weight)
+    with FlopCounterMode(display=False) as counter:
+        cap.apply(weight[None], ORACLE, step, {})
+    return counter.get_total_flops() / (aspect * 64**3)
+
+
+def _projection(every: int, assumed: Assumptions) -> str:
+    square, long = (cap_operations_over_cost(every, aspect, assumed) for aspect in (1, 4))
+    return f"{square:.3g} `m n min(m, n)` for squares and {long:.3g} for four times as long ones with `every={every}`"
 
 
 def caps(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     """Rows: how often caps act, and what they take."""
-    over_cost, longest = cap_cost()
-    for every in (1, longest):
+    for every in EVERY:
         intervals, shares, busiest, bytes_sent = [], [], [], []
         for size in MODELS.values():
             w = dealt(size, "muon", assumed.gpus)
             steps = steps_per_projection(every, assumed, w.parameters[0])
             training = 6 * sum(each.parameter.numel() for each in assigned(size, None)) * assumed.tokens
             intervals.append(f"{steps:.3g}")
-            shares.append(f"{over_cost * sum(w.costs) / steps / training:.2%}")
-            load_ = max(w.by_rank(w.costs, assumed.gpus)) * over_cost
-            busiest.append(seconds(load_ / steps / (assumed.float32_flops * assumed.utilization)))
+            found = operations(w, lambda aspect, every=every: cap_operations_over_cost(every, aspect, assumed))
+            shares.append(f"{sum(found) / steps / training:.2%}")
+            most = max(w.by_rank(found, assumed.gpus))
+            busiest.append(seconds(most / steps / (assumed.float32_flops * assumed.utilization)))
             bytes_sent.append(amount(sum(sent(w, assumed)) / assumed.gpus / steps, "B"))
         name = f"`HardCap({assumed.cap:g}, every={every})`"
         yield f"{name}: steps from one projection to the next", intervals
@@ -405,6 +423,8 @@ def page(assumed: Assumptions | None = None) -> str:
             "processes](parallel.md)). On average that is little beside what FSDP2 sends anyway. But an owner sends a "
             "whole matrix, and the others wait for the owner of the largest. Where weights are cut, norms that work by "
             "entry or column have owners too, so that Scion's largest messages are its embedding and its head. "
+            "Every rank receives as many bytes as it sends, the owner's before it computes: a step that waits for that "
+            "owner takes the time below twice. "
             "Besides, three numbers of 8 bytes for each parameter are compared in every step."
         ),
         *table("a GPU sends in a step", communication(assumed)),
@@ -414,7 +434,8 @@ def page(assumed: Assumptions | None = None) -> str:
             "Muon's matrices, dealt by cost `m n min(m, n)`, longest first. With fewer matrices than GPUs the other "
             "GPUs have nothing to do, and the update takes as long as the costliest matrix, however many GPUs there "
             "are. Operations are those of Newton-Schulz products, counted as they run. Products are in 16 bits where "
-            "weights and gradients are."
+            "weights and gradients are. The forward and backward pass is taken as six operations for every parameter, "
+            "the embedding's among them, and every token; what attention computes between tokens is left out."
         ),
         *table("a step", work(assumed)),
         *text(
@@ -424,10 +445,10 @@ def page(assumed: Assumptions | None = None) -> str:
         "## Constraints",
         "",
         *text(
-            f"A hard cap takes {cap_cost()[0]:.3g} `m n min(m, n)` operations: "
-            f"[{CAPS}](../results/{CAPS}) counted them on a CPU, on square matrices at their cap, and the same factor "
-            "is taken for long ones. The steps between projections are counted by the cap's own rule. Constraints have "
-            "the owners of the update, and send as much whenever they act."
+            "Hard caps are computed by matrix products alone, as on GPUs, whose operations are counted as they run: "
+            f"{', and '.join(_projection(every, assumed) for every in EVERY)}. The steps between projections are "
+            "counted by the cap's own rule. Constraints have the owners of the update, and send as much whenever they "
+            "act."
         ),
         *table("caps on Muon's matrices", caps(assumed)),
         "## Certificates",

@@ -93,8 +93,13 @@ def test_suite_matrices_are_what_their_names_say():
 
 
 def test_a_cap_that_waits_costs_its_share_of_operations():
-    for row in amortised.run(side=16, every=4):
+    hard, normalize, hard_products, normalize_products = amortised.run(side=16, every=4, layer=((16, 16), (16, 64)))
+    for row in (hard, normalize, normalize_products):
         assert row["share_of_a_step"] == pytest.approx(row["share_of_a_step_every_1"] / 4)
+        assert row["share_gpt2"] == pytest.approx(row["share_gpt2_every_1"] / 4)
+    # as `docs/matrix.md` has them: 4 m n^2 + 96 n^3, and with what is known 4 m n^2 + 40 n^3 or more
+    assert hard_products["operations_over_n3_every_1"] == pytest.approx(100)
+    assert 44 / 4 <= hard_products["operations_over_n3"] < 60 / 4
 
 
 def test_operations_are_those_of_the_paper():

@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -26,7 +27,26 @@ RATES = {
     "jumps": lambda i: {0: 0.2, 1: 0.2, 9: 2.0, 20: 0.0, 21: 1e-9, 30: 1.1}.get(i % 37, 0.02),
 }
 """Learning rates in units of the norm, of which the cap is 1.2."""
+
+
+@dataclass(frozen=True, repr=False)
+class HardCapByProducts(HardCap):
+    """As on a GPU."""
+
+    _method = "products"
+
+
+@dataclass(frozen=True, repr=False)
+class SpectralNormalizeByProducts(SpectralNormalize):
+    """As on a GPU."""
+
+    _method = "products"
+
+
 every_cap = pytest.mark.parametrize("kind", [HardCap, SpectralNormalize])
+every_way = pytest.mark.parametrize(
+    "kind", [HardCap, SpectralNormalize, HardCapByProducts, SpectralNormalizeByProducts]
+)
 
 
 @pytest.fixture
@@ -35,11 +55,11 @@ def projections(monkeypatch):
     found = Counter()
     for kind in (HardCap, SpectralNormalize):
 
-        def counted(self, slices, cap, update_norm, plain=kind._cap):
-            found[len(slices)] += 1
-            return plain(self, slices, cap, update_norm)
+        def counted(self, weights, norm, update_norm, plain=kind._after_step):
+            found[len(weights)] += 1
+            return plain(self, weights, norm, update_norm)
 
-        monkeypatch.setattr(kind, "_cap", counted)
+        monkeypatch.setattr(kind, "_after_step", counted)
     return found
 
 
@@ -65,13 +85,16 @@ def push(model, i=0):
         for name, rate in RATES.items()
     ],
 )
-def test_the_cap_is_proved_after_each_of_1000_outward_steps(rate):
+@pytest.mark.parametrize(
+    "kinds", [(HardCap, SpectralNormalize), (HardCapByProducts,)], ids=["decompositions", "products"]
+)
+def test_the_cap_is_proved_after_each_of_1000_outward_steps(kinds, rate):
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in NORMS})
     norms = wn.assign_norms(model, overrides={f"{name}.weight": norm for name, norm in NORMS.items()})
     optimizer = wn.Scion(norms, momentum=0.0)
-    kinds = (HardCap, SpectralNormalize)
-    constraints = wn.constrain(optimizer, {name: kinds[i % 2](CAP, every=8) for i, name in enumerate(NORMS)})
+    chosen = {name: kinds[i % len(kinds)](CAP, every=8) for i, name in enumerate(NORMS)}
+    constraints = wn.constrain(optimizer, chosen)
     nearest = dict.fromkeys(constraints.names, 0.0)
     for i in range(1000):
         push(model, i)
@@ -99,7 +122,7 @@ def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projecti
     assert torch.equal(model[0].weight, plain[0].weight)
 
 
-@every_cap
+@every_way
 @given(
     shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -447,6 +449,53 @@ def test_products_alone_cap_what_is_near_the_cap(monkeypatch, shape, dtype, prom
     assert norm(half.double() - (exact + w.double()) / 2).max() <= promise * 7.0 * reach
     if reach != 1.0:  # where rounding decides
         assert torch.equal(value, w) == (reach < 1.0)
+
+
+@given(
+    shape=st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 40)),
+    most=st.sampled_from([0.3, 1.0, 1.01, 1.3, 2.0, 2.7, 40.0, math.inf]),
+    blur=st.sampled_from([0.0, 1e-7, 1e-3, 0.02, 0.2, 0.9]),
+    upper=st.sampled_from([1e-20, 0.7, 3e12]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=150)
+def test_a_blurred_cap_moves_what_is_near_the_cap_and_nothing_else(shape, most, blur, upper, dtype, seed):
+    batch, m, n = shape
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randn(batch, m, n, dtype=torch.float64, generator=generator)
+    u, s, vh = torch.linalg.svd(raw, full_matrices=False)
+    s = torch.rand(s.shape, dtype=s.dtype, generator=generator) * min(most, 3.0)  # over the cap
+    value = spectral_hardcap(((u * s[..., None, :]) @ vh * upper).to(dtype), upper, "products", most=most, blur=blur)
+    inside = u.mT @ (value.double() / upper) @ vh.mT
+    ends = inside.diagonal(dim1=-2, dim2=-1)
+    promise = (PROMISE if dtype == torch.float32 else 1e-12) * max(1.0, min(most, 3.0))
+    assert torch.all(norm(inside - torch.diag_embed(ends)) <= promise)  # the singular vectors are those of w
+    below = s <= 1 - blur
+    assert torch.all((ends - s).abs()[below] <= promise)
+    assert torch.all((ends[~below] >= 1 - blur - promise) & (ends[~below] <= 1 + promise))
+
+
+def test_a_norm_above_what_was_said_to_be_known_gives_no_nonsense():
+    w = torch.linalg.qr(normal(40, 40, dtype=torch.float64))[0].float()
+    for size in (1.5, 3.0, 10.0, 1e6):
+        value = spectral_hardcap(size * w, 1.0, "products", most=1.1, blur=0.02)
+        assert norm(value) <= size * (1 + PROMISE)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"most": 0.0}, "most=0.0 must be positive"),
+        ({"most": math.nan}, "most=nan must be positive"),
+        ({"most": "1"}, "most='1' is of type str"),
+        ({"blur": -0.1}, "blur=-0.1 must be at least 0 and less than 1"),
+        ({"blur": 1.0}, "blur=1.0 must be at least 0 and less than 1"),
+    ],
+)
+def test_what_cannot_be_known_of_a_matrix_is_refused(known, message):
+    with pytest.raises(ValueError, match=message):
+        spectral_hardcap(torch.eye(2), 1.0, **known)
 
 
 @pytest.mark.slow

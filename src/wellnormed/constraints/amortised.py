@@ -8,6 +8,7 @@ sees the weight.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class AmortisedCap(SpectralCap):
     """
 
     every: int = 1
+    _method: ClassVar[str] = "auto"
+    """Of the matrix function: by the device. What measures the ways of other devices overrides it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

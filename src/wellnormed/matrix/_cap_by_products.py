@@ -9,13 +9,20 @@ coefficients alternate and are ten times as large: after them float32 misses a c
 by 1e-6. The eigenvalues of M lie in `[1, |H|]`, close to 1 for a weight that was below its cap before the last step, so
 that the inverse root takes few steps.
 
-**Error.** The sign of an eigenvalue below `low` of its bound `c` is not resolved, which leaves an error of
-at most `c low / 2` in M and half of that in the capped value; `low` is so small that this is a quarter of what clips
-promise.
+**Error.** The sign of an eigenvalue below `low` of its bound is not resolved, which leaves an error of at most half of
+that in M and a quarter of it in the capped value; `low` is so small that this is a quarter of what clips promise.
+
+**Blur.** Where values near the cap may end up to a share `b` below it, `low = 4 b / 3` serves, with an aim of
+`1 / (1 + low / 4)` caps. In units of the aim, a value whose square is at most `1 - low` stays; that is `1 - b` caps or
+more. Every other one ends between there and the cap: its eigenvalue of M lies between `(1 + h) / 2` and the larger of
+h and 1, so that what is below the aim is not lowered, what is above does not end below, and neither ends more than
+`low / 4` above it.
 """
 
 import functools
 import itertools
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,39 +33,68 @@ from wellnormed.matrix.minimax import optimal_coefficients
 
 FARTHEST = 8.0
 """Largest bound on `|H|`: a norm of 1.9 caps at 768 columns. Beyond it float32 is not accurate enough."""
+_WIDEST = 0.25
+"""Largest blur that is used: more saves no step."""
 
 
-def cap_by_products(w: Tensor, decay: Tensor, accuracy: float) -> tuple[Tensor, Tensor, Tensor]:
+def cap_by_products(
+    w: Tensor, decay: Tensor, accuracy: float, most: float = math.inf, blur: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """`W (I - decay (I - M^(-1/2)))` for tall `(*batch, m, n)` in units of the cap.
 
-    `decay`, which broadcasts to the batch, is 1 for a cap, and less for a clipped weight decay. Returned beside the
-    matrices is which are below the cap within the accuracy, and which are so far above it that the result is not
-    accurate, both `(*batch,)`.
+    `decay`, which broadcasts to the batch, is 1 for a cap, and less for a clipped weight decay, which has no blur.
+    `most` is a bound on the norms that is known. Returned beside the matrices is which are below the cap within the
+    accuracy, and which are so far above it that the result is not accurate, both `(*batch,)`.
     """
+    low = 4 / 3 * min(blur, _WIDEST)
+    aim = 1 / (1 + low / 4)
+    w = w / aim
     gram = symmetric_product(w.mT, w)
-    squared = symmetric_product(gram, gram)
-    fourth = symmetric_product(squared, squared)
-    # |H| <= |H^4|_F^(1/4), which is n^(1/8) times as large at most; and roundings
-    bound = (torch.linalg.matrix_norm(fourth, keepdim=True) ** 0.25 * (1 + 2**-10)).clamp_min(1)
+    bound, farthest = _bound(gram, (most / aim) ** 2)
     identity = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     apart = gram - identity
-    sign = apart / bound
-    for a, b, _ in _steps(accuracy / FARTHEST, 3, w.dtype, accuracy):
+    sign = apart / (bound - 1).clamp_min(1)
+    for a, b, _ in _steps(_few(max(low, accuracy) / max(1, farthest - 1), math.floor), 3, w.dtype, accuracy):
         sign = _symmetric(a * sign + b * symmetric_product(sign, symmetric_product(sign, sign)))
     larger = (identity + gram + _symmetric(symmetric_product(apart, sign))) / 2
-    root = _inverse_root(larger, bound, identity, accuracy)
+    root = _inverse_root(larger, bound, farthest, identity, accuracy)
     removed = decay[..., None, None].to(w.dtype) * (identity - root)
     inside = torch.linalg.matrix_norm(larger - identity) <= accuracy
-    return times_symmetric(w, removed, w, alpha=-1), inside, ~(bound[..., 0, 0] <= FARTHEST)
+    near = bound[..., 0, 0] <= FARTHEST
+    for x in (sign, root):  # of eigenvalues from -1 to 1, unless the norm is above what was known
+        near &= torch.linalg.matrix_norm(x) <= 1.01 * w.shape[-1] ** 0.5
+    return aim * times_symmetric(w, removed, w, alpha=-1), inside, ~near
 
 
-def _inverse_root(x: Tensor, bound: Tensor, identity: Tensor, accuracy: float) -> Tensor:
-    """`X^(-1/2)` of symmetric matrices with eigenvalues from 1 to the bound."""
-    scaled, root = x / bound, identity * bound**-0.5
-    for a, b, c in _steps(FARTHEST**-0.5, 5, x.dtype, accuracy):
+def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
+    """A bound on `|H|`, at least 1, for each matrix, `(*batch, 1, 1)`; and for all that are capped.
+
+    Measured if none is known: `|H| <= |H^4|_F^(1/4)`, which is `n^(1/8)` times as large at most.
+    """
+    margin = 1 + 2**-10  # for roundings
+    if known * margin < FARTHEST:
+        known = _few(max(1, known) * margin, math.ceil)  # FARTHEST is such a power
+        return gram.new_full((*gram.shape[:-2], 1, 1), known), known
+    squared = symmetric_product(gram, gram)
+    fourth = symmetric_product(squared, squared)
+    return (torch.linalg.matrix_norm(fourth, keepdim=True) ** 0.25 * margin).clamp_min(1), FARTHEST
+
+
+def _few(x: float, to: Callable[[float], int]) -> float:
+    """A power of `2^(1/4)` near x, so that a schedule meets few different polynomials."""
+    return 2 ** (to(4 * math.log2(x)) / 4)
+
+
+def _inverse_root(x: Tensor, bound: Tensor, farthest: float, identity: Tensor, accuracy: float) -> Tensor:
+    """`X^(-1/2)` of symmetric matrices with eigenvalues from 1 to the bound, which is at most `farthest`."""
+    scaled, root = x / bound, None
+    steps = _steps(farthest**-0.5, 5, x.dtype, accuracy)
+    for left, (a, b, c) in zip(reversed(range(len(steps))), steps, strict=True):
         step = a * identity + b * scaled + c * symmetric_product(scaled, scaled)
-        root = _symmetric(symmetric_product(root, step))
-        scaled = _symmetric(full_product(full_product(step, scaled), step))
+        root = bound**-0.5 * step if root is None else _symmetric(symmetric_product(root, step))
+        if left:
+            scaled = _symmetric(full_product(full_product(step, scaled), step))
+    assert root is not None
     return root
 
 

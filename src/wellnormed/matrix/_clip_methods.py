@@ -9,6 +9,7 @@ a norm of `r` caps: the multiplier `1 - min(1, cap / sqrt(g))` of an eigenvalue 
 that is raised. An SVD with the error `e` gives `e r`. The first of these ways that is accurate enough is taken.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -29,19 +30,28 @@ def accuracy(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-12, torch.float32: 5e-6}.get(dtype, torch.finfo(dtype).eps / 2)
 
 
-def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) -> Tensor:
+def clip(
+    w: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    decay: Tensor,
+    method: str,
+    most: float = math.inf,
+    blur: float = 0.0,
+) -> Tensor:
     """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
 
-    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products".
+    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products". The last looks at
+    `most` and `blur`, which are those of `spectral_hardcap`.
     """
     if w.shape[-2] < w.shape[-1]:
-        return clip(w.mT, lower, upper, decay, method).mT.contiguous()
+        return clip(w.mT, lower, upper, decay, method, most, blur).mT.contiguous()
     work = w if w.dtype == torch.float64 else w.float()
     scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
     if method == "products":
-        capped = None if bool((lower > 0).any()) else _by_products(w, work, high, upper, decay)
+        capped = None if bool((lower > 0).any()) else _by_products(w, work, high, upper, decay, most, blur)
         return clip(w, lower, upper, decay, "gram") if capped is None else capped
     s, vectors = _decomposed(work, low, high, method, accuracy(w.dtype))
     largest = s.amax(-1)
@@ -58,12 +68,13 @@ def clip(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, method: str) ->
     return value
 
 
-def _by_products(w: Tensor, work: Tensor, high: Tensor, upper: Tensor, decay: Tensor) -> Tensor | None:
+def _by_products(
+    w: Tensor, work: Tensor, high: Tensor, upper: Tensor, decay: Tensor, most: float, blur: float
+) -> Tensor | None:
     """A cap without a decomposition, `high` being `upper` in the units of `work`; None if W is far above it."""
     shape = (..., None, None)
-    value, inside, far = cap_by_products(
-        (work / high[shape].clamp_min(_TINY)).to(work.dtype), decay, accuracy(work.dtype)
-    )
+    in_caps = (work / high[shape].clamp_min(_TINY)).to(work.dtype)
+    value, inside, far = cap_by_products(in_caps, decay, accuracy(work.dtype), most, blur)
     if bool(far.any()):
         return None
     return torch.where(inside[shape], w, (value * upper[shape]).to(w.dtype))

@@ -4,12 +4,14 @@ Exact by default; the methods are in `_clip_methods`, those of the paper in `pub
 schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
+from wellnormed._inputs import require_numbers
 from wellnormed.matrix import _clip_methods, published
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, check_share, fails, shown
 from wellnormed.matrix._spectral_function import Clip, differentiable
@@ -47,16 +49,31 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
     return _clipped(w, lower, upper, 1.0, method)
 
 
-def spectral_hardcap(w: Matrices, upper: float | Tensor, method: str = "auto") -> Matrices:
+def spectral_hardcap(
+    w: Matrices, upper: float | Tensor, method: str = "auto", *, most: float = math.inf, blur: float = 0.0
+) -> Matrices:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
-    Everything else is as in `spectral_clip`.
+    By products alone a square matrix takes 100 `n^3` operations. With `most=1.1` and `blur=0.02` they are 44, which
+    serves where a cap leaves room for some steps, as `HardCap(every=8)` does. Other methods look at neither.
+
+    Args:
+        w: As in `spectral_clip`, and so is everything that is not said here.
+        upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
+        method: As in `spectral_clip`.
+        most: What no singular value of `w` exceeds, over `upper`. If one does, it may be left above `upper`.
+        blur: From 0 to 1. Singular values above `(1 - blur) * upper` may end anywhere between there and `upper`.
 
     Example:
         >>> spectral_hardcap(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
         tensor([1.0000, 0.5000])
     """
-    return _clipped(w, 0.0, upper, 1.0, method)
+    require_numbers("", {"most": most, "blur": blur})
+    if not most > 0:
+        raise ValueError(f"most={most} must be positive; leave it out where nothing is known")
+    if not 0 <= blur < 1:
+        raise ValueError(f"blur={blur} must be at least 0 and less than 1; 0.02 is usual, and 0 is exact")
+    return _clipped(w, 0.0, upper, 1.0, method, most=most, blur=blur)
 
 
 def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
@@ -103,7 +120,13 @@ def spectral_clipped_decoupled_weight_decay(
 
 
 def _clipped(
-    w: Tensor, lower: float | Tensor, upper: float | Tensor, decay: float | Tensor, method: str, name: str = "decay"
+    w: Tensor,
+    lower: float | Tensor,
+    upper: float | Tensor,
+    decay: float | Tensor,
+    method: str,
+    name: str = "decay",
+    **known: float,
 ) -> Tensor:
     check_matrix(w, "w")
     if method not in METHODS:
@@ -117,7 +140,7 @@ def _clipped(
     else:
         if method == "auto":
             method = "gram" if w.device.type == "cpu" else "products"
-        by = partial(in_batches, partial(_clip_methods.clip, method=method))
+        by = partial(in_batches, partial(_clip_methods.clip, method=method, **known))
 
     def compute(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
         check_positive(upper, "upper")
