@@ -95,7 +95,7 @@ def spectral_normalize(w: Matrices, upper: float | Tensor, method: str = "auto")
     `norm` comes from the largest eigenvalue of the float64 Gram matrix, not from a power iteration, which stays below
     the norm and lets the result exceed the cap (about 10% in the runs of Training Transformers with Enforced Lipschitz
     Bounds, LT). Costs `2 m n^2 + 4 n^3` operations in float64, w read twice. With `method="products"`, which "auto"
-    takes where the device is no CPU, it comes from matrix products alone, `2 m n^2 + 36 n^3` operations, and is up to
+    takes where the device is no CPU, it comes from matrix products alone, `2 m n^2 + 38 n^3` operations, and is up to
     1e-5 too large: a matrix so close to its cap is scaled as well. The other method is "eigenvalue".
 
     The cap `upper` is in spectral units, a number or one per matrix, and the norm of the result exceeds it at most by
