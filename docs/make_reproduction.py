@@ -65,7 +65,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     yield from (f"## {experiment.name}, preset {preset}", "", f"{experiment.source}: {experiment.shows}.")
     if note := experiment.differs.get(preset):
         yield from ("", f"In what it differs from the paper's setting: {note}.")
-    commits = ", ".join(dict.fromkeys(row["commit"][:10] for row in rows))
+    commits = ", ".join(dict.fromkeys(_short(row["commit"]) for row in rows))
     machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
     seeds, minutes = len({row["seed"] for row in rows}), sum(row["seconds"] for row in rows) / 60
     yield from (
@@ -77,6 +77,11 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     )
     for figure in sorted(path.stem for path in (RESULTS / name).glob("*.png")):
         yield from ("", f"![{figure}](../results/reproduce/{name}/{figure}.png)")
+
+
+def _short(commit: str) -> str:
+    """Ten digits, and whether something was changed since."""
+    return commit[:10] + commit[40:]
 
 
 def page() -> str:

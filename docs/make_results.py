@@ -425,7 +425,7 @@ def facts() -> str:
             f"**{loss:.3f}** at a proved constant of {10 ** runs[0]['log10_lipschitz']:.2f} (search finds {found:.1f})",
         ),
         (
-            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json): the same",
+            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json): one seed",
             f"{peer['validation_loss']:.3f}, no certificate",
         ),
         (
@@ -435,7 +435,7 @@ def facts() -> str:
         ),
         (
             "[hard cap](results/matrix/speed.json) over the published form",
-            f"{min(caps):.2f} to {max(caps):.2f} of its time, {len(caps)} shapes",
+            f"{min(caps):.2f} to {max(caps):.2f} of its time at 1.5 caps",
         ),
         (
             f"[best rate]({folder}/table.md), width 32 to 512, moves by",

@@ -48,7 +48,8 @@ class TrainNanoGPT:
 
     config: Annotated[TokenTrainConfig, tyro.conf.arg(name="")]
     preset: Size = "1m"
-    """Where all other options start from: the size of the model by the parameters of its blocks."""
+    """Where all other options start from: the size of the model, by the parameters of its blocks
+    (124m and 350m by GPT-2's names)."""
     variant: Variant = "lipschitz"
     """The transformer with enforced norms, or one of its peers."""
     name: str | None = None

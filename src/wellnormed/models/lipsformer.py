@@ -116,7 +116,8 @@ class LipsFormer(nn.Module):
     epsilon, the factor 1/heads, learned residual strengths that start at one over the number of residual connections,
     Xavier normal matrices divided by their spectral norms, and drop path. The others say how it is trained: no cap on
     any weight, weight decay 0.1 on matrices, Muon for them, Adam with rate 0.001 and betas 0.9 and 0.999 for the rest,
-    and a cosine schedule to 0.
+    and a cosine schedule to 0. `wellnormed train nanogpt --variant lipsformer` does so, with embedding and head among
+    the rest, which does not decay.
 
     LT does not say where CenterNorm stands; here it is before every layer, on the branch, and before the head. There
     its published bound, a product of `1 + alpha L`, can hold; in LipsFormer's released code it is on the stream.

@@ -156,15 +156,22 @@ SHAPES: dict[Size, dict[str, Any]] = {
     "1b": {"width": 2048, "blocks": 22, "heads": 16, "length": 1024},
     "3b": {"width": 2560, "blocks": 36, "heads": 20, "length": 1024},
 }
-"""By the parameters of the blocks; 124m is GPT-2 small's shape with the heads of the speedrun, 3b that of LMO."""
+"""By the parameters of the blocks, but 124m and 350m, which are GPT-2's names for its shapes: 162 and 405 million with
+tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape of LMO."""
 
 
 def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TokenTrainConfig:
     """The run of a size and a model, from which the command's other options start.
 
     `lipschitz` is LT's transformer with enforced norms (section 4.4), the others are its peers. 1m and 10m train on
-    Shakespeare's bytes in minutes on two cores, at rates from a small search there; the larger ones have LT's rates,
-    steps and batch of 384 windows of FineWeb, in bfloat16.
+    Shakespeare's bytes, 1m in minutes on two cores, at rates from a small search there; the larger ones have LT's
+    rates, steps and batch of 384 windows of FineWeb, in bfloat16.
+
+    Peers have LT's models, but one training for all of them: Muon for the matrices of blocks, whose step is
+    `sqrt(out/in)` long; AdamW with betas 0.9 and 0.95 for the rest; rates that fall to 0. In the speedrun's record Adam
+    has rates of its own for the head (0.008), the embedding (0.6) and scales (0.04), betas 0.8 and 0.95, and an epsilon
+    of 1e-10, no step is shorter than 1, and rates fall to a tenth. LT moves its own embedding by Adam at 0.1, where it
+    is moved here by its norm at 0.05.
     """
     shape = SHAPES[size]
     small = size in ("1m", "10m")

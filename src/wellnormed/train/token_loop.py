@@ -32,8 +32,10 @@ from wellnormed.train.task import fit
 from wellnormed.train.token_config import TokenTrainConfig
 from wellnormed.train.tokens import TokenTask, with_vocabulary
 
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
-"""Of dense bfloat16 products, from the makers' data sheets, by a part of the device's name."""
+PEAK_TFLOPS = {
+    "H100 PCIe": 756.0, "H100 NVL": 835.0, "H200 NVL": 835.0, "H100": 989.0, "H200": 989.0, "A100": 312.0,
+}  # fmt: skip
+"""Of dense bfloat16 products, from the maker's data sheets, by a part of the device's name; the first that fits."""
 
 
 EVALUATED = (
