@@ -218,5 +218,5 @@ class EntryCap(Cap):
         return isinstance(norm, Sign | Gain)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        cap = self.max_norm * TARGET / float(norm.norm(torch.ones_like(weights[0])))
+        cap = self.max_norm * TARGET / norm.norm(torch.ones_like(weights[0]))
         return weights.clamp(-cap, cap)

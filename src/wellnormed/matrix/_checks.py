@@ -19,8 +19,13 @@ def check_matrix(x: Tensor, name: str) -> None:
 
 
 def fails(holds: Tensor) -> bool:
-    """Whether a condition fails anywhere; never in `torch.compile`, which cannot look at values."""
-    return not torch.compiler.is_compiling() and not bool(holds.all())
+    """Whether a condition fails anywhere; never where no value can be looked at.
+
+    That is in `torch.compile`, and while a CUDA graph is recorded.
+    """
+    if torch.compiler.is_compiling() or (holds.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return False
+    return not bool(holds.all())
 
 
 def check_finite(largest: Tensor, name: str) -> None:
@@ -42,6 +47,11 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
             f"give one bound per matrix or a number"
         )
     return bound
+
+
+def to_check(value: float | Tensor, bound: Tensor) -> Tensor:
+    """The bound that `as_bound` made of a value, or, of a number, on the CPU, where a look waits for nothing."""
+    return bound if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

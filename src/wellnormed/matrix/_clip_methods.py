@@ -36,24 +36,25 @@ def clip(
     upper: Tensor,
     decay: Tensor,
     method: str,
+    raises: bool,
     most: float = math.inf,
     blur: float = 0.0,
 ) -> Tensor:
     """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
 
-    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products". The last looks at
-    `most` and `blur`, which are those of `spectral_hardcap`.
+    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products"; `raises` says whether
+    any of `lower` is positive. "products" looks at `most` and `blur`, which are those of `spectral_hardcap`.
     """
     if w.shape[-2] < w.shape[-1]:
-        return clip(w.mT, lower, upper, decay, method, most, blur).mT.contiguous()
+        return clip(w.mT, lower, upper, decay, method, raises, most, blur).mT.contiguous()
     work = w if w.dtype == torch.float64 else w.float()
     scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
     if method == "products":
-        capped = None if bool((lower > 0).any()) else _by_products(w, work, high, upper, decay, most, blur)
-        return clip(w, lower, upper, decay, "gram") if capped is None else capped
-    s, vectors = _decomposed(work, low, high, method, accuracy(w.dtype))
+        capped = None if raises else _by_products(w, work, high, upper, decay, most, blur)
+        return clip(w, lower, upper, decay, "gram", raises) if capped is None else capped
+    s, vectors = _decomposed(work, low, high, method, raises, accuracy(w.dtype))
     largest = s.amax(-1)
     within = 1 + max(torch.finfo(w.dtype).eps, w.shape[-1] * _EPS)
     inside = ((largest <= high * within) | (decay == 0)) & ((s * within >= low[..., None]) | (s == 0)).all(-1)
@@ -63,7 +64,7 @@ def clip(
         value = torch.where(inside[..., None, None], w, value)
     far = largest / high * (w.shape[-1] * _EPS) > accuracy(w.dtype)
     if bool((far & (decay == 1)).any()):  # what was that far above the cap has left its rounding on top of it
-        again = clip(value, lower, upper, decay, "svd")
+        again = clip(value, lower, upper, decay, "svd", raises)
         return torch.where((decay == 1)[..., None, None], again, value)
     return value
 
@@ -80,10 +81,12 @@ def _by_products(
     return torch.where(inside[shape], w, (value * upper[shape]).to(w.dtype))
 
 
-def _decomposed(work: Tensor, lower: Tensor, upper: Tensor, method: str, accuracy: float) -> tuple[Tensor, Tensor]:
+def _decomposed(
+    work: Tensor, lower: Tensor, upper: Tensor, method: str, raises: bool, accuracy: float
+) -> tuple[Tensor, Tensor]:
     """Singular values in float64, right singular vectors, by the first accurate way; an SVD drops roundings of zero."""
     if method == "gram":
-        for values, vectors, error in _gram_eigens(work, upper, accuracy, bool((lower > 0).any())):
+        for values, vectors, error in _gram_eigens(work, upper, accuracy, raises):
             s = values.double().sqrt()
             largest, least = s.amax(-1), s.amin(-1).clamp_min(_TINY)
             raised = torch.where(least < lower, largest / least, 0)

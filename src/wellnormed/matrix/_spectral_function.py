@@ -16,6 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wellnormed._precision import all_digits
+
 
 class Derivative(ABC):
     """The derivative of a function of matrices, made from the tensors (bounds) that the function depends on."""
@@ -156,7 +158,8 @@ class _ReverseOnly(torch.autograd.Function):
 class _Exact(_ReverseOnly):
     @staticmethod
     def forward(x, compute, derivative, *bounds):  # pyrefly: ignore
-        value = compute(x, *bounds)
+        with all_digits():
+            value = compute(x, *bounds)
         return value.clone() if value is x else value.contiguous()
 
     @staticmethod

@@ -13,7 +13,16 @@ from torch import Tensor
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_numbers
 from wellnormed.matrix import _clip_methods, published
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, check_share, fails, shown
+from wellnormed.matrix._checks import (
+    Matrices,
+    as_bound,
+    check_matrix,
+    check_positive,
+    check_share,
+    fails,
+    shown,
+    to_check,
+)
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
 METHODS = ("auto", "gram", "products", "svd", *published.CLIPS)
@@ -132,24 +141,25 @@ def _clipped(
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks the faster one")
     bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
+    # what is absent by its number alone, so that nothing looks at a tensor
+    raises = isinstance(lower, Tensor) or lower > 0
     if method in published.CLIPS:
-        # what is absent by its number alone, so that a compiler need not look at a tensor
-        raises = isinstance(lower, Tensor) or lower > 0
         caps = isinstance(upper, Tensor) or upper != torch.inf
         by = partial(published.clip, by=published.CLIPS[method], raises=raises, caps=caps)
     else:
         if method == "auto":
             method = "gram" if w.device.type == "cpu" else "products"
-        by = partial(in_batches, partial(_clip_methods.clip, method=method, **known))
+        by = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
 
-    def compute(w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor) -> Tensor:
-        check_positive(upper, "upper")
-        if fails((lower >= 0) & (lower <= upper) & lower.isfinite()):
+    def compute(w: Tensor, *bounds: Tensor) -> Tensor:
+        least, most, share = map(to_check, (lower, upper, decay), bounds)
+        check_positive(most, "upper")
+        if fails((least >= 0) & (least <= most) & least.isfinite()):
             raise ValueError(
-                f"lower={shown(lower)} must be finite and lie between 0 and upper={shown(upper)}; "
+                f"lower={shown(least)} must be finite and lie between 0 and upper={shown(most)}; "
                 "no singular value is at least one and at most the other"
             )
-        check_share(decay, name, "the excess")
-        return by(w, lower, upper, decay) if w.numel() else w.clone()
+        check_share(share, name, "the excess")
+        return by(w, *bounds) if w.numel() else w.clone()
 
     return differentiable(w, compute, Clip, *bounds)

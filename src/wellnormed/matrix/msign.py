@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import Matrices, as_bound, check_finite, check_matrix, check_positive
+from wellnormed.matrix._checks import Matrices, as_bound, check_finite, check_matrix, check_positive, to_check
 from wellnormed.matrix._spectral_function import Sign, differentiable
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, check_sign, get
 
@@ -115,8 +115,8 @@ def stiefel_project(
     """
     check_matrix(w, "w")
     size = as_bound(scale, w, "scale")
-    check_positive(size, "scale")
-    check_finite(size, "scale")
+    check_positive(to_check(scale, size), "scale")
+    check_finite(to_check(scale, size), "scale")
     return msign(w, coefficients, method) * size[..., None, None].to(w.dtype)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, working_dtype
+from wellnormed._precision import all_digits
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, to_check, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
 _COEFFICIENTS = (1.0, 0.0, -3.0, 3.0, -1.0)
@@ -33,12 +34,14 @@ def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     """
     check_matrix(w, "w")
     alpha = as_bound(strength, w, "strength")
-    if fails((alpha >= 0) & alpha.isfinite()):
+    known = to_check(strength, alpha)
+    if fails((known >= 0) & known.isfinite()):
         raise ValueError(f"strength={strength} must be finite and at least 0; see soft_cap_strength")
     # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
     return odd_polynomial(w, lambda w: w * alpha.sqrt().to(w.dtype)[..., None, None], _COEFFICIENTS)
 
 
+@all_digits()
 def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: tuple[float, ...]) -> Tensor:
     """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled(W)^T scaled(W)`, for a multiple `scaled(W)` of matrices `W`.
 

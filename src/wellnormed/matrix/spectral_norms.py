@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale, to_check
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
 
@@ -114,8 +114,8 @@ def spectral_normalize(w: Matrices, upper: float | Tensor, method: str = "auto")
         method = "eigenvalue" if w.device.type == "cpu" else "products"
     measured = _norm if method == "eigenvalue" else _norm_by_products
 
-    def checked(w: Tensor, upper: Tensor) -> Tensor:
-        check_positive(upper, "upper")
+    def checked(w: Tensor, bound: Tensor) -> Tensor:
+        check_positive(to_check(upper, bound), "upper")
         return measured(w)
 
     norm = differentiable(w.double(), checked, _LargestSingularValue, bound)

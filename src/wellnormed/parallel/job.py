@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._batching import batches
+from wellnormed._precision import all_digits
 from wellnormed.parallel.layout import layout, like, local
 
 T = TypeVar("T")
@@ -53,10 +54,10 @@ class Job:
         return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
 
     def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """The function, in its own precision, whatever `torch.autocast` is around the step."""
+        """The function, in its own precision, whatever `torch.autocast` or lower precision of products is around it."""
         kind = arguments[0].device.type
         available = torch.amp.is_autocast_available(kind)
-        with torch.autocast(kind, enabled=False) if available else nullcontext():
+        with torch.autocast(kind, enabled=False) if available else nullcontext(), all_digits():
             return self.function(*arguments)
 
     @property

@@ -1,0 +1,152 @@
+"""A step as an accelerator runs it, on tensors without values.
+
+Tensors on torch's meta device stand for those of an accelerator: they have shapes and dtypes and are not on the CPU, so
+that every choice by device falls as it would there. What a step then executes is recorded: no operation may mix
+devices, none may decompose a matrix, and every look at a value is counted, since the CPU would wait there until the
+accelerator has done all that it was told.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import wellnormed as wn
+from wellnormed.constraints import EntryCap, OptimalCap, SpectralNormalize
+
+LOOKS = 1 + 3
+"""Of an optimizer's step: whether a gradient is not finite, for all at once; and a momentum, for each shape of matrices
+in `network`."""
+LOOKS_CONSTRAINED = LOOKS + 1
+"""And whether someone else has changed a constrained weight, for all at once."""
+
+
+class Accelerator(TorchDispatchMode):
+    """Records what is executed, and answers looks at values as if all were well."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks, self.decompositions, self.answers = 0, [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        there = [tensor for tensor in tensors if tensor.is_meta]
+        if there and name == "_local_scalar_dense":
+            self.looks += 1
+            answer = next((answer for tensor, answer in self.answers if tensor is there[0]), 1)
+            return bool(answer) if there[0].dtype == torch.bool else float(answer)
+        leaves = name in ("_to_copy", "copy_") and there and not all(tensor.is_meta for tensor in tensors)
+        if leaves or (name == "_to_copy" and there and kwargs.get("device", there[0].device).type == "cpu"):
+            return self._copied(func, name, args, kwargs)
+        assert not there or all(tensor.is_meta or tensor.ndim == 0 for tensor in tensors), f"{name} mixes devices"
+        if there and ("linalg" in name or name == "geqrf") and "norm" not in name:
+            self.decompositions.append(name)
+        value = func(*args, **kwargs)
+        if name in ("any", "all"):
+            self.answers.append((value, name == "all"))
+        return value
+
+    def _copied(self, func, name, args, kwargs):
+        """A copy between the devices; one to the CPU is a look."""
+        if name == "copy_" and args[0].is_meta:
+            return args[0]
+        self.looks += 1
+        if name == "copy_":
+            return args[0].zero_()
+        dtype = kwargs.get("dtype") or args[0].dtype
+        return torch.zeros(args[0].shape, dtype=dtype, device="cpu")
+
+
+def moved(model):
+    """The same parameters, for everyone who holds them, on the accelerator and with gradients."""
+    for parameter in model.parameters():
+        there = nn.Parameter(torch.empty_like(parameter, device="meta"))
+        torch.utils.swap_tensors(parameter, there)
+        parameter.grad = torch.empty_like(parameter)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(40, 16), nn.Linear(16, 48), nn.LayerNorm(48), nn.Linear(48, 160), nn.Linear(160, 40, bias=False)
+    )
+
+
+def second_step(optimizer):
+    """What a step executes once state and constraints have met the device."""
+    with Accelerator():
+        optimizer.step()
+    with Accelerator() as accelerator:
+        optimizer.step()
+    return accelerator
+
+
+OPTIMIZERS = {
+    "Scion": wn.Scion,
+    "constrained": lambda model, lr: wn.Scion(model, lr=lr, unconstrained=False),
+    "Muon": wn.Muon,
+    "NorMuon": lambda model, lr: wn.Scion(model, lr=lr, normuon=0.95),
+    "Nesterov": lambda model, lr: wn.Scion(model, lr=lr, nesterov=True),
+    "memory-light": lambda model, lr: wn.Scion(model, lr=lr, memory="gradient"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer(name):
+    model = network()
+    optimizer = OPTIMIZERS[name](model, lr=0.02)
+    moved(model)
+    accelerator = second_step(optimizer)
+    assert accelerator.decompositions == []
+    assert accelerator.looks == LOOKS
+
+
+CAPS = {  # and the looks for each of the batches, one per shape
+    "HardCap": (wn.HardCap(1.5), 2),  # at the entries and at the result, whether one is not finite or inaccurate
+    "SoftCap": (wn.SoftCap(1.5), 0),
+    "OptimalCap": (OptimalCap(1.5), 0),
+    "SpectralNormalize": (SpectralNormalize(1.5), 1),  # at the entries
+}
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_caps(name):
+    model = network()
+    optimizer = wn.Scion(model, lr=0.02)
+    rule, looks = CAPS[name]
+    wn.constrain(optimizer, {"0": wn.ColumnCap(1.0), "2.weight": EntryCap(1.0), "[13].weight": rule})
+    moved(model)
+    accelerator = second_step(optimizer)
+    assert accelerator.decompositions == []
+    assert accelerator.looks == LOOKS_CONSTRAINED + 2 * looks
+
+
+@pytest.mark.parametrize("rule", [wn.HardCap, SpectralNormalize])
+def test_no_look_between_projections(rule):
+    model = network()
+    optimizer = wn.Scion(model, lr=0.02)
+    wn.constrain(optimizer, {"[13].weight": rule(1.5, every=8)})
+    moved(model)
+    looks = []
+    with Accelerator() as accelerator:
+        for _ in range(17):
+            before = accelerator.looks
+            optimizer.step()
+            looks.append(accelerator.looks - before)
+    assert looks[1:].count(LOOKS_CONSTRAINED) == 14
+
+
+def test_the_record_itself():
+    with Accelerator() as accelerator:
+        there = torch.empty(3, 3, device="meta")
+        torch.linalg.eigvalsh(there @ there)
+        assert bool((there > 0).all())
+        assert not bool((there > 0).any())
+        there.sum().tolist()
+        with pytest.raises(AssertionError, match="add mixes devices"):
+            there + torch.ones(3)
+    assert accelerator.decompositions == ["_linalg_eigh"]
+    assert accelerator.looks == 3
