@@ -28,6 +28,9 @@ when it is given again. `--jobs 4` runs four cells at a time; `--cluster slurm` 
 `--device cuda` computes there. Figures, a table and one self-contained page of all experiments, `index.html` in
 `results/reproduce`, are drawn at the end.
 
+Some experiments read what text there is: English books or Tiny Shakespeare in `$WELLNORMED_DATA`, else the plays that
+the package installs. Their rows say which, and a command that would add rows of another text is refused.
+
 Below is what has been run, as it stands in the committed rows; this page is written by `python
 docs/make_reproduction.py`. The preset `paper` is a paper's own setting, and its numbers are compared: a verdict is
 "reached" or "not reached". Where the preset `cpu` is smaller than the paper, its text says in what, and the verdict

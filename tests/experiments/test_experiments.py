@@ -28,7 +28,7 @@ from wellnormed.experiments import (
 )
 from wellnormed.experiments._cifar import CifarRun
 from wellnormed.experiments._experiment import MODULES, load
-from wellnormed.experiments._grid import run_chunk
+from wellnormed.experiments._grid import Settings, run_chunk
 from wellnormed.experiments._table import cell_key
 from wellnormed.experiments.reproduce import COLUMNS, markdown
 from wellnormed.experiments.shakespeare_best import ProvedRun
@@ -161,7 +161,7 @@ def test_rows_become_figures_and_verdicts(name, tmp_path):
     for number, cell in enumerate(small(name)):
         chunks.setdefault(experiment.together(cell) if experiment.together else number, []).append(cell)
     for chunk in chunks.values():
-        rows += run_chunk(tuple(chunk), experiment.run, "a command", "cpu")
+        rows += run_chunk(tuple(chunk), Settings(experiment.run, experiment.data, "a command", "cpu", 1))
     rows = json.loads(json.dumps(rows, allow_nan=False))
     assert rows
     for figure_name, figure in experiment.figures(rows).items():

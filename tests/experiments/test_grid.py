@@ -89,6 +89,27 @@ def test_data_that_cannot_be_had_ends_the_experiment_with_one_sentence(folder, m
     assert squares(folder) == SQUARES
 
 
+def test_rows_of_other_data_are_not_put_beside_each_other(folder, monkeypatch, capsys):
+    monkeypatch.setattr(toy, "EXPERIMENT", toy.OF_DATA)
+    run(folder)
+    table = folder / "toy-cpu" / "rows.jsonl"
+    lines = table.read_text().splitlines(keepends=True)
+    assert {json.loads(line)["data"] for line in lines} == {"whole numbers"}
+    monkeypatch.setenv("TOY_DATA", "halves")
+    assert run(folder)[0] == 0  # nothing is missing, so nothing is read
+    table.write_text("".join(lines[:-1]))
+    assert main(["reproduce", "toy", "--folder", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "has rows of whole numbers, and what is found on this machine is halves" in error
+    assert "set WELLNORMED_DATA" in error
+    assert "--folder" in error
+    assert table.read_text() == "".join(lines[:-1])
+    assert len(executed(folder)) == len(SQUARES)
+    monkeypatch.delenv("TOY_DATA")
+    assert run(folder)[0] == 0
+    assert squares(folder) == SQUARES
+
+
 def test_cells_may_be_run_together(folder, monkeypatch):
     monkeypatch.setattr(toy, "EXPERIMENT", toy.TOGETHER)
     assert {len(chunk) for chunk in missing(toy.TOGETHER, "cpu", ())} == {2, 4}

@@ -53,5 +53,10 @@ def verdicts(rows, preset):
     ]
 
 
+def data(cell):
+    return os.environ.get("TOY_DATA", "whole numbers")
+
+
 EXPERIMENT = Experiment("toy", "no paper", "that numbers have squares", cells, run, figures, verdicts)
+OF_DATA = Experiment("toy", "no paper", "", cells, run, figures, verdicts, data)
 TOGETHER = Experiment("toy", "no paper", "", cells, run, figures, verdicts, together=lambda cell: cell.value > 2)

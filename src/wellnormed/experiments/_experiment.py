@@ -80,6 +80,8 @@ class Experiment:
     figures: Callable[[Sequence[Row]], dict[str, Figure]]
     """Name -> figure, from the rows of a preset."""
     verdicts: Callable[[Sequence[Row], Preset], Sequence[Verdict]]
+    data: Callable[[Any], str] | None = None
+    """The name of what a cell reads, where that is what this machine has; no table holds rows of different data."""
     together: Callable[[Any], Hashable] | None = None
     """Cells of an equal value are run at once, as many models in one; None runs each alone."""
     differs: dict[str, str] = field(default_factory=dict)

@@ -70,6 +70,11 @@ def corpus(text: Text) -> Corpus:
     return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
 
 
+def text_of(cell: GPTRun) -> str:
+    """The name of what a run reads."""
+    return f"characters of {load_shakespeare().source}" if cell.text == "shakespeare" else "tokens of FineWeb"
+
+
 class Block(nn.Module):
     """Attention and a feed-forward layer, each added to the stream."""
 

@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,8 +27,18 @@ Chunk = tuple[Any, ...]
 """Cells that are run at once."""
 Outcome = list[Row] | str | DataError
 """The rows of a chunk, or why there are none."""
-Settings = tuple[Run, str, str, int]
-"""What a process needs to run chunks: the function, the command that a row states, the device, and its threads."""
+
+
+class Settings(NamedTuple):
+    """What a process needs to run chunks."""
+
+    run: Run
+    data: Callable[[Any], str] | None
+    """The name of what a cell reads, where that depends on the machine."""
+    command: str
+    """That a row states."""
+    device: str
+    threads: int
 
 
 def missing(experiment: Experiment, preset: Preset, rows: Iterable[str]) -> list[Chunk]:
@@ -48,8 +58,11 @@ def run_missing(
     chunks = missing(experiment, preset, table.read()[0])
     total, failures = len(experiment.cells(preset)), []
     done = total - sum(map(len, chunks))
+    if experiment.data and chunks:
+        here = {experiment.data(cell) for chunk in chunks for cell in chunk}
+        _require_same_data(table.rows_of(experiment.cells(preset)), here, table.path)
     command = f"wellnormed reproduce {experiment.name} --preset {preset}"
-    settings = (experiment.run, command, device, max(1, (os.cpu_count() or 1) // jobs))
+    settings = Settings(experiment.run, experiment.data, command, device, max(1, (os.cpu_count() or 1) // jobs))
     with progress_display(console, done, total, 1, "cell") as show:
         logs = table.path.parent / "jobs"
         outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
@@ -67,14 +80,25 @@ def run_missing(
     return failures
 
 
-def run_chunk(chunk: Chunk, run: Run, command: str, device: str) -> list[Row]:
+def _require_same_data(rows: Iterable[Row], here: set[str], path: Path) -> None:
+    """Refuse to put rows beside those of other data."""
+    if other := {row["data"] for row in rows if "data" in row} - here:
+        raise DataError(
+            f"{path} has rows of {', '.join(sorted(other))}, and what is found on this machine is "
+            f"{', '.join(sorted(here))}; these cannot be compared: set WELLNORMED_DATA to the folder that holds the "
+            "former, or keep the new rows apart with another --folder"
+        )
+
+
+def run_chunk(chunk: Chunk, settings: Settings) -> list[Row]:
     """The rows of cells that are run at once, in this process."""
     start = time.perf_counter()
-    results = run(chunk, torch.device(device))
+    results = settings.run(chunk, torch.device(settings.device))
     seconds = (time.perf_counter() - start) / len(chunk)
     return [
-        {**header(command, cell.seed, device), "cell": cell_key(cell), "config": asdict(cell), "results": result,
-         "seconds": round(seconds, 3)}
+        {**header(settings.command, cell.seed, settings.device),
+         **({"data": settings.data(cell)} if settings.data else {}),
+         "cell": cell_key(cell), "config": asdict(cell), "results": result, "seconds": round(seconds, 3)}
         for cell, result in zip(chunk, results, strict=True)
     ]  # fmt: skip
 
@@ -85,7 +109,7 @@ class _Worker:
     def __init__(self, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, *settings), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, settings), daemon=True)
         self.process.start()
         theirs.close()
         self.chunk: Chunk | None = None
@@ -135,12 +159,11 @@ def _jobs(chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path)
         import submitit  # pyrefly: ignore[missing-import]
     except ImportError:
         raise ValueError("a cluster needs the package submitit: pip install 'wellnormed[cluster]'") from None
-    *what, threads = settings
     executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
-    gpus = int(settings[2].startswith("cuda"))
-    executor.update_parameters(cpus_per_task=threads, gpus_per_node=gpus, timeout_min=720)
+    gpus = int(settings.device.startswith("cuda"))
+    executor.update_parameters(cpus_per_task=settings.threads, gpus_per_node=gpus, timeout_min=720)
     with executor.batch():
-        jobs = [executor.submit(_outcome, chunk, *what) for chunk in chunks]
+        jobs = [executor.submit(_outcome, chunk, settings) for chunk in chunks]
     waiting = dict(zip(jobs, chunks, strict=True))
     while waiting:
         time.sleep(0.2)
@@ -149,12 +172,12 @@ def _jobs(chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path)
             yield chunk, f"the job of {_shown(chunk)} failed: {error}" if error else job.result()
 
 
-def _serve(connection: Connection, run: Run, command: str, device: str, threads: int) -> None:
-    torch.set_num_threads(threads)
+def _serve(connection: Connection, settings: Settings) -> None:
+    torch.set_num_threads(settings.threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
-            connection.send(_outcome(connection.recv(), run, command, device))
+            connection.send(_outcome(connection.recv(), settings))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):  # the parent has ended, or is ending us
         return
 
@@ -167,9 +190,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _outcome(chunk: Chunk, run: Run, command: str, device: str) -> Outcome:
+def _outcome(chunk: Chunk, settings: Settings) -> Outcome:
     try:
-        return run_chunk(chunk, run, command, device)
+        return run_chunk(chunk, settings)
     except DataError as error:
         return error
     except (ValueError, RuntimeError, ArithmeticError, OSError) as error:

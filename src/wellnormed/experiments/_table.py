@@ -11,7 +11,8 @@ from typing import Any
 from wellnormed._files import json_text, parse_json, write_atomically, writing
 
 Row = dict[str, Any]
-"""`cell` (its key), `config`, `results`, `seconds`, and where it ran: `command`, `commit`, `seed`, `machine`, ..."""
+"""`cell` (its key), `config`, `results`, `seconds`, where it ran: `command`, `commit`, `seed`, `machine`, ..., and what
+it read where that depends on the machine: `data`."""
 
 
 def cell_key(config: Any) -> str:

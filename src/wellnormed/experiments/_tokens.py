@@ -18,7 +18,7 @@ from wellnormed.models.gpt import GPT
 from wellnormed.models.lipsformer import LipsFormer, lipsformer_bound_as_published
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import DivergedError, fit
-from wellnormed.train.token_config import TokenTrainConfig
+from wellnormed.train.token_config import Size, TokenTrainConfig, token_preset
 from wellnormed.train.token_loop import certificate_of
 from wellnormed.train.tokens import TokenTask, with_vocabulary
 
@@ -43,6 +43,16 @@ def byte_corpus() -> Corpus:
     return Corpus("books as bytes", "bytes", tokenizer_of("bytes").vocabulary, tokens["train"], tokens["validation"])
 
 
+def corpus_of(size: Size) -> Corpus:
+    """Bytes for the smallest models, GPT-2's tokens of FineWeb for the others."""
+    return byte_corpus() if size == "1m" else load_corpus(token_preset(size).data)
+
+
+def byte_text(cell: Any) -> str:
+    """The name of `byte_corpus`, which a cell reads."""
+    return byte_corpus().name
+
+
 def token_task(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> TokenTask:
     """The training of a run, in this process alone."""
     return TokenTask(with_vocabulary(config, corpus.vocabulary), corpus, Ranks(0, 1, device))
@@ -53,11 +63,11 @@ def results(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> d
     task = token_task(config, corpus, device)
     try:
         fit(task)
-        found: dict[str, Any] = {"source": corpus.name, **task.evaluate()}
+        found: dict[str, Any] = task.evaluate()
     except DivergedError as error:
-        return {"source": corpus.name, "diverged_at": task.step, "why": str(error)}
+        return {"diverged_at": task.step, "why": str(error)}
     if not math.isfinite(found["validation_loss"]):
-        return {"source": corpus.name, "diverged_at": task.step, "why": "the validation loss is not finite"}
+        return {"diverged_at": task.step, "why": "the validation loss is not finite"}
     seen = task.observe()
     found |= {"largest_entry": max(seen.entries.values()), "largest_logit": max(seen.logits.values(), default=None)}
     model = task.copy(task.whole_weights())

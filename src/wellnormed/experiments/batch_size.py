@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
-from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
+from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run, text_of
 from wellnormed.experiments._table import Row
 from wellnormed.experiments._transfer import Best, agreed, best, curves
 
@@ -109,6 +109,7 @@ EXPERIMENT = Experiment(
     shows="that the loss of Scion suffers less from large batches, at a fixed number of tokens, than Adam's and Muon's",
     cells=cells,
     run=run,
+    data=text_of,
     figures=figures,
     verdicts=verdicts,
     differs={

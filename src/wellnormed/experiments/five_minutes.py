@@ -22,7 +22,7 @@ from wellnormed.constraints import Constraints
 from wellnormed.experiments._experiment import Experiment, Preset, Verdict
 from wellnormed.experiments._figures import legend_below, panels
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._tokens import byte_corpus
+from wellnormed.experiments._tokens import byte_corpus, byte_text
 from wellnormed.models.files import TokenModel
 from wellnormed.optim import Scion
 from wellnormed.train.ranks import Ranks
@@ -193,6 +193,7 @@ EXPERIMENT = Experiment(
     shows="bits a byte after five minutes of wall clock on two cores, by optimizer",
     cells=cells,
     run=run,
+    data=byte_text,
     figures=figures,
     verdicts=verdicts,
     differs={"paper": "an hour instead of five minutes"},

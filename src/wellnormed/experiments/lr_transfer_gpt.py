@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
-from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run
+from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, run, text_of
 from wellnormed.experiments._table import Row
 from wellnormed.experiments._transfer import agreed, best_losses, transfer_figure, transfer_verdict
 
@@ -118,6 +118,7 @@ EXPERIMENT = Experiment(
     shows="that the best learning rate of Scion does not move with the width and the depth, where Adam's and Muon's do",
     cells=cells,
     run=run,
+    data=text_of,
     figures=figures,
     verdicts=verdicts,
     differs={

@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import panels
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._tokens import byte_corpus, results
+from wellnormed.experiments._tokens import corpus_of, results
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import Caps, ConstraintName
 from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
@@ -115,9 +114,9 @@ def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
     return [results(config_of(cell), corpus_of(cell.size), device) for cell in cells]
 
 
-def corpus_of(size: Size) -> Corpus:
-    """Bytes for the small models, GPT-2's tokens of FineWeb for the paper's."""
-    return byte_corpus() if size == "1m" else load_corpus(token_preset(size).data)
+def text_of(cell: Cell) -> str:
+    """The name of what a cell reads."""
+    return corpus_of(cell.size).name
 
 
 def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
@@ -128,7 +127,7 @@ def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss, the largest activation, and the bounds of every row, beside the published ones; means and extremes."""
     figure, axes = panels(1, 3, (13, 4.5), sharey=True)
-    names = [name for name in ROWS if values(rows, name, "source")]
+    names = [name for name in ROWS if any(row["config"]["row"] == name for row in rows)]
     for axis, key, title in zip(axes[0], COLUMNS, COLUMNS.values(), strict=True):
         for place, name in enumerate(names):
             if found := values(rows, name, key):
@@ -192,6 +191,7 @@ EXPERIMENT = Experiment(
     shows="loss, accuracy, bound and largest activation of transformers with enforced norms and of their peers",
     cells=cells,
     run=run,
+    data=text_of,
     figures=figures,
     verdicts=verdicts,
     differs={"cpu": "a million parameters in the blocks, 105 (210, 420) steps of 32 windows of 128 bytes of books"},

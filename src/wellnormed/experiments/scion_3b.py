@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import panels
-from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, Text, run
+from wellnormed.experiments._gpt import FINEWEB, GPTRun, Method, Text, run, text_of
 from wellnormed.experiments._table import Row
 from wellnormed.experiments._transfer import agreed
 from wellnormed.experiments.lr_transfer_gpt import METHODS, SMALL, TABLE_5, WITHIN
@@ -96,6 +96,7 @@ EXPERIMENT = Experiment(
     shows="the order of Adam, Muon, uSCG and SCG on a large model with the learning rates of a small one",
     cells=cells,
     run=run,
+    data=text_of,
     figures=figures,
     verdicts=verdicts,
     differs={

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
-from wellnormed.experiments._gpt import GPTRun, Method, run
+from wellnormed.experiments._gpt import GPTRun, Method, run, text_of
 from wellnormed.experiments._table import Row
 from wellnormed.experiments._transfer import transfer_figure, transfer_verdict
 
@@ -69,6 +69,7 @@ EXPERIMENT = Experiment(
     shows="that the best learning rate does not move with the width where every layer has the norm Sign",
     cells=cells,
     run=run,
+    data=text_of,
     figures=figures,
     verdicts=verdicts,
     differs={

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from wellnormed.experiments._experiment import ANSWERS, Experiment, Preset, Verdict
 from wellnormed.experiments._figures import panels
 from wellnormed.experiments._table import Row
-from wellnormed.experiments._tokens import byte_corpus, token_task
+from wellnormed.experiments._tokens import byte_corpus, byte_text, token_task
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import Caps
 from wellnormed.train.task import DivergedError, fit
@@ -141,6 +141,7 @@ EXPERIMENT = Experiment(
     shows="at which learning rates and depths only the transformer with enforced norms trains",
     cells=cells,
     run=run,
+    data=byte_text,
     figures=figures,
     verdicts=verdicts,
     differs={
