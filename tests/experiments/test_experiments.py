@@ -17,11 +17,11 @@ from wellnormed.experiments import (
     _lt_transformer,
     _nanogpt,
     _shakespeare,
+    _tokens,
     caps,
     five_minutes,
     lr_transfer_mlp,
     modula_gpt,
-    nanogpt_table1,
     shakespeare_best,
     stability_grid,
     watermark,
@@ -118,7 +118,7 @@ def tiny_data(monkeypatch):
     monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
     monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
-    for module in (five_minutes, nanogpt_table1, stability_grid):
+    for module in (_tokens, five_minutes, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
     matplotlib.use("agg")
 
