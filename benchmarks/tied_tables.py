@@ -81,6 +81,12 @@ def train(module: ModuleType, text: CharacterText, make: Callable[[nn.Module], A
     torch.manual_seed(seed)
     config = module.GPTConfig(LENGTH, len(text.symbols), n_layer=4, n_head=4, n_embd=128, dropout=0.0, bias=False)
     model = module.GPT(config)
+    fit(model, text, make, seed)
+    return {"model": asdict(config), "validation_loss": validation_loss(Logits(model), text.validation, LENGTH)}
+
+
+def fit(model: nn.Module, text: CharacterText, make: Callable[[nn.Module], Any], seed: int) -> None:
+    """Train a model that gives `(logits, loss)` for tokens and targets, as nanoGPT's does."""
     optimizer = make(model)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.1 + 0.45 * (1 + math.cos(math.pi * step / STEPS))
@@ -95,7 +101,6 @@ def train(module: ModuleType, text: CharacterText, make: Callable[[nn.Module], A
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return {"model": asdict(config), "validation_loss": validation_loss(Logits(model), text.validation, LENGTH)}
 
 
 def finished(path: Path, commit: str | None, key: str) -> list[dict[str, Any]]:

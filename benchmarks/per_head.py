@@ -1,0 +1,119 @@
+"""What one norm for every head of queries, keys and values does to the loss, against one for each projection.
+
+Three models of four blocks, width 128 and 4 heads in the protocol of `benchmarks/tied_tables.py`: nanoGPT's own
+`model.py`, whose path is the argument, with queries, keys and values fused; a Llama of `transformers` with two heads of
+keys and values; and a GPT-NeoX of `transformers`, in which the query, key and value of a head are followed by those of
+the next. Heads are taken alone with radius 1, and with the root of their number as radius, which makes a step of a head
+as long as its share of a step of the whole projection.
+
+    python -m benchmarks.per_head nanoGPT/model.py
+
+Every finished run is written at once, and a run that the file holds already is not repeated. A file of another commit
+is refused.
+"""
+
+import argparse
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.data import load_shakespeare
+from wellnormed.experiments._header import header, write_result
+from wellnormed.norms import PerHead, Split
+from wellnormed.train.evaluate import validation_loss
+
+from .tied_tables import BATCH, LENGTH, SEEDS, STEPS, Logits, finished, fit, nanogpt
+
+OUTPUT = Path("results/per-head.json")
+WIDTH, HEADS, KV_HEADS, BLOCKS = 128, 4, 2, 4
+OPTIMIZERS: dict[str, Any] = {"Scion(lr=0.02)": wn.Scion, "Muon(lr=0.02)": wn.Muon}
+NORMS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "nanoGPT": {"*.c_attn": (Split(3), PerHead(3 * HEADS))},
+    "Llama": {
+        "*.q_proj": (wn.Spectral(), PerHead(HEADS)),
+        "*.k_proj": (wn.Spectral(), PerHead(KV_HEADS)),
+        "*.v_proj": (wn.Spectral(), PerHead(KV_HEADS)),
+    },
+    "GPT-NeoX": {"*.query_key_value.weight": (wn.Spectral(), PerHead(3 * HEADS))},
+}
+"""For each model the weights by pattern, with the norm of the whole and that of the heads."""
+WAYS: dict[str, Callable[[nn.Module, Any, str], torch.optim.Optimizer]] = {
+    "by projection": lambda model, make, name: make(model, lr=0.02, overrides=_norms(name, 0)),
+    "by head": lambda model, make, name: make(model, lr=0.02, overrides=_norms(name, 1)),
+    "by head, radius sqrt(heads)": lambda model, make, name: make(
+        model, lr=0.02, overrides=_norms(name, 1), radii=_radii(name)
+    ),
+}
+
+
+def _norms(name: str, which: int) -> dict[str, wn.norms.Norm]:
+    return {pattern: pair[which] for pattern, pair in NORMS[name].items()}
+
+
+def _radii(name: str) -> dict[str, float]:
+    """The root of the number of heads that make up one projection."""
+    return {pattern: (KV_HEADS if pattern[2:] in ("k_proj", "v_proj") else HEADS) ** 0.5 for pattern in NORMS[name]}
+
+
+class Trainable(nn.Module):
+    """A language model of `transformers` that gives logits and loss, as nanoGPT's does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(input_ids=tokens).logits
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build(name: str, symbols: int, nanogpt_model: Path) -> nn.Module:
+    """One model with its own random start."""
+    if name == "nanoGPT":
+        module = nanogpt(nanogpt_model)
+        return module.GPT(
+            module.GPTConfig(LENGTH, symbols, n_layer=BLOCKS, n_head=HEADS, n_embd=WIDTH, dropout=0.0, bias=False)
+        )
+    import transformers as tf
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS, "vocab_size": symbols}
+    if name == "Llama":
+        config = tf.LlamaConfig(**sizes, intermediate_size=352, num_key_value_heads=KV_HEADS, use_cache=False)
+        return Trainable(tf.LlamaForCausalLM(config))
+    config = tf.GPTNeoXConfig(**sizes, intermediate_size=512, use_cache=False)
+    return Trainable(tf.GPTNeoXForCausalLM(config))
+
+
+def main() -> None:
+    """Train what the results lack: all ways for one model, optimizer and seed, then for the next."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("nanogpt", type=Path, help="nanoGPT's model.py")
+    options = parser.parse_args()
+    text = load_shakespeare()
+    results: dict[str, Any] = {
+        **header("python -m benchmarks.per_head nanoGPT/model.py", list(SEEDS)),
+        "config": {"length": LENGTH, "batch": BATCH, "steps": STEPS, "clip": 1.0, "schedule": "cosine to 0.1"},
+        "source": text.source,
+    }
+    results["rows"] = finished(OUTPUT, results["commit"], "rows")
+    for name, seed, optimizer, way in product(NORMS, SEEDS, OPTIMIZERS, WAYS):
+        row = {"model": name, "optimizer": optimizer, "seed": seed, "way": way}
+        if any(row == {key: done[key] for key in row} for done in results["rows"]):
+            continue
+        torch.manual_seed(seed)
+        model = build(name, len(text.symbols), options.nanogpt)
+        fit(model, text, lambda m, o=optimizer, w=way, n=name: WAYS[w](m, OPTIMIZERS[o], n), seed)
+        loss = validation_loss(Logits(model), text.validation, LENGTH)
+        results["rows"].append({**row, "validation_loss": loss})
+        results["number_of_runs"] = len(results["rows"])
+        write_result(OUTPUT, results)
+        print(f"{name}, {optimizer}, seed {seed}, {way}: {loss:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
