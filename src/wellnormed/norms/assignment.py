@@ -6,7 +6,7 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -18,6 +18,7 @@ from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.patterns import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.norms.roles import Roles
+from wellnormed.norms.tables import aligned, grouped
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,23 @@ class Assignment:
         return self.table()
 
     def table(self, columns: Mapping[str, Mapping[str, str]] | None = None) -> str:
-        """The printed table, with further columns between norm and reason: `{title: {parameter: text}}`."""
+        """The printed table, with further columns between norm and reason: `{title: {parameter: text}}`.
+
+        Parameters whose rows differ only in numbers inside their names are one row with their count, such as
+        `blocks.{0..3}.mlp.weight`.
+        """
         columns = columns or {}
-        rows: list[tuple[str, ...]] = [("parameter", "shape", "norm", *columns, "why")] if columns else []
+        rows: list[tuple[str, ...]] = []
         for a in self:
             further = (texts.get(a.name, "") for texts in columns.values())
             rows.append((a.name, str(tuple(a.parameter.shape)), str(a.norm or "AdamW"), *further, a.reason))
         rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
         if not self.assigned and not self.frozen:
             return "no parameters"
-        return "\n".join([aligned(rows), *(self._totals() if len(rows) > 1 + bool(columns) else [])])
+        shown: list[tuple[str, ...]] = [("parameter", "shape", "norm", *columns, "why")] if columns else []
+        for count, (name, shape, *rest) in grouped(rows):
+            shown.append((name, f"{count} x {shape}".rstrip() if count > 1 else shape, *rest))
+        return "\n".join([aligned(shown), *(self._totals() if len(rows) > 1 else [])])
 
     def _totals(self) -> list[str]:
         sizes: dict[str, list[int]] = defaultdict(list)
@@ -95,12 +103,6 @@ class Assignment:
             sizes[str(a.norm or "AdamW")].append(a.parameter.numel())
         width = len(f"{max(map(sum, sizes.values()), default=0):,}")
         return [f"{sum(own):>{width},} entries in {len(own)} x {norm}" for norm, own in sizes.items()]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as text, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def assign_norms(

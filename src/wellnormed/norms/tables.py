@@ -1,0 +1,61 @@
+"""Rows of text in columns, and the repeated blocks of a model as one row."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]:
+    """Rows that differ only in numbers inside their first cell, the name of a parameter, as one; each with its count.
+
+    A number counts if it is a whole part of the name, as the members of a list have it. A group stands where its first
+    row stood, and its name stands for exactly the rows that it replaces.
+
+    Example:
+        >>> grouped([("h.0.weight", "a"), ("h.1.weight", "a"), ("h.2.weight", "b"), ("h.4.weight", "a")])
+        [(3, ('h.{0,1,4}.weight', 'a')), (1, ('h.2.weight', 'b'))]
+    """
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[int, ...], int]] = defaultdict(dict)
+    for position, (name, *cells) in enumerate(rows):
+        parts = name.split(".")
+        words = tuple("" if _is_number(part) else part for part in parts)
+        alike[words, tuple(cells)][tuple(int(part) for part in parts if _is_number(part))] = position
+    found = []
+    for (words, cells), positions in alike.items():
+        for block in _blocks(list(positions)):
+            left = iter(block)
+            name = ".".join(word or _shown(next(left)) for word in words)
+            found.append((positions[tuple(members[0] for members in block)], math.prod(map(len, block)), name, cells))
+    return [(count, (name, *cells)) for _, count, name, cells in sorted(found)]
+
+
+def _is_number(part: str) -> bool:
+    return part.isdecimal() and str(int(part)) == part
+
+
+def _blocks(members: list[tuple[int, ...]]) -> list[tuple[list[int], ...]]:
+    """Tuples of numbers as products of sets, each tuple in one of them."""
+    if not members[0]:
+        return [()]
+    rests: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for first, *rest in members:
+        rests[first].append(tuple(rest))
+    firsts: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
+    for first, own in rests.items():
+        firsts[tuple(sorted(own))].append(first)
+    return [(sorted(own), *block) for rest, own in firsts.items() for block in _blocks(list(rest))]
+
+
+def _shown(numbers: list[int]) -> str:
+    """Numbers in ascending order, such as `{0..3,5}`; one alone without braces."""
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    runs = (str(a) if a == b else f"{a},{b}" if b == a + 1 else f"{a}..{b}" for a, b in zip(starts, ends, strict=True))
+    return ",".join(runs) if len(numbers) == 1 else f"{{{','.join(runs)}}}"
