@@ -3,8 +3,8 @@
 Three models of four blocks, width 128 and 4 heads in the protocol of `benchmarks/tied_tables.py`: nanoGPT's own
 `model.py`, whose path is the argument, with queries, keys and values fused; a Llama of `transformers` with two heads of
 keys and values; and a GPT-NeoX of `transformers`, in which the query, key and value of a head are followed by those of
-the next. Heads are taken alone with radius 1, and with the root of their number as radius, which makes a step of a head
-as long as its share of a step of the whole projection.
+the next, so that its projection was one matrix. A head is measured in two units: RMS, in which a step of a head is
+shorter by the root of their number than its share of a step of the projection; and l2, in which it is as long.
 
     python -m benchmarks.per_head nanoGPT/model.py
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.experiments._header import header, write_result
-from wellnormed.norms import PerHead, Split
+from wellnormed.norms import MatrixNorm, PerHead, Split
 from wellnormed.train.evaluate import validation_loss
 
 from .tied_tables import BATCH, LENGTH, SEEDS, STEPS, Logits, finished, fit, nanogpt
@@ -32,32 +32,23 @@ from .tied_tables import BATCH, LENGTH, SEEDS, STEPS, Logits, finished, fit, nan
 OUTPUT = Path("results/per-head.json")
 WIDTH, HEADS, KV_HEADS, BLOCKS = 128, 4, 2, 4
 OPTIMIZERS: dict[str, Any] = {"Scion(lr=0.02)": wn.Scion, "Muon(lr=0.02)": wn.Muon}
-NORMS: dict[str, dict[str, tuple[Any, Any]]] = {
-    "nanoGPT": {"*.c_attn": (Split(3), PerHead(3 * HEADS))},
+ONLY_SCION = ("Llama", "GPT-NeoX")
+L2 = wn.Spectral(units="l2")
+NORMS: dict[str, dict[str, tuple[MatrixNorm, int]]] = {
+    "nanoGPT": {"*.c_attn": (Split(3), 3 * HEADS)},
     "Llama": {
-        "*.q_proj": (wn.Spectral(), PerHead(HEADS)),
-        "*.k_proj": (wn.Spectral(), PerHead(KV_HEADS)),
-        "*.v_proj": (wn.Spectral(), PerHead(KV_HEADS)),
+        "*.q_proj": (wn.Spectral(), HEADS),
+        "*.k_proj": (wn.Spectral(), KV_HEADS),
+        "*.v_proj": (wn.Spectral(), KV_HEADS),
     },
-    "GPT-NeoX": {"*.query_key_value.weight": (wn.Spectral(), PerHead(3 * HEADS))},
+    "GPT-NeoX": {"*.query_key_value.weight": (wn.Spectral(), 3 * HEADS)},
 }
-"""For each model the weights by pattern, with the norm of the whole and that of the heads."""
-WAYS: dict[str, Callable[[nn.Module, Any, str], torch.optim.Optimizer]] = {
-    "by projection": lambda model, make, name: make(model, lr=0.02, overrides=_norms(name, 0)),
-    "by head": lambda model, make, name: make(model, lr=0.02, overrides=_norms(name, 1)),
-    "by head, radius sqrt(heads)": lambda model, make, name: make(
-        model, lr=0.02, overrides=_norms(name, 1), radii=_radii(name)
-    ),
+"""For each model the weights by pattern, with the norm by projections and the number of heads."""
+WAYS: dict[str, Callable[[MatrixNorm, int], MatrixNorm]] = {
+    "by projection": lambda whole, heads: whole,
+    "by head, RMS": lambda whole, heads: PerHead(heads),
+    "by head, l2": lambda whole, heads: PerHead(heads, L2),
 }
-
-
-def _norms(name: str, which: int) -> dict[str, wn.norms.Norm]:
-    return {pattern: pair[which] for pattern, pair in NORMS[name].items()}
-
-
-def _radii(name: str) -> dict[str, float]:
-    """The root of the number of heads that make up one projection."""
-    return {pattern: (KV_HEADS if pattern[2:] in ("k_proj", "v_proj") else HEADS) ** 0.5 for pattern in NORMS[name]}
 
 
 class Trainable(nn.Module):
@@ -102,12 +93,15 @@ def main() -> None:
     }
     results["rows"] = finished(OUTPUT, results["commit"], "rows")
     for name, seed, optimizer, way in product(NORMS, SEEDS, OPTIMIZERS, WAYS):
+        if name in ONLY_SCION and OPTIMIZERS[optimizer] is not wn.Scion:
+            continue
         row = {"model": name, "optimizer": optimizer, "seed": seed, "way": way}
         if any(row == {key: done[key] for key in row} for done in results["rows"]):
             continue
         torch.manual_seed(seed)
         model = build(name, len(text.symbols), options.nanogpt)
-        fit(model, text, lambda m, o=optimizer, w=way, n=name: WAYS[w](m, OPTIMIZERS[o], n), seed)
+        norms = {pattern: WAYS[way](*known) for pattern, known in NORMS[name].items()}
+        fit(model, text, lambda m, o=OPTIMIZERS[optimizer], n=norms: o(m, lr=0.02, overrides=n), seed)
         loss = validation_loss(Logits(model), text.validation, LENGTH)
         results["rows"].append({**row, "validation_loss": loss})
         results["number_of_runs"] = len(results["rows"])
