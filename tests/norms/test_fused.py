@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms import Experts, SpectralConv, Split
+from wellnormed.norms import Experts, PerHead, SpectralConv, Split
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)
@@ -74,10 +74,13 @@ def test_fused_projections_are_split_by_name_size_and_heads(model, norm):
     assert norm_of(model) == norm
 
 
+HEAD = wn.Spectral(units="l2")
+
+
 @pytest.mark.parametrize(
     ("layer", "attributes", "message"),
     [
-        ("query_key_value", {"num_heads": 4}, r"attention.query_key_value.weight may hold.*with Split\(12\)"),
+        ("query_key_value", {}, r"attention.query_key_value.weight may hold.*with Split\(\(queries, keys, values\)\)"),
         ("fused_qkv_a", {}, r"overrides=\{'attention.fused_qkv_a.weight': ...\}"),
         ("qkv_proj", {"num_heads": 5, "num_kv_heads": 3}, r"unknown sizes.*Split\(\(queries, keys, values\)\)"),
     ],
@@ -91,31 +94,143 @@ def test_doubtful_projections_are_warned_about_with_the_override(layer, attribut
         assert wn.assign_norms(model, overrides={f"attention.{layer}": Split(12)})
 
 
+def of_class(name: str, model: nn.Module) -> nn.Module:
+    """The model with its attention as a class of this name."""
+    model.attention.__class__ = type(name, (nn.Module,), {})
+    return model
+
+
 @pytest.mark.parametrize(
-    ("attention", "layer", "d_out", "message"),
+    ("attention", "layer", "d_out", "attributes", "heads"),
     [
-        ("GPTBigCodeAttention", "c_attn", 48, r"Split\(12\)"),  # (query, key, value) of a head, then of the next
-        ("CodeGenAttention", "qkv_proj", 48, r"Split\(12\)"),
-        ("DisentangledSelfAttention", "in_proj", 48, r"Split\(12\)"),  # DeBERTa
-        ("FusedQKVLinear", "wqkv", 48, r"Split\(12\)"),  # torchtitan
-        ("FusedQKVLinear", "wqkv", 32, r"Split\(8\)"),  # two queries, a key and a value, twice
-        ("FalconAttention", "query_key_value", 24, r"Split\(6\)"),  # four heads of queries, one of keys, one of values
-        ("DeepseekV3Attention", "kv_b_proj", 48, r"Split\(4\)"),  # keys and values of a head, then of the next
-        ("Lfm2ShortConv", "in_proj", 48, r"Split\(\(...\)\)"),
-        ("MambaMixer", "in_proj", 64, r"Split\(\(...\)\)"),
+        ("GPTNeoXAttention", "query_key_value", 48, {}, 12),
+        ("GPTBigCodeAttention", "c_attn", 48, {}, 12),  # (query, key, value) of a head, then of the next
+        ("GPTBigCodeAttention", "c_attn", 24, {"kv_heads": 1}, 6),
+        ("CodeGenAttention", "qkv_proj", 48, {}, 12),
+        ("DisentangledSelfAttention", "in_proj", 48, {}, 12),  # DeBERTa
+        ("FusedQKVLinear", "wqkv", 48, {}, 12),  # torchtitan
+        ("FusedQKVLinear", "wqkv", 32, {"n_kv_heads": 2}, 8),  # two queries, a key and a value, twice
+        ("FalconAttention", "query_key_value", 24, {"num_kv_heads": 1}, 6),
     ],
 )
-def test_projections_that_a_class_interleaves_are_warned_about(attention, layer, d_out, message):
-    model = alone(layer, linear(16, d_out), num_heads=4, **({"kv_lora_rank": 16} if layer == "kv_b_proj" else {}))
-    model.attention.__class__ = type(attention, (nn.Module,), {})
-    with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*{message}"):
+def test_heads_that_a_class_interleaves_are_cut_apart_because_nothing_else_can_be(
+    attention, layer, d_out, attributes, heads
+):
+    model = of_class(attention, alone(layer, linear(16, d_out), num_heads=4, **attributes))
+    [entry] = wn.assign_norms(model)
+    assert entry.norm == PerHead(heads, HEAD)
+    assert entry.reason == "nn.Linear, fused, by heads"
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes", "norm"),
+    [
+        ("kv_b_proj", (4, 4), PerHead(4, Split(2, HEAD))),
+        ("kv_b_proj", (4, 8), PerHead(4, Split((4, 8), HEAD))),  # GLM-5 has unequal sizes
+        ("wkv_b", (4, 8), PerHead(4, Split((4, 8), HEAD))),  # torchtitan
+    ],
+)
+def test_latent_attention_has_the_keys_and_values_of_every_head(layer, sizes, norm):
+    known = {"num_heads": 4, "kv_lora_rank": 6, "qk_nope_head_dim": sizes[0], "v_head_dim": sizes[1], "head_dim": 2}
+    assert norm_of(alone(layer, linear(6, 4 * sum(sizes)), **known)) == norm
+    with pytest.warns(UserWarning, match=r"may hold several matrices, such as keys and values: .*Split\(\(...\)\)"):
+        norm_of(alone(layer, linear(6, 4 * sum(sizes) + 4), **known))
+
+
+@pytest.mark.parametrize(
+    ("attention", "layer", "d_out"), [("Lfm2ShortConv", "in_proj", 48), ("MambaMixer", "in_proj", 64)]
+)
+def test_projections_of_state_space_layers_are_warned_about(attention, layer, d_out):
+    model = of_class(attention, alone(layer, linear(16, d_out), num_heads=4))
+    with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*Split\(\(...\)\)"):
         assert norm_of(model) == wn.Spectral()
 
 
-def test_multi_query_attention_of_big_code_is_split_by_the_sizes():
-    model = alone("c_attn", linear(16, 24), num_heads=4, kv_heads=1)
-    model.attention.__class__ = type("GPTBigCodeAttention", (nn.Module,), {})
-    assert norm_of(model) == Split((16, 4, 4))
+T5 = {"n_heads": 4, "key_value_proj_dim": 8}
+GATED = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "norm"),
+    [
+        (alone("c_attn", linear(16, 48), n_head=4), PerHead(12, HEAD)),  # nanoGPT
+        (alone("c_attn", conv1d(16, 48), num_heads=4), PerHead(12, wn.Spectral(units="l2", input_axis=0), dim=1)),
+        (alone("c_attn", conv1d(16, 32), num_heads=4), PerHead(8, wn.Spectral(units="l2", input_axis=0), dim=1)),
+        (alone("qkv_proj", linear(16, 24), config=GQA), PerHead(12, HEAD)),
+        (alone("q_proj", linear(16, 16), config=GQA), PerHead(8, HEAD)),
+        (alone("k_proj", linear(16, 4), config=GQA), PerHead(2, HEAD)),
+        (alone("k_proj", linear(16, 4), num_heads=8, head_dim=2), PerHead(2, HEAD)),
+        (alone("query", linear(16, 16), num_attention_heads=4), PerHead(4, HEAD)),  # BERT
+        (alone("v_lin", linear(16, 16), n_heads=2), PerHead(2, HEAD)),  # DistilBERT
+        (alone("q", linear(16, 32), **T5), PerHead(4, HEAD)),
+        (alone("q_proj", linear(16, 64), config=GATED), PerHead(8, HEAD)),  # Qwen3-Next: a query and its gate
+        (alone("q_b_proj", linear(16, 48), num_heads=4, kv_lora_rank=8, head_dim=4), PerHead(4, HEAD)),
+        (alone("to_kv", linear(16, 32), heads=4), PerHead(8, HEAD)),
+        (alone("qkv", nn.Conv1d(16, 48, 1, bias=False), num_heads=4), PerHead(12, SpectralConv(1, inner=HEAD))),
+    ],
+)
+def test_on_request_heads_have_norms_of_their_own_wherever_their_number_is_known(model, norm):
+    [entry] = wn.assign_norms(model, per_head=True)
+    assert entry.norm == norm
+    assert entry.reason.endswith(", by heads")
+    [entry] = wn.Muon(model, 0.1, per_head=True, adjust_lr_fn="match_rms_adamw").assignment
+    assert entry.norm == norm.with_settings(coefficients="jordan-5", units="match-rms-adamw")
+    [entry] = wn.assign_norms(model, "sign-only", per_head=True)  # which has no norm of matrices
+    assert isinstance(entry.norm, wn.Sign)
+    assert not entry.reason.endswith(", by heads")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        alone("q_proj", linear(16, 16)),  # nothing says how many heads there are
+        alone("q_proj", linear(16, 18), num_heads=4),  # they do not divide the outputs
+        alone("k_proj", linear(16, 16), num_key_value_heads=4),
+        alone("o_proj", linear(16, 16), num_heads=4),
+        alone("key", linear(16, 16), num_heads=True),
+        alone("key", linear(16, 16), num_heads=1),
+        alone("key", linear(16, 16), num_heads=0),
+        alone("key", linear(16, 16), num_heads=-4),
+        alone("key", linear(16, 16), num_heads="4"),
+    ],
+)
+def test_without_a_number_of_heads_that_fits_a_projection_is_one_matrix(model):
+    [entry] = wn.assign_norms(model, per_head=True)
+    assert (entry.norm, entry.reason) == (wn.Spectral(), "nn.Linear")
+
+
+@pytest.mark.parametrize("optimizer", [wn.optim.Signum, wn.optim.ModularDescent])
+def test_optimizers_that_choose_their_norms_otherwise_refuse_per_head(optimizer):
+    with pytest.raises(ValueError, match="per_head"):
+        optimizer(nn.Sequential(nn.Linear(2, 2)), per_head=True)
+    with pytest.raises(ValueError, match="per_head='yes'"):
+        wn.Scion(nn.Linear(2, 2), per_head="yes")
+
+
+def test_the_heads_of_torchs_own_attention_are_known():
+    norms = {a.name: a.norm for a in wn.assign_norms(nn.MultiheadAttention(8, 4), per_head=True)}
+    assert norms["in_proj_weight"] == PerHead(12, HEAD)
+    assert norms["out_proj.weight"] == wn.Spectral()
+    norms = {a.name: a.norm for a in wn.assign_norms(nn.MultiheadAttention(8, 4, kdim=6), per_head=True)}
+    assert norms["q_proj_weight"] == norms["k_proj_weight"] == PerHead(4, HEAD)
+
+
+def test_the_number_of_heads_is_that_of_the_nearest_module_that_knows_it():
+    """Grouped keys of a language model around an image encoder are not those of the encoder."""
+    model = alone("k_proj", linear(16, 16), num_heads=4)
+    model.config = GQA
+    assert next(iter(wn.assign_norms(model, per_head=True))).norm == PerHead(4, HEAD)
+
+
+def test_a_step_by_heads_is_as_long_as_the_heads_share_of_a_step_of_the_projection():
+    """For gradients whose singular values are all alike, both steps are the same, whatever the number of heads."""
+    gradient = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))[0]
+    exact = wn.Spectral(method="svd")
+    whole = exact.dualize(gradient)
+    for heads in (2, 3, 6):
+        by_head = PerHead(heads, wn.Spectral(method="svd", units="l2")).dualize(gradient)
+        torch.testing.assert_close(by_head, whole)
+        torch.testing.assert_close(PerHead(heads, exact).dualize(gradient), whole / heads**0.5)
 
 
 def expert_layer(shape: tuple[int, ...], name: str, **attributes) -> nn.Module:

@@ -235,7 +235,7 @@ def test_low_rank_adapters_are_matrices_and_never_the_last_layer(recipe):
     model = nn.Sequential(LoRALinear(nn.Linear(4, 6), 2), LoRALinear(nn.Linear(6, 5), 2))
     assignment = wn.assign_norms(model, recipe)
     assert {a.norm for a in assignment} == {SPECTRAL}
-    assert {a.reason for a in assignment} == {"LoRA factor"}
+    assert {a.reason for a in assignment} == {"LoRA's A", "LoRA's B"}
     assert len(assignment) == len(assignment.frozen) == 4
 
 

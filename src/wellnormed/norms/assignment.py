@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from wellnormed._inputs import require_patterns
+from wellnormed._inputs import require_flags, require_patterns
 from wellnormed.norms.base import MatrixNorm, Norm
 from wellnormed.norms.patterns import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
@@ -106,7 +106,10 @@ class Assignment:
 
 
 def assign_norms(
-    model: nn.Module, recipe: RecipeName = DEFAULT_RECIPE, overrides: Mapping[str, Norm | None] | None = None
+    model: nn.Module,
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Mapping[str, Norm | None] | None = None,
+    per_head: bool = False,
 ) -> Assignment:
     """Give every parameter of a model its norm.
 
@@ -136,6 +139,9 @@ def assign_norms(
         recipe: Which norms serve the parameters that nothing else decides.
         overrides: Name pattern (`fnmatch`; a module's name stands for all below it; any name of a tied parameter
             stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW.
+        per_head: Whether each head's queries, keys and values have a norm of their own, `PerHead`, wherever a module
+            or its config says how many heads there are. Otherwise only those do that cannot be told apart without,
+            such as GPT-NeoX's `query_key_value`. See `docs/slices.md` for what it does to the loss.
 
     Example:
         >>> from torch import nn
@@ -152,16 +158,19 @@ def assign_norms(
     require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} is not one of {', '.join(RECIPES)}; choose by what the model reads")
-    return _Routing(model, recipe, overrides).assignment()
+    require_flags("assign_norms: ", {"per_head": per_head})
+    return _Routing(model, recipe, overrides, per_head).assignment()
 
 
 class _Routing:
     """One call of `assign_norms`: what it collects before it warns or refuses, so that both name all parameters."""
 
-    def __init__(self, model: nn.Module, recipe: RecipeName, overrides: Mapping[str, Norm | None]) -> None:
+    def __init__(
+        self, model: nn.Module, recipe: RecipeName, overrides: Mapping[str, Norm | None], per_head: bool
+    ) -> None:
         for pattern, norm in overrides.items():
             check_norm(norm, f"overrides[{pattern!r}]")
-        self.name, self.recipe, self.overrides = recipe, RECIPES[recipe], overrides
+        self.name, self.recipe, self.overrides, self.per_head = recipe, RECIPES[recipe], overrides, per_head
         self.roles = Roles(model)
         self.places: dict[nn.Parameter, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -234,7 +243,7 @@ class _Routing:
             return norm, self.recipe.radii.hidden, f"{original}chosen by {type(module).__name__}"
         role = self.roles.role(name, parameter.shape)
         if role is not None and self.recipe.serves(role):
-            norm, radius, reason = self.recipe.norm(role, parameter.ndim)
+            norm, radius, reason = self.recipe.norm(role, parameter.ndim, self.per_head)
             as_hidden = role.last and norm == self.recipe.matrix
             if role.doubt and not as_hidden and len(self.places[parameter]) == 1:
                 self.doubts[role.doubt].append(name)

@@ -1,7 +1,6 @@
-"""Several matrices in one weight: fused projections and experts, by their names, their sizes and the numbers of heads.
+"""Several matrices in one weight, by the weight's name, its sizes and the numbers of heads: projections, experts.
 
-The numbers are read from the attributes of the modules around a weight, or of their `config`, the nearest first. What
-cannot be told for certain is said in words, with the override that decides it.
+What cannot be told for certain is said in words, with the override that decides it.
 """
 
 import re
@@ -10,80 +9,123 @@ from typing import NamedTuple
 
 from torch import nn
 
-_QKV = re.compile(r"c_attn|(to_|in_proj_|attn_|w_?)?qkv(_proj)?|q_?k_?v_proj")
+from wellnormed.norms.attributes import Heads, attention_heads, norm_width, number
+
+_QUERY = re.compile(
+    r"(w_?|to_|add_|linear_)?(q|query)(_b)?(_proj(ection)?|_lin(ear)?|_attn|_global|_proj_weight)?|wq_b"
+)
+_KEY_OR_VALUE = re.compile(
+    r"(w_?|to_|add_|linear_)?(k|v|key|value)(_proj(ection)?|_lin(ear)?|_attn|_global|_proj_weight)?"
+)
+_QKV = re.compile(r"c_attn|((?!linear_)\w+_|w)?qkv(_proj|_linear)?|q_?k_?v_proj")
 _KV = re.compile(r"(to_|w_?)?kv(_proj)?")
 _GATE_UP = re.compile(r"gate_up(_proj)?|w12|w13")
 _DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
 _UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
-_PERHAPS_FUSED = re.compile(r"query_key_value|(^|_)w?q?kv(_|$)")
-_HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention"}  # classes of transformers
-_GROUP_BY_GROUP = {"fusedqkvlinear"}  # torchtitan: queries of some heads, their key, their value
-_STATE_SPACE, _OF_STATE_SPACE = re.compile(r"mamba|gateddeltanet|shortconv"), re.compile(r"in_proj(_qkvz|_ba)?|x_proj")
+_LATENT_A, _LATENT_B = re.compile(r"kv_a_proj_with_mqa|wkv_a"), re.compile(r"kv_b_proj|wkv_b")  # DeepSeek, torchtitan
+_HEAD_BY_HEAD = re.compile(r"query_key_value|linear_qkv")  # a head's query, key and value, then those of the next
+_OF_CLASSES_HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention", "fusedqkvlinear"}
+_PERHAPS_FUSED = re.compile(r"(^|_)w?q?kv(_|$)")
+_STATE_SPACE = re.compile(r"mamba|gateddeltanet|shortconv")
+_OF_STATE_SPACE = re.compile(r"in_proj(_qkvz?|_ba)?|x_proj")
+_MODULATION = re.compile(r"ada_?ln\w*|ada_?lin|(\w+_)?mod(ulation)?|t_block|time_proj|(\w+_)?mod_proj|proj_out_1")
+_ADAPTIVE, _IN_ADAPTIVE = re.compile(r"ada\w*norm|normzero|^modulation"), re.compile(r"lin(ear)?(_2)?|proj|fc")
 
-_HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads", "kv_heads")
-_HEAD_SIZE = ("head_dim", "head_size", "attention_head_size", "d_head")
 _EXPERTS = ("num_experts", "num_local_experts", "n_experts", "n_routed_experts")
 _WIDTH = ("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim", "dim")
 
 
 class Layout(NamedTuple):
-    """How several matrices lie in one; the fields mean what they mean in `roles.Role`."""
+    """How several matrices lie in one weight; the fields mean what they mean in `roles.Role`."""
 
     parts: int | tuple[int, ...] = 1
+    heads: int = 1
+    by_head: bool = False
     transposed: bool = False
+    what: str = "fused"
     doubt: str = ""
 
 
 def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
     """The parts of a projection named `leaf` inside the modules `around` it, the nearest first."""
-    leaf = leaf.lower()
-    heads, kv_heads = _number(_HEADS, around), _number(_KV_HEADS, around)
-    size = _number(_HEAD_SIZE, around) or (d_in // heads if heads else 0)
-    kind = type(around[1]).__name__.lower() if around[1:] else ""
-    head_by_head = kind in _GROUP_BY_GROUP or (d_out == 3 * d_in and kind in _HEAD_BY_HEAD)
-    if _QKV.fullmatch(leaf) and not head_by_head:
-        if heads and kv_heads and kv_heads != heads and size * (heads + 2 * kv_heads) == d_out:
-            return Layout((heads * size, kv_heads * size, kv_heads * size))
-        if d_out in (3 * d_in, 3 * (heads or 0) * size) and kv_heads in (None, heads):
-            return Layout(3)
-        if d_out == 2 * d_in:
-            return Layout(2)  # GPT-2's cross-attention: keys and values
-        return Layout(doubt="may hold queries, keys and values of unknown sizes; Split((queries, keys, values))")
-    if (_KV.fullmatch(leaf) or _GATE_UP.fullmatch(leaf)) and d_out % 2 == 0:
-        return Layout(2)
-    if leaf == "wi" and d_out == 2 * (_number(("intermediate_size",), around) or 0):
-        return Layout(2)  # ModernBERT's gated layer; T5 has a plain one of this name
-    if (rank := _number(("kv_lora_rank",), around)) and leaf == "kv_a_proj_with_mqa":
-        return Layout((rank, d_out - rank))  # DeepSeek's latent attention
-    if _PERHAPS_FUSED.search(leaf) or head_by_head:
-        size = d_out // heads if rank and heads else size
-        parts = f"Split({d_out // size})" if size and d_out % size == 0 else "Split((...))"
-        return Layout(
-            doubt="may hold the queries, keys and values of every head, one after the other; "
-            f"{parts}, which takes each alone"
-        )
+    leaf, kind = leaf.lower(), type(around[1]).__name__.lower() if around[1:] else ""
     if _OF_STATE_SPACE.fullmatch(leaf) and _STATE_SPACE.search(kind):
         return Layout(doubt="may hold several matrices of a state-space layer; Split((...)), one size for each")
+    if _MODULATION.fullmatch(leaf) or (_ADAPTIVE.search(kind) and _IN_ADAPTIVE.fullmatch(leaf)):
+        return _modulation(d_out, d_in, around, certain="ada" in leaf + kind)
+    if (_GATE_UP.fullmatch(leaf) and d_out % 2 == 0) or (
+        leaf == "wi" and d_out == 2 * (number(("intermediate_size",), around) or 0)
+    ):
+        return Layout(2)  # `Wi` is ModernBERT's gated layer; T5 has a plain one of this name
+    return _of_attention(leaf, kind, d_out, d_in, around)
+
+
+def _modulation(d_out: int, d_in: int, around: Sequence[nn.Module], certain: bool) -> Layout:
+    """Shifts, scales and gates of adaptive norms (DiT, section 3.2), each as wide as the norm layer that they serve."""
+    for width in (norm_width(around), d_in):
+        if width and d_out % width == 0:
+            return Layout(d_out // width, what="shifts, scales, gates")
+    doubt = "may hold shifts, scales and gates of unknown width; Split(parts), with their number"
+    return Layout(doubt=doubt if certain else "")
+
+
+def _of_attention(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
+    known, rank = attention_heads(around), number(("kv_lora_rank",), around)
+    if rank and _LATENT_A.fullmatch(leaf):
+        return Layout((rank, d_out - rank))  # the latent vector of keys and values, and the rotated keys
+    if rank and known and _LATENT_B.fullmatch(leaf):
+        key, value = number(("qk_nope_head_dim",), around), number(("v_head_dim",), around)
+        if key and value and known.count * (key + value) == d_out:
+            return Layout(2 if key == value else (key, value), known.count, by_head=True)
+    if known and _QUERY.fullmatch(leaf):
+        gated = known.size and d_out == 2 * known.count * known.size  # a query and its gate, as in Qwen3-Next
+        return Layout(heads=_dividing(2 * known.count if gated else known.count, d_out))
+    if known and _KEY_OR_VALUE.fullmatch(leaf):
+        by_size = d_out // known.size if known.size and d_out % known.size == 0 else 0
+        grouped = known.of_keys == known.count and by_size and known.count % by_size == 0
+        return Layout(heads=_dividing(by_size if grouped else known.of_keys, d_out))
+    head_by_head = _HEAD_BY_HEAD.fullmatch(leaf) or (
+        kind in _OF_CLASSES_HEAD_BY_HEAD and (_QKV.fullmatch(leaf) or d_out == 3 * d_in)
+    )
+    if _QKV.fullmatch(leaf) or head_by_head:
+        return _queries_keys_values(d_out, d_in, known, bool(head_by_head))
+    if _KV.fullmatch(leaf) and d_out % 2 == 0:
+        return Layout(2, _dividing(2 * known.of_keys, d_out) if known else 1)
+    if _PERHAPS_FUSED.search(leaf):
+        return Layout(doubt="may hold several matrices, such as keys and values; Split((...)), one size for each")
     return Layout()
+
+
+def _queries_keys_values(d_out: int, d_in: int, known: Heads | None, head_by_head: bool) -> Layout:
+    if known:
+        queries, keys = known.count, known.of_keys
+        size = known.size or d_in // queries
+        by_size = d_out // size if size and d_out % size == 0 else 0
+        if by_size == 2 * keys and not head_by_head:
+            return Layout(2, by_size)  # cross-attention of GPT-2: keys and values
+        total = queries + 2 * keys
+        if by_size == total or (not known.size and d_out % total == 0):
+            size = d_out // total
+            together = 3 if keys == queries else (queries * size, keys * size, keys * size)
+            return Layout(1 if head_by_head else together, total, head_by_head)
+    elif not head_by_head and d_out in (2 * d_in, 3 * d_in):
+        return Layout(d_out // d_in)
+    return Layout(doubt="may hold queries, keys and values of unknown sizes; Split((queries, keys, values))")
+
+
+def _dividing(count: int, d_out: int) -> int:
+    return count if d_out % count == 0 else 1
 
 
 def experts(leaf: str, shape: Sequence[int], around: Sequence[nn.Module]) -> Layout | None:
     """The layout of the experts' matrices in a weight `(experts, m, n)`; None if it is none."""
     kind = type(around[0]).__name__.lower()
-    if _number(_EXPERTS, around) != shape[0] and "expert" not in f"{leaf.lower()} {kind}":
+    if number(_EXPERTS, around) != shape[0] and "expert" not in f"{leaf.lower()} {kind}":
         return None
-    leaf, width = leaf.lower(), _number(_WIDTH, around)
+    leaf, width = leaf.lower(), number(_WIDTH, around)
     fused = bool(_GATE_UP.fullmatch(leaf)) and kind != "gptossexperts"  # whose gates and values alternate
     down, up = _DOWN.fullmatch(leaf), _UP.fullmatch(leaf) or _GATE_UP.fullmatch(leaf)
     if width not in shape[1:] or shape[1] == shape[2] or not (down or up):
         outputs_first = "Experts() if the outputs come first, Experts(Spectral(input_axis=0)) if the inputs do"
         return Layout(2 if fused else 1, doubt=f"may have its outputs or its inputs first; {outputs_first}")
     return Layout(2 if fused else 1, transposed=(shape[1] == width) == bool(up))
-
-
-def _number(names: Sequence[str], around: Sequence[nn.Module]) -> int | None:
-    """The first of these attributes that a module around, or its `config`, has as a number."""
-    holders = (holder for module in around for holder in (module, getattr(module, "config", None)))
-    values = (getattr(holder, name, None) for holder in holders for name in names)
-    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

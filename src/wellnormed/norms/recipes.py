@@ -13,7 +13,7 @@ from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.roles import Role
 from wellnormed.norms.root_mean_square import BiasRMS, ColNorm
-from wellnormed.norms.slices import Experts, Split
+from wellnormed.norms.slices import Experts, PerHead, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 
 RecipeName = Literal[
@@ -49,47 +49,60 @@ class Recipe:
         """Whether there is a norm for the role: a recipe of signs has none for experts."""
         return role.kind != "experts" or isinstance(self.matrix, MatrixNorm)
 
-    def norm(self, role: Role, ndim: int) -> tuple[Norm | None, float, str]:
+    def norm(self, role: Role, ndim: int, per_head: bool) -> tuple[Norm | None, float, str]:
         """A role's norm and radius, and the reason as the printed table gives it."""
         if role.last and self.last != self.matrix:
             return self.last, self.radii.last, f"last {role.layer}"
         first = self.pixels and role.first
-        norm = self._norm(role, ndim, first)
+        by_head = role.heads > 1 and (per_head or role.by_head) and isinstance(self.matrix, Spectral)
+        norm = self._norm(role, ndim, first, by_head)
         radius = self.radii.embedding if role.kind in ("embedding", "one-hot columns") else self.radii.hidden
-        return norm, radius, f"first layer, {role.layer}" if first else role.layer
+        return norm, radius, f"first layer, {role.layer}" if first else role.layer + ", by heads" * by_head
 
-    def _norm(self, role: Role, ndim: int, first: bool) -> Norm | None:
-        matrix = replace(self.matrix, units="pixels") if first and isinstance(self.matrix, Spectral) else self.matrix
+    def _norm(self, role: Role, ndim: int, first: bool, by_head: bool) -> Norm | None:
+        matrix = self.matrix
+        if isinstance(matrix, Spectral) and (first or by_head):
+            matrix = replace(matrix, units="l2" if by_head else "pixels")
         match role.kind:
             case "embedding":
                 return self.embedding
             case "one-hot columns":
                 return ColNorm() if isinstance(self.embedding, ColNorm) else self.embedding
             case "matrix":
-                return _of_matrix(matrix, role)
+                return _of_matrix(matrix, role, by_head)
             case "experts":
-                return Experts(_of_matrix(matrix, role))  # pyrefly: ignore[bad-argument-type]
+                return Experts(_of_matrix(matrix, role, by_head))  # pyrefly: ignore[bad-argument-type]
             case "attention bias":
                 return Sign() if self.vectors else None
             case "convolution":
                 if isinstance(matrix, Sign):
                     return Sign(normalized=True, ndim=ndim, output_axis=int(role.transposed))
-                norm = SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix)
-                return norm if role.parts == 1 else Split(role.parts, norm)
+                return _cut(
+                    SpectralConv(ndim - 2, self.kernels, role.groups, role.transposed, matrix), role, 0, by_head
+                )
             case "gain":
                 return Gain(ndim) if self.vectors else None
             case "vector":
                 return {"rms": BiasRMS(ndim), "largest entry": Sign(ndim=ndim), None: None}[self.vectors]
 
 
-def _of_matrix(matrix: Spectral | Sign, role: Role) -> Norm:
+def _of_matrix(matrix: Spectral | Sign, role: Role, by_head: bool) -> Norm:
     """The norm of a matrix as it is stored, and of each of its parts where several are fused into one."""
     if isinstance(matrix, Sign):
         return replace(matrix, output_axis=1) if role.transposed else matrix
-    inner = replace(matrix, input_axis=0) if role.transposed else matrix
-    if role.parts == 1:
-        return inner
-    return Split(role.parts, inner, dim=1 if role.transposed else 0)
+    return _cut(replace(matrix, input_axis=0) if role.transposed else matrix, role, int(role.transposed), by_head)
+
+
+def _cut(whole: MatrixNorm, role: Role, dim: int, by_head: bool) -> Norm:
+    """The norm of a weight by the parts or heads that lie along one dimension of it.
+
+    A head has the unit of l2, in which its step is as long as its share of a step of the whole projection; in that of
+    RMS it would be shorter by the root of the number of heads.
+    """
+    if by_head and not role.by_head:
+        return PerHead(role.heads, whole, dim)
+    parts = whole if role.parts == 1 else Split(role.parts, whole, dim)
+    return PerHead(role.heads, parts, dim) if by_head else parts
 
 
 RECIPES: dict[RecipeName, Recipe] = {

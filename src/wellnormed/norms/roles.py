@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
+from wellnormed.norms.attributes import attention_heads
 from wellnormed.norms.fused import experts, projection
+from wellnormed.norms.patterns import unwrapped
 
 Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution", "gain", "vector", "attention bias"]
 
@@ -24,8 +26,10 @@ _GATES = {"LSTM": 4, "GRU": 3}
 _GAIN_NAMES = ("weight", "gain", "gamma", "scale")
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_\d)?$")
 _TOKENS = re.compile(
-    r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw]|_bias_[uv])$"
+    r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw]"
+    r"|_bias_[uv]|scale_shift_table|modulation)$"
 )
+_ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)$")  # where `peft` puts a module
 _HEADS = re.compile(
     r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
 )
@@ -38,6 +42,8 @@ class Role:
     kind: Kind
     layer: str  # as the table of an assignment names it
     parts: int | tuple[int, ...] = 1  # how many equal matrices are fused along its outputs, or the size of each
+    heads: int = 1  # how many heads' queries, keys or values lie along its outputs, all of one size; 1 if not known
+    by_head: bool = False  # whether nothing but the heads can be told apart; `parts` are then those of each head
     groups: int = 1
     transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
     first: bool = False  # whether its layer is the model's first
@@ -103,26 +109,47 @@ class Roles:
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
         """The role of a parameter; None if nothing here knows it."""
         module, leaf = self.layer_of(name)
-        if len(shape) == 2 and _adapter(name):  # as `peft` and `loralib` name them; each factor is a matrix like any
-            of_table = "lora_embedding_A" in name.split(".")
-            found = Role("one-hot columns" if of_table else "matrix", "LoRA factor" + " of an embedding" * of_table)
+        if len(shape) == 2 and (factor := _adapter(name)):  # as `peft` and `loralib` name them
+            of_table = "embedding" in factor
+            kind: Kind = "one-hot columns" if factor == "lora_embedding_A" else "matrix"
+            found = Role(kind, f"LoRA's {factor[-1]}" + " of an embedding" * of_table, self._parts_below(name, factor))
         elif leaf.startswith("weight") and leaf.endswith("_g"):
             found = Role("gain", "magnitudes of weight_norm")
         else:
             found = _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
+        if found is not None and found.kind == "embedding" and self._is_bias_table(name, shape):
+            return Role("attention bias", f"{found.layer}, a number for each head")
         if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
             return found
         first, last = module is self._first, module is self._last
         if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
             d_out, d_in = reversed(shape) if found.transposed else shape[:2]
-            layout = projection(_own_name(_path(name)), d_out, d_in, self._down_to(_path(name))[::-1])
-            if layout.parts != 1 or (layout.doubt and found.kind == "matrix"):  # a fused projection is no head
-                last = False
-                layer = found.layer if layout.parts == 1 else f"{found.layer}, fused"
-                found = replace(found, layer=layer, parts=layout.parts, doubt=layout.doubt)
+            around = self._down_to(_ADAPTED.sub("", _path(name)))[::-1]
+            layout = projection(_own_name(_path(unwrapped(name))), d_out, d_in, around)
+            fused = layout.parts != 1 or layout.by_head
+            if fused or layout.heads != 1 or (layout.doubt and found.kind == "matrix"):
+                last = False  # a projection of attention is no head of the model
+                layer = f"{found.layer}, {layout.what}" if fused else found.layer
+                parts, heads, by_head = layout.parts, layout.heads, layout.by_head
+                found = replace(found, layer=layer, parts=parts, heads=heads, by_head=by_head, doubt=layout.doubt)
         if last and not self._sure_of_last:
             found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
         return replace(found, first=first, last=last)
+
+    def _parts_below(self, name: str, factor: str) -> int | tuple[int, ...]:
+        """The parts of LoRA's B, whose outputs are those of the layer that it adapts."""
+        base = name.partition(f".{factor}")[0] + ".base_layer"
+        weight = getattr(self.owners.get(base), "weight", None)
+        if factor != "lora_B" or not isinstance(weight, Tensor) or weight.ndim != 2:
+            return 1
+        role = self.role(f"{base}.weight", weight.shape)
+        return 1 if role is None or role.by_head else role.parts
+
+    def _is_bias_table(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a table `(distances, heads)` adds to the logits of attention, as T5's does."""
+        own, known = _own_name(_path(name)), attention_heads(self._down_to(_path(name))[::-1])
+        relative, bias = "rel" in own, "bias" in own
+        return (relative and bias) or ((relative or bias) and known is not None and shape[1] == known.count)
 
     def _by_name(self, name: str, module: nn.Module, leaf: str, shape: Sequence[int]) -> Role | None:
         """Parameters of layers that torch does not have."""
@@ -159,7 +186,7 @@ def _path(name: str) -> str:
 
 def _own_name(path: str) -> str:
     """The last part of a module's path that is a word, since the members of a sequence have numbers; empty if none."""
-    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+    return next((part for part in reversed(_ADAPTED.sub("", path).split(".")) if not part.isdigit()), "")
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
@@ -169,8 +196,9 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
     return [(n, p.shape) for n, p in one.named_parameters()] == [(n, p.shape) for n, p in other.named_parameters()]
 
 
-def _adapter(name: str) -> bool:
-    return any(part.startswith("lora_") for part in name.split("."))
+def _adapter(name: str) -> str:
+    """The part of a name that says that a parameter belongs to a low-rank adapter, such as `lora_A`; empty if none."""
+    return next((part for part in name.split(".") if part.startswith("lora_")), "")
 
 
 def _by_layer(module: nn.Module, leaf: str) -> Role | None:
@@ -184,9 +212,10 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
             layer = f"nn.{'ConvTranspose' if module.transposed else 'Conv'}{len(module.kernel_size)}d"
             return Role("convolution", layer, groups=module.groups, transposed=module.transposed)
         case nn.MultiheadAttention(), "in_proj_weight":
-            return Role("matrix", "nn.MultiheadAttention: queries, keys, values", parts=3)
+            heads = 3 * module.num_heads
+            return Role("matrix", "nn.MultiheadAttention: queries, keys, values", parts=3, heads=heads)
         case nn.MultiheadAttention(), "q_proj_weight" | "k_proj_weight" | "v_proj_weight":
-            return Role("matrix", "nn.MultiheadAttention")
+            return Role("matrix", "nn.MultiheadAttention", heads=module.num_heads)
         case nn.MultiheadAttention(), "in_proj_bias" | "bias_k" | "bias_v":
             return Role("vector", "nn.MultiheadAttention")
         case nn.RNNBase() | nn.RNNCellBase(), _ if leaf.startswith(("bias", "weight")):

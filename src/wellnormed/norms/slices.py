@@ -127,7 +127,8 @@ class Split(_Parts):
 class PerHead(_Parts):
     """The largest norm, `inner`, over a projection's `heads` slices of rows, each of shape `(d_out / heads, d_in)`.
 
-    Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice.
+    Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice. The slices
+    lie along the dimension `dim` of one weight; 0 is the outputs of a matrix.
 
     Example:
         >>> PerHead(4).norm(torch.eye(8))
@@ -136,6 +137,7 @@ class PerHead(_Parts):
 
     heads: int
     inner: MatrixNorm = RMS_TO_RMS  # pyrefly: ignore[bad-override]
+    dim: int = 0  # pyrefly: ignore[bad-override]
 
     @property
     def parts(self) -> int:  # pyrefly: ignore[bad-override]

@@ -74,7 +74,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self.memory: Memory = settings.get("memory", "buffer")
         groups, self.assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        kept = ("recipe", "overrides", "adamw", "radius", "radii", "lr_factors")  # what later parameters need
+        kept = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors")  # for later parameters
         self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in kept})
         self._process_group = settings.get("process_group")
         self._warned_without_gradients = self._warned_of_lost_decay = False

@@ -35,7 +35,7 @@ class ModularDescent(ConditionalGradient):
     def __init__(
         self, model: nn.Module, lr: float = 0.1, *, tree: NormedModule | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if given := settings.keys() & {"norms", "recipe", "overrides", "lr_factors"}:
+        if given := settings.keys() & {"norms", "recipe", "overrides", "per_head", "lr_factors"}:
             raise ValueError(
                 f"ModularDescent: the tree decides {', '.join(sorted(given))}; pass tree=modular_tree(model, norms)"
             )

@@ -24,8 +24,9 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
     """
     norms = params if settings.get("norms") is None else settings["norms"]
     if isinstance(norms, nn.Module):
-        norms = assign_norms(norms, settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides"))
-    elif given := [key for key in ("recipe", "overrides") if key in settings]:
+        recipe, overrides = settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides")
+        norms = assign_norms(norms, recipe, overrides, settings.get("per_head", False))
+    elif given := [key for key in ("recipe", "overrides", "per_head") if key in settings]:
         raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
     if isinstance(params, nn.Module):
         params = params.parameters()

@@ -26,6 +26,7 @@ class EngineSettings(TypedDict, total=False):
         norms: The norms when the parameters do not say them: what `assign_norms` returned, or the model.
         recipe: The recipe by which the model's parameters get their norms; see `assign_norms`.
         overrides: Name pattern -> norm, or None for AdamW; see `assign_norms`.
+        per_head: Whether each head's queries, keys and values have a norm of their own; see `assign_norms`.
         momentum: The fraction of the buffer that is kept, in [0, 1); 0.9. The paper's alpha is `1 - momentum`.
         nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`; False.
         step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
@@ -51,6 +52,7 @@ class EngineSettings(TypedDict, total=False):
     norms: Assignment | nn.Module | None
     recipe: RecipeName
     overrides: Mapping[str, Norm | None]
+    per_head: bool
     momentum: float
     nesterov: bool
     step_rule: StepRule

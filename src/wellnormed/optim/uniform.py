@@ -20,7 +20,7 @@ class _Uniform(ConditionalGradient):
     def __init__(
         self, params: nn.Module | Iterable[Any], lr: float | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if given := settings.keys() & {"norms", "recipe", "overrides"}:
+        if given := settings.keys() & {"norms", "recipe", "overrides", "per_head"}:
             raise ValueError(
                 f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(given))} would say "
                 "nothing; leave it out, or use Scion"
