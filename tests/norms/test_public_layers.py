@@ -188,6 +188,15 @@ def test_a_layer_below_an_adapter_is_known_by_the_name_of_the_layer():
     assert norms(model)["blocks.0.c_attn.base_layer.weight"] == Split(3)
 
 
+def test_the_b_of_a_layer_that_is_packed_in_4_bits_is_one_matrix():
+    model = adapted()
+    layer = model.blocks[0]["c_attn"]
+    layer.num_heads, layer.num_key_value_heads = 2, 1
+    assert norms(model)["blocks.0.c_attn.lora_B.default.weight"] == Split((6, 3, 3))
+    layer.base_layer.weight = nn.Parameter(torch.zeros(24, 1, dtype=torch.uint8), requires_grad=False)
+    assert norms(model)["blocks.0.c_attn.lora_B.default.weight"] == wn.Spectral()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [wn.Scion, wn.Muon])
 def test_adapters_train_also_in_16_bits(make, dtype):

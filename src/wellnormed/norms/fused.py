@@ -82,8 +82,8 @@ def _of_attention(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[
         return Layout(heads=_dividing(2 * known.count if gated else known.count, d_out))
     if known and _KEY_OR_VALUE.fullmatch(leaf):
         by_size = d_out // known.size if known.size and d_out % known.size == 0 else 0
-        grouped = known.of_keys == known.count and by_size and known.count % by_size == 0
-        return Layout(heads=_dividing(by_size if grouped else known.of_keys, d_out))
+        fits = 0 < by_size <= known.of_keys and known.count % by_size == 0
+        return Layout(heads=_dividing(by_size if fits else known.of_keys, d_out))
     head_by_head = _HEAD_BY_HEAD.fullmatch(leaf) or (
         kind in _OF_CLASSES_HEAD_BY_HEAD and (_QKV.fullmatch(leaf) or d_out == 3 * d_in)
     )

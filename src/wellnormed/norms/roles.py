@@ -112,7 +112,9 @@ class Roles:
         if len(shape) == 2 and (factor := _adapter(name)):  # as `peft` and `loralib` name them
             of_table = "embedding" in factor
             kind: Kind = "one-hot columns" if factor == "lora_embedding_A" else "matrix"
-            found = Role(kind, f"LoRA's {factor[-1]}" + " of an embedding" * of_table, self._parts_below(name, factor))
+            found = Role(
+                kind, f"LoRA's {factor[-1]}" + " of an embedding" * of_table, self._parts_below(name, factor, shape[0])
+            )
         elif leaf.startswith("weight") and leaf.endswith("_g"):
             found = Role("gain", "magnitudes of weight_norm")
         else:
@@ -136,11 +138,11 @@ class Roles:
             found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
         return replace(found, first=first, last=last)
 
-    def _parts_below(self, name: str, factor: str) -> int | tuple[int, ...]:
-        """The parts of LoRA's B, whose outputs are those of the layer that it adapts."""
+    def _parts_below(self, name: str, factor: str, d_out: int) -> int | tuple[int, ...]:
+        """The parts of LoRA's B, whose outputs are those of the layer that it adapts; 1 if that one is packed."""
         base = name.partition(f".{factor}")[0] + ".base_layer"
         weight = getattr(self.owners.get(base), "weight", None)
-        if factor != "lora_B" or not isinstance(weight, Tensor) or weight.ndim != 2:
+        if factor != "lora_B" or not isinstance(weight, Tensor) or weight.ndim != 2 or d_out not in weight.shape:
             return 1
         role = self.role(f"{base}.weight", weight.shape)
         return 1 if role is None or role.by_head else role.parts
