@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "toggled attribute": (lambda: Model(_toggling, on=True), "changes its attributes"),
     "swapped parameters": (lambda: Model(_swapping, a=linear(), b=linear(5)), "changes its attributes"),
     "kept input": (lambda: Model(_keeping, last=None), "changes its attributes"),
-    "kept outside": (_keeping_outside, "executes"),
+    "kept outside": (_keeping_outside, "itself fails|executes"),
     "calls": (_calls, "such as randomness, a call before"),
     "branch on requires_grad": (lambda: Model(lambda s, x: x if x.requires_grad else 9 * x), "executes"),
     "branch on the grad mode": (lambda: Model(lambda s, x: x if torch.is_grad_enabled() else 9 * x), "executes"),

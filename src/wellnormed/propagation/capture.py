@@ -6,6 +6,8 @@ the whole truth is checked in `confirmation`.
 
 import contextlib
 import inspect
+import io
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +22,9 @@ from torch.export import ExportedProgram
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.dependence import dependence
-from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.model_state import ModelState, restoring
+from wellnormed.propagation.domain import DTYPES
+from wellnormed.propagation.errors import UncertifiableError, refusing
+from wellnormed.propagation.model_state import ModelState, require_values, restoring
 from wellnormed.propagation.places import first_line, line_of, shown
 from wellnormed.propagation.registry import OPERATIONS, name_of
 
@@ -79,7 +82,8 @@ def select(result: Any, output: Any) -> Tensor:
     if not isinstance(result, Tensor):
         kind = type(result).__name__
         if isinstance(result, list | tuple):
-            kind = f"{kind} of {', '.join(type(each).__name__ for each in result)}"
+            kinds = ("Tensor" if isinstance(each, Tensor) else type(each).__name__ for each in result)
+            kind = f"{kind} of {', '.join(kinds)}"
         raise UncertifiableError(f"the model returns a {kind}; pass output=, a key, a name or a position of one tensor")
     return result
 
@@ -100,7 +104,7 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
         output: Key, attribute or position of the result, where the model returns several.
 
     Raises:
-        UncertifiableError: The model cannot be captured.
+        UncertifiableError: The model fails on the example, or cannot be captured.
         ValueError: The example has entries that are not finite.
 
     Example:
@@ -112,17 +116,25 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
     """
     _refuse_hooks()
     # copies, so that a tensor that is given twice counts as two
-    copied = map_tensors(lambda each: each.detach().clone(), arguments_of(example))
-    for each in tensors_of(copied):
-        if each.is_floating_point() and not bool(torch.isfinite(each).all()):
+    given = arguments_of(example)
+    for each in tensors_of(given):
+        require_values("example_input", each)
+        if each.dtype in DTYPES.values() and not bool(torch.isfinite(each).all()):
             raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
-    with quiet(), restoring(ModelState(model)):
-        return export(model, copied, output)
+    copied = map_tensors(lambda each: each.detach().clone(), given)
+    with running(model) as state:
+        try:
+            return export(model, copied, output)
+        finally:  # what the model itself says of the example is better than what the exporter says
+            state.restore()
+            arguments, keywords = map_tensors(torch.clone, copied)
+            with refusing(lambda error: _itself_fails(model, error)):
+                model(*arguments, **keywords)
 
 
 def capture_any_batch(model: nn.Module, captured: Captured, output: Any = None) -> Captured | None:
     """The operations for a batch of any size, with twice the batch as the example; None if the code depends on it."""
-    with quiet(), restoring(ModelState(model)):
+    with running(model):
         return any_batch(model, captured, output)
 
 
@@ -138,23 +150,15 @@ def any_batch(model: nn.Module, captured: Captured, output: Any) -> Captured | N
     )
     try:
         symbolic = export(model, twice, output, axes)
-    except UncertifiableError:
+    except Exception:  # as in `refusing`: whatever it is, the model is not captured for any batch
         return None
     return symbolic if all(_always_holds(guard) for guard in _guards(symbolic)) else None
 
 
 def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) -> Captured:
-    """What the exporter records of one call; `shapes` are its `dynamic_shapes`."""
-    try:
-        with torch.no_grad():
-            program = torch.export.export(_Selecting(model, output), example, strict=False, dynamic_shapes=shapes)
-    except UncertifiableError:
-        raise
-    except Exception as error:  # the exporter raises whatever the model's own code raises on a fake tensor
-        raise UncertifiableError(
-            f"{type(model).__name__} cannot be captured{line_of(error)}: {first_line(error)}. Control flow may not "
-            "depend on values of the input"
-        ) from error
+    """What the exporter records of one call, within `running`; `shapes` are its `dynamic_shapes`."""
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
+        program = torch.export.export(_Selecting(model, output), example, strict=False, dynamic_shapes=shapes)
     signature = program.graph_signature
     _refuse_overwriting(program)
     persistent = model.state_dict(keep_vars=True)
@@ -248,11 +252,8 @@ def decomposed(captured: Captured) -> Captured:
 
 
 def _decomposed(captured: Captured, table: dict[Any, Any]) -> Captured:
-    try:
-        with quiet():
-            program = captured.program.run_decompositions(dict(table))
-    except RuntimeError as error:  # of tensors that are overwritten although nothing registers them
-        raise UncertifiableError(f"the model cannot be captured: {first_line(error)}") from error
+    with quiet(), refusing(lambda error: f"the model cannot be captured: {first_line(error)}. {_REMEDY}"):
+        program = captured.program.run_decompositions(dict(table))
     _refuse_overwriting(program)  # what overwrites is known only without mutation
     return replace(captured, program=program)
 
@@ -266,11 +267,41 @@ def functional(captured: Captured) -> Captured:
 
 
 @contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[ModelState]:
+    """Capture or run a model in the block; it is left as it was, and refused for whatever is raised."""
+    with refusing(lambda error: _not_captured(model, error)), quiet():
+        state = ModelState(model)
+        with restoring(state):
+            yield state
+
+
+def _itself_fails(model: nn.Module, error: Exception) -> str:
+    name, where = type(model).__name__, line_of(error)
+    return f"{name} itself fails on the example{where}: {first_line(error)}; pass an example that it is called with"
+
+
+def _not_captured(model: nn.Module, error: Exception) -> str:
+    name, where = type(model).__name__, line_of(error)
+    return f"{name} runs on the example, but cannot be captured{where}: {first_line(error)}. {_REMEDY}"
+
+
+_REMEDY = (
+    "Control flow may not depend on values of the input, and nothing may replace or convert the model's own tensors "
+    "while it runs; let it execute operations of tensors alone"
+)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings of the exporter about itself."""
+    """Without warnings and log lines of the exporter about itself."""
+    disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        logging.disable()
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 def _refuse_hooks() -> None:

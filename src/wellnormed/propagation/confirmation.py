@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellnormed.propagation.capture import Captured, any_batch, export, map_tensors, quiet, select, tensors_of
+from wellnormed.propagation.capture import Captured, any_batch, export, map_tensors, running, select, tensors_of
 from wellnormed.propagation.dependence import LOOKUPS
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.model_state import ModelState, restoring
+from wellnormed.propagation.model_state import ModelState
 from wellnormed.propagation.operations.movement import MOVES
 
 
@@ -37,8 +37,7 @@ def confirm(
     Raises:
         UncertifiableError: The model does something that its captured operations do not show.
     """
-    state = ModelState(model)
-    with quiet(), restoring(state):
+    with running(model) as state:
         fixed = _require_same_values(model, captured, output)
         state.restore()
         progress(1, 4)
@@ -57,10 +56,15 @@ def _other_batches(
     others = [symbolic.example]
     if len(tensors_of(captured.example)[0]) > 1:  # which a capture for any size leaves out
         others.append(map_tensors(lambda each: each[:1], captured.example))
-    found = [export(model, example, output) for example in others]
-    progress(3, 4)
-    for each in found:
-        _require_same_values(model, each, output)
+    try:
+        found = [export(model, example, output) for example in others]
+        progress(3, 4)
+        for each in found:
+            _require_same_values(model, each, output)
+    except UncertifiableError:
+        raise
+    except Exception:  # the model does not run with such a batch
+        return []
     return found
 
 

@@ -1,5 +1,6 @@
 """What operations write to: rows in order, proved claims on stored tensors, refusals that say where they happened."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -12,11 +13,11 @@ from wellnormed.propagation import claims as measures
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.balls import claim as claim_of_balls
 from wellnormed.propagation.decimals import rounding_up
-from wellnormed.propagation.domain import Domain
+from wellnormed.propagation.domain import STORED, Domain
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.registry import PRIMITIVES, Read
 from wellnormed.propagation.rows import Claim, Row
-from wellnormed.propagation.value import Base, Linear, Term, Value, collapse, constant
+from wellnormed.propagation.value import LARGEST, Base, Linear, Term, Value, collapse, constant
 
 Reads = Sequence[tuple[Value, Iterable[int]]]
 
@@ -122,6 +123,8 @@ class Ledger:
         """
         constants = dict(constants or {})
         self._require_finite(constants)
+        if 0 in shape:
+            raise self.refuse("its result has no entries; pass an example that has some, and remove what is empty")
         read = tuple(tuple(sorted(a % len(value.shape) for a in own)) for value, own in reads)
         axes = read[0] if axes is None else tuple(sorted(axis % len(shape) for axis in axes))
         seen = [Read(value.shape, own, value.gather(own)) for (value, _), own in zip(reads, read, strict=True)]
@@ -205,24 +208,39 @@ class Ledger:
 
     def _values(self, measure: str, tensors: Sequence[Stored], constants: Mapping[str, Any]) -> tuple[float, ...]:
         known = [self._ball(stored) or stored.tensor for stored in tensors]
-        if not any(isinstance(each, Ball) for each in known):
-            return measures.MEASURES[measure](*known, **constants)
-        values = claim_of_balls(measure, known, **constants)
+        names = " and ".join(stored.name for stored in tensors)
+        if any(isinstance(each, Ball) for each in known):
+            values = claim_of_balls(measure, known, **constants)
+        else:
+            values = measures.MEASURES[measure](*known, **constants)
         if values is None:
-            names = " and ".join(stored.name for stored in tensors)
             raise self.refuse(f"no bound on the {measure} of {names} follows from its norm; certify without `within`")
+        if not all(map(math.isfinite, values)):
+            raise self.refuse(f"the {measure} of {names} is beyond all floats; scale the weights down")
         return values
 
     def use(self, stored: Stored) -> str:
-        """Note that a row names a stored tensor, and check that it is finite."""
+        """Note that a row names a stored tensor, and check that bounds can be computed from its entries."""
+        self.require_stored(stored)
         self.require_known(stored)
         if stored.name in self.used and not _same(self.used[stored.name].tensor, stored.tensor):
             raise self.refuse(f"two tensors are called {stored.name}; rename one")
         if stored.name not in self.used:
-            if stored.tensor.is_floating_point() and not bool(torch.isfinite(stored.tensor).all()):
-                raise self.refuse(f"{stored.name} has entries that are not finite; nothing holds for them")
+            known = stored.tensor.is_floating_point() and stored.tensor.numel()
+            if known and not float(torch.linalg.vector_norm(stored.tensor, math.inf)) <= LARGEST:
+                raise self.refuse(
+                    f"{stored.name} has entries that are not finite, or beyond 2^1000, whose bounds no float holds"
+                )
             self.used[stored.name] = stored
         return stored.name
+
+    def require_stored(self, stored: Stored) -> None:
+        """Refuse a tensor of a dtype that no certificate holds."""
+        if stored.tensor.dtype not in STORED:
+            raise self.refuse(
+                f"{stored.name} is of {stored.tensor.dtype}, which no certificate holds; make it a real float of 16 "
+                "bits or more, or an integer"
+            )
 
     def unknown(self, operand: Any) -> Stored | None:
         """The tensor with a ball that an operand is, or of whose vectors it is made; None for all others."""

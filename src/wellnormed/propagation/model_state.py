@@ -1,17 +1,20 @@
 """What a model holds at a moment: whether running it changes that, and how it is put back."""
 
 import contextlib
-import copy
 import random
 from collections.abc import Iterator
+from itertools import zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.errors import UncertifiableError, refusing
+from wellnormed.propagation.places import first_line
 
 
 class ModelState:
@@ -19,12 +22,19 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {module: name or "model" for name, module in model.named_modules()}
-        self.contents = {module: _contents(vars(module)) for module in self.names}
+        self.contents: dict[nn.Module, list[Any]] = {}
+        for module, name in self.names.items():
+            with refusing(lambda error, n=name: f"what module `{n}` holds cannot be compared ({first_line(error)})"):
+                self.contents[module] = _contents(vars(module))
+            for each in self.contents[module]:
+                if isinstance(each, Tensor):
+                    require_values(f"a tensor of module `{name}`", each)
         everything = [each for contents in self.contents.values() for each in contents]
         self.tensors = {
             id(t): (t, t.detach().clone(), t.requires_grad, t.grad) for t in everything if isinstance(t, Tensor)
         }
-        self.containers = {id(c): (c, copy.copy(c)) for c in everything if isinstance(c, dict | list | set)}
+        kinds = (dict, list, set)
+        self.containers = {id(c): (c, kind(c)) for c in everything for kind in kinds if isinstance(c, kind)}
         self.draws = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 (models draw from it)
 
     def require(self, after: "ModelState") -> None:
@@ -50,16 +60,31 @@ class ModelState:
         torch.set_rng_state(self.draws[0])
         random.setstate(self.draws[1])
         np.random.set_state(self.draws[2])  # noqa: NPY002
-        for container, content in self.containers.values():
-            container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
+        for container, content in self.containers.values():  # what is as it was may be frozen
+            pairs = zip_longest(_held(container), _held(content))
+            if len(container) != len(content) or any(a is not b for a, b in pairs):
+                container.clear()
+                container.extend(content) if isinstance(container, list) else container.update(content)
         for tensor, content, requires_grad, grad in self.tensors.values():
             with torch.no_grad():
                 if not _same_bits(tensor, content):
                     tensor.copy_(content)
-            if tensor.is_leaf:
+            if tensor.is_leaf and tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
-            tensor.grad = grad
+            if tensor.grad is not grad:
+                tensor.grad = grad
+
+
+def require_values(what: str, tensor: Tensor) -> None:
+    """Refuse a tensor that has no entries of its own in memory, which nothing can be compared with."""
+    if is_lazy(tensor):
+        raise UncertifiableError(f"{what} is not initialised; run the model once")
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise UncertifiableError(f"{what} has no values, as on the device meta; load them")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise UncertifiableError(
+            f"{what} is nested, quantized, or of the layout {tensor.layout}; make it dense, of floats"
+        )
 
 
 @contextlib.contextmanager
@@ -76,10 +101,8 @@ def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
     seen = set() if seen is None else seen
     if id(x) in seen:
         return []
-    if isinstance(x, dict):
-        held = [*x.keys(), *x.values()]
-    elif isinstance(x, list | tuple | set | frozenset):
-        held = list(x)
+    if isinstance(x, dict | list | tuple | set | frozenset):
+        held = _held(x)
     elif isinstance(x, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType) or not hasattr(
         x, "__dict__"
     ):
@@ -89,6 +112,10 @@ def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
         held = [vars(x)]
     seen.add(id(x))
     return [x, *(each for part in held for each in _contents(part, seen))]
+
+
+def _held(container: Any) -> list[Any]:
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _same(a: Any, b: Any) -> bool:

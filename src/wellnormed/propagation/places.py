@@ -1,5 +1,6 @@
 """What messages call a node of a captured graph or an error: operation, module and line, as the user knows them."""
 
+import contextlib
 import re
 import traceback
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import fx
 
-_FOREIGN = torch.__file__.removesuffix("__init__.py"), str(Path(__file__).parent)
-"""Folders whose lines are not the model's: torch, and the capture."""
+_FOREIGN = torch.__file__.removesuffix("__init__.py"), str(Path(__file__).parent), contextlib.__file__
+"""Beginnings of paths whose lines are not the model's: torch, the capture, and `with` blocks."""
 
 
 def place(node: fx.Node) -> str:
@@ -33,13 +34,13 @@ def shown(path: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop."""
+    """The type of an error and the first line of its message, without the full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return ": ".join([type(error).__name__, *lines[:1]]).rstrip(".")
 
 
 def line_of(error: BaseException) -> str:
     """The innermost line of the traceback outside torch."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [f"{file}:{line}" for file, line in frames if not file.startswith(_FOREIGN)]
+    own = [f"{file}:{line}" for file, line in frames if not file.startswith(("<", *_FOREIGN))]
     return f" at {own[-1]}" if own else ""

@@ -26,6 +26,9 @@ from wellnormed.propagation.combining import UNIT, Part, alike, one_group, slack
 from wellnormed.propagation.decimals import ZERO, Decimals, decimals, rounding_up
 from wellnormed.propagation.errors import UncertifiableError
 
+LARGEST = 2.0**1000
+"""The largest constant: products and sums of squares of so scaled ones stay floats."""
+
 
 class Bounds(NamedTuple):
     """Bounds of every group, in arrays whose axes inside a group have size 1, as have axes along which all are equal.
@@ -101,7 +104,7 @@ class Term:
         """The term, times a constant that broadcasts to its value's shape."""
         product = factor if self.factor is None else self.factor * factor
         zero = (factor == 0) if self.factor is None else (factor == 0) | (self.factor == 0)
-        if bool(((product.abs() < 2.0**-1000) & ~zero).any()) or not bool(torch.isfinite(product).all()):
+        if not bool((zero | ((product.abs() >= 1 / LARGEST) & (product.abs() <= LARGEST))).all()):
             raise UncertifiableError("the product of the constants it multiplies by is too small or large for a float")
         return replace(self, factor=product, roundings=self.roundings + roundings)
 

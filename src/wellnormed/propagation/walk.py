@@ -1,6 +1,5 @@
 """From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,13 +12,13 @@ from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.dependence import dependence, packet, reached
 from wellnormed.propagation.domain import Domain
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import default_axes, embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
-from wellnormed.propagation.places import owner, place
+from wellnormed.propagation.places import first_line, owner, place
 from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.value import Value
 
@@ -66,9 +65,10 @@ class Walk:
             self.step.where, self.step.name = place(node), self._name(node)
             self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
             try:
-                self.values[node] = self._value(node)
+                with refusing(self._unforeseen):
+                    self.values[node] = self._value(node)
             except UncertifiableError as error:
-                raise UncertifiableError(f"{error} ({self._coverage(nodes)})") from error.__cause__
+                raise UncertifiableError(f"{error}{self._coverage(nodes)}") from error.__cause__
             progress(number, len(nodes))
         result = self.values.get(self.result)
         self.step.where = self.step.name = "output"
@@ -84,21 +84,27 @@ class Walk:
             result = pick(self.step, result, lambda t: t[None])
         return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
 
+    def _unforeseen(self, error: Exception) -> str:
+        reason = f"its bound does not cover these arguments ({first_line(error)}); write the operation in another way"
+        return str(self.step.refuse(reason))
+
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
-        """How many of the operations that depend on the input have a bound, in words."""
+        """How many of the operations that depend on the input have a bound, in words, unless all have."""
         bounded = self.patterns.keys() | self.depends.lookups
         own = [node for node in nodes if node in self.dependent and node.op == "call_function"]
         own = [node for node in own if packet(node) != "<built-in function getitem>"]
         without = [n for n in own if n not in bounded and name_of(n.target) not in OPERATIONS.keys() - REFUSED]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
-        shown = f"; without one: {names}" if names else ", but this one not as it is called"
-        return f"{len(own) - len(without)} of {len(own)} operations have a bound{shown}"
+        return (
+            f" ({len(own) - len(without)} of {len(own)} operations have a bound; without one: {names})" if names else ""
+        )
 
     def fix(self, names: Iterable[str]) -> None:
         """Note inputs that are as in the example, but for what they look up."""
         for name, example in self.captured.inputs.values():
             if name in names:
                 stored = self.step.computed(f"input.{name}", example)
+                self.step.require_stored(stored)
                 self.fixed[stored.name] = stored
 
     def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
@@ -163,11 +169,10 @@ class Walk:
                 f"`{name_of(node.target)}` has no bound; write one with `wellnormed.propagation.operation`, or replace "
                 "the operation"
             )
+        executed = node.meta["val"]
+        if isinstance(executed, Tensor) and executed.is_complex():
+            raise self.step.refuse(f"its result is of {executed.dtype}; compute with real and imaginary parts apart")
         keywords = {key: each for key, each in keywords.items() if key not in ("memory_format", "pin_memory")}
-        try:
-            inspect.signature(function).bind(self.step, *arguments, **keywords)
-        except TypeError as error:
-            raise self.step.refuse(f"its bound does not cover these arguments ({error}); leave them out") from error
         result = function(self.step, *arguments, **keywords)
         if isinstance(result, Value):
             self._check(node, result)
@@ -175,6 +180,8 @@ class Walk:
 
     def _check(self, node: fx.Node, result: Value) -> None:
         executed = node.meta["val"]
+        if not all(isinstance(size, int) for size in executed.shape):
+            raise self.step.refuse("the size of its result depends on values of an index; index by integers, not flags")
         if tuple(executed.shape) != result.shape:
             raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(executed.shape)}")
         if not executed.dtype.is_floating_point or executed.dtype.itemsize == 1:  # 8-bit floats round in large steps
@@ -185,13 +192,16 @@ class Walk:
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:
             name, tensor, persistent = self.captured.stored[node.name]
+            self.step.where = f"tensor `{name}`"
             stored = Stored(name, tensor.detach(), computed=not persistent)
             if persistent:
+                self.step.require_stored(stored)
                 self.stored[name] = stored
             if name in self.step.balls:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
             return stored if persistent else self.step.computed(name, stored.tensor)
         name, example = self.captured.inputs[node.name]
+        self.step.where = f"input `{name}`"
         if node not in self.dependent:
             return self.step.computed(f"input.{name}", example)
         return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)

@@ -47,8 +47,13 @@ def attention(
 
 def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     """The bound of attention: the best that the origin of queries, keys and values allows."""
+    if min(len(x.shape) for x in (q, k, v)) < 2:
+        raise step.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (q, k, v))
+    (tokens,) = torch.broadcast_shapes(k.shape[-2:-1], v.shape[-2:-1])  # a mask spreads the logits of a single key
+    q, k, v = (
+        moves.spread(step, x, (*batch, count, x.shape[-1])) for x, count in ((q, q.shape[-2]), (k, tokens), (v, tokens))
+    )
     reads: list[tuple[Value, Iterable[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
     constants: dict[str, Any] = {"scale": scale}
     claims: list[Claim] = []
@@ -170,8 +175,9 @@ def _largest_logits(row: Row, q: Value, k: Value, key: Origin | None) -> list[De
     """For every head, what no logit exceeds, whatever the input: `s |q| |k|`, or `s |W_q^T W_k| R^2`."""
     with rounding_up():
         scale, batch = abs(decimals(row.constants["scale"]).item()), row.shape[:-2]
-        logits = scale * (q.gather([-1]).radius.max(-2) * k.gather([-1]).radius.max(-2))[..., 0]
-        logits = np.broadcast_to(logits, batch).max(0, keepdims=True).reshape(-1)
+        radii = (x.gather([-1]).radius.max(-2, keepdims=True) for x in (q, k))
+        logits = scale * (next(radii) * next(radii))[..., 0]
+        logits = np.broadcast_to(logits[..., 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
         if "query" in row.constants and key is not None and not key.bias:
             size = key.source.gather([-1]).radius.max()
             both = abs(decimals(row.constants["query"][0]).item() * decimals(row.constants["key"][0]).item())

@@ -40,7 +40,7 @@ def convolution(
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        return _alone(convolution, step, x, weight, bias, stride, padding, dilation, groups)
+        return alone(convolution, step, x, weight, bias, stride, padding, dilation, groups)
     stride, dilation, kernel = (
         each_axis(stride, count),
         each_axis(dilation, count),
@@ -78,7 +78,7 @@ def convolution(
     )
 
 
-def _alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
+def alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
     """The bound of an operation on a batch, for one image without the axis of a batch."""
     return moves.pick(step, bound(step, moves.pick(step, x, lambda t: t[None]), *settings), lambda t: t[0])
 
@@ -129,7 +129,7 @@ def transposed_convolution(
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        return _alone(transposed_convolution, step, x, weight, bias, stride, padding, output_padding, groups, dilation)
+        return alone(transposed_convolution, step, x, weight, bias, stride, padding, output_padding, groups, dilation)
     stride, dilation, padding, extra = (each_axis(each, count) for each in (stride, dilation, padding, output_padding))
     kernel = weight.tensor.shape[2:]
     size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
@@ -157,7 +157,7 @@ def _operator_norm(
     """Bound on the l2 norm of a convolution without padding, on images of this size or smaller (Fourier transform)."""
     torus = [(-(-n // s) * s, s) for n, s in zip(size, stride, strict=True)]
     # the slack lets another machine prove it
-    return (torus_bound(weight.detach().cpu(), torus, tuple(dilation), groups) * (1 + 1e-9),)
+    return (torus_bound(weight.detach().cpu().double(), torus, tuple(dilation), groups) * (1 + 1e-9),)
 
 
 def _tap_sum(weight: torch.Tensor, groups: int) -> tuple[float]:

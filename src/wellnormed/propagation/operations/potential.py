@@ -10,6 +10,7 @@ import numpy as np
 from wellnormed.propagation.decimals import ONE, decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis
+from wellnormed.propagation.operations.convolution import alone
 from wellnormed.propagation.operations.linear import tokens_of
 from wellnormed.propagation.registry import Read, primitive
 from wellnormed.propagation.rows import Claim
@@ -43,6 +44,8 @@ def convolutional_potential(
     if not isinstance(weight, Stored) or isinstance(bias, Value):
         raise step.refuse("its kernel and bias depend on the input; store them")
     count = weight.tensor.ndim - 2
+    if len(x.shape) == count + 1:
+        return alone(convolutional_potential, step, x, weight, bias, factor, forward, back)
     stride, padding, dilation, groups = (*forward, *(1, 0, 1, 1)[len(forward) :])
     other_bias, *rest = (*back, *(None, 1, 0, 0, 1, 1)[len(back) :])
     settings = [each_axis(each, count) for each in (stride, padding, dilation)]

@@ -67,7 +67,7 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
     inside = step.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
     (size,) = inside.values
     if isinstance(domain, Box) and not domain.low <= -size <= size <= domain.high:
-        raise ValueError(
+        raise step.refuse(
             f"box=({domain.low}, {domain.high}) leaves out rows of {weight.name}, whose entries reach {size} in size: "
             f"pass box=({-size}, {size}) or a wider one"
         )
@@ -75,7 +75,7 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
         largest = Decimal(size) / Decimal(width).sqrt().next_minus()
     if not isinstance(domain, Box) and largest > Decimal(domain):
         needed = float_up(largest)
-        raise ValueError(
+        raise step.refuse(
             f"radius={domain} is smaller than the largest row of {weight.name}, which has RMS {needed}: pass "
             f"radius={needed} or more, or cap the embedding's rows"
         )

@@ -1,0 +1,279 @@
+"""`certify` returns what `verify` accepts, and raises nothing but its own error, whatever the model or torch raises."""
+
+import logging
+import threading
+import types
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellnormed.certificates import UncertifiableError, certify, verify
+
+
+class Model(nn.Module):
+    """Holds tensors as buffers, and modules; runs a function of itself and of its arguments."""
+
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, each in held.items():
+            self.register_buffer(name, each) if type(each) is Tensor else setattr(self, name, each)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.function(self, *arguments, **keywords)
+
+
+def _heads() -> dict[str, nn.Module]:
+    return {name: nn.Linear(4, 4) for name in "qkv"}
+
+
+def _filled(layer: nn.Module, value: float, name: str = "weight") -> nn.Module:
+    nn.init.constant_(getattr(layer, name), value)
+    return layer
+
+
+def _one_key(s: Any, x: Tensor) -> Tensor:
+    logits = s.q(x) @ s.k(x[:, :1]).mT + torch.zeros(5, 7)  # the mask makes one key seven
+    return torch.softmax(logits, -1) @ s.v(x[:, :1]).expand(1, 7, 4)
+
+
+def _spelled(s: Any, x: Tensor) -> Tensor:
+    return torch.softmax(s.q(x) @ s.k(x).mT, -1) @ s.v(x)
+
+
+def _fused(s: Any, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(s.q(x), s.k(x), s.v(x))
+
+
+class _FrozenDict(OrderedDict):
+    """As in diffusers: whatever would change it is an error, and what it holds are attributes as well."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.frozen = True
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if hasattr(self, "frozen"):
+            raise TypeError("this dictionary is frozen")
+        super().__setitem__(key, value)
+
+    def update(self, *_: Any, **keywords: Any) -> None:
+        raise TypeError("this dictionary is frozen")
+
+    clear = pop = setdefault = __delitem__ = update  # type: ignore[assignment]
+
+
+def _potential(s: Any, x: Tensor) -> Tensor:
+    return x - F.conv_transpose2d(F.relu(F.conv2d(x, s.w, padding=1)), s.w, padding=1)
+
+
+def _scaled(held: Any) -> nn.Module:
+    return Model(lambda s, x: s.layer(x) * s.held["scale"], layer=nn.Linear(4, 4), held=held)
+
+
+CERTIFIED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "one key, seven by a mask": (lambda: Model(_one_key, **_heads()), torch.rand(1, 5, 4)),
+    "queries of two axes": (lambda: Model(_spelled, **_heads()), torch.rand(5, 4)),
+    "queries of two axes, fused": (lambda: Model(_fused, **_heads()), torch.rand(5, 4)),
+    "convex potential of one image": (lambda: Model(_potential, w=torch.randn(5, 4, 3, 3) / 50), torch.rand(4, 6, 6)),
+    "kernel of 3e38": (lambda: _filled(nn.Conv2d(1, 1, 3), 3e38), torch.zeros(1, 1, 5, 5)),
+    "least number": (lambda: _filled(nn.Linear(4, 4).double(), 5e-324), torch.zeros(2, 4).double()),
+    "complex input that is not used": (
+        lambda: Model(lambda s, x, z: 2 * x),
+        (torch.rand(1, 3), torch.rand(1, 3, dtype=torch.complex64)),
+    ),
+    "float8 tensor that is not used": (
+        lambda: Model(lambda s, x: 2 * x, w=torch.zeros(3).to(torch.float8_e4m3fn)),
+        torch.rand(1, 3),
+    ),
+    "frozen dictionary": (lambda: _scaled(_FrozenDict({"scale": 2.0})), torch.rand(1, 4)),
+    "dictionary with a default": (lambda: _scaled(defaultdict(float, scale=2.0)), torch.rand(1, 4)),
+    "counter": (lambda: _scaled(Counter(scale=2)), torch.rand(1, 4)),
+    "proxy of a dictionary": (lambda: _scaled(types.MappingProxyType({"scale": 2.0})), torch.rand(1, 4)),
+    "lock": (lambda: Model(lambda s, x: s.layer(x), layer=nn.Linear(4, 4), lock=threading.Lock()), torch.rand(1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_verify_accepts_what_certify_returns(name: str) -> None:
+    torch.manual_seed(0)
+    build, example = CERTIFIED[name]
+    model = build().eval()
+    certificate = certify(model, example)
+    assert verify(certificate, model.state_dict()).lipschitz == certificate.exact_lipschitz
+
+
+def _cast(s: Any, x: Tensor) -> Tensor:
+    s.layer.double()
+    y = s.layer(x.double()).to(x.dtype)
+    s.layer.float()
+    return y
+
+
+def _set(s: Any, x: Tensor) -> Tensor:
+    s.w.set_(s.w / s.w.norm())
+    return x * s.w
+
+
+def _graph(s: Any, x: Tensor, edges: Tensor) -> Tensor:
+    sums = torch.zeros(int(edges.max()) + 1, x.shape[1])
+    return sums.index_add(0, edges[1], x[edges[0]])
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+_LARGE = {"dtype": torch.float64}
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    # what a certificate cannot speak of
+    "empty batch": (lambda: nn.Linear(3, 2), torch.zeros(0, 3), "input `input`: its result has no entries"),
+    "empty batch of images": (lambda: nn.Conv2d(3, 2, 3), torch.zeros(0, 3, 8, 8), "its result has no entries"),
+    "output of size 0": (lambda: Model(lambda s, x: x[:, :0]), torch.zeros(1, 3), "output: its result has no entries"),
+    "operation on nothing": (lambda: Model(lambda s, x: x[:, :0].relu()), torch.zeros(1, 3), "has no entries"),
+    "complex second input": (
+        lambda: Model(lambda s, x, z: x * z.abs()),
+        (torch.rand(1, 3), torch.rand(1, 3, dtype=torch.complex64)),
+        "is of torch.complex64, which no certificate holds; make it",
+    ),
+    "complex factor": (lambda: Model(lambda s, x: x * 1j), torch.rand(1, 3), "complex64; compute with real and imag"),
+    "complex sum": (lambda: Model(lambda s, x: (x + 1j).real), torch.rand(1, 3), "compute with real and imaginary"),
+    "float8 weight": (
+        lambda: Model(lambda s, x: x * s.w.float(), w=torch.ones(3).to(torch.float8_e5m2)),
+        torch.rand(1, 3),
+        "tensor `w`: w is of torch.float8_e5m2, which no certificate holds",
+    ),
+    "float8 input": (
+        lambda: Model(lambda s, x: x.float()),
+        torch.rand(1, 3).to(torch.float8_e5m2),
+        "the input is of torch.float8_e5m2; pass one of float64",
+    ),
+    "sparse weight": (
+        lambda: Model(lambda s, x: torch.sparse.mm(s.w, x), w=torch.eye(3).to_sparse()),
+        torch.rand(3, 3),
+        "a tensor of module `model` is .* of the layout torch.sparse_coo; make it dense",
+    ),
+    "sparse input": (nn.Identity, torch.eye(3).to_sparse(), "example_input is .* torch.sparse_coo; make it dense"),
+    "meta weights": (lambda: nn.Linear(3, 2, device="meta"), torch.rand(1, 3), "has no values, as on the device meta"),
+    "meta input": (lambda: nn.Linear(3, 2), torch.rand(1, 3, device="meta"), "example_input has no values"),
+    "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(2)), torch.rand(1, 3), "module `0` is not initialised; run"),
+    # numbers that no float holds
+    "gain of 1.7e308": (lambda: _filled(nn.LayerNorm(4, **_LARGE), 1.7e308), torch.rand(1, 4).double(), "2\\^1000"),
+    "weight of 1.7e308": (lambda: _filled(nn.Linear(4, 4, **_LARGE), 1.7e308), torch.zeros(1, 4).double(), "2\\^1000"),
+    "bias of 1.7e308": (
+        lambda: _filled(nn.Linear(4, 4, **_LARGE), 1.7e308, "bias"),
+        torch.zeros(1, 4).double(),
+        "bias has entries that are not finite, or beyond 2\\^1000",
+    ),
+    "kernel of 1.7e308": (
+        lambda: _filled(nn.ConvTranspose1d(4, 4, 3, **_LARGE), 1.7e308),
+        torch.zeros(1, 4, 5).double(),
+        "2\\^1000",
+    ),
+    "table of 1.7e308": (lambda: _filled(nn.Embedding(4, 4, **_LARGE), 1.7e308), torch.tensor([[1]]), "2\\^1000"),
+    "products of factors": (
+        lambda: Model(lambda s, x: x * 1e200 * 1e200),
+        torch.zeros(1, 4).double(),
+        "the product of the constants it multiplies by is too small or large",
+    ),
+    # what is not recorded
+    "queries of one axis": (
+        lambda: Model(lambda s, x: torch.softmax(s.q(x)[0] @ s.k(x).mT, -1) @ s.v(x), **_heads()),
+        torch.rand(5, 4),
+        "its queries, keys or values are a single vector; give them an axis of tokens",
+    ),
+    "flags as an index": (
+        lambda: Model(lambda s, x: x[:, torch.arange(3) != 1]),
+        torch.rand(1, 3),
+        "the size of its result depends on values of an index; index by integers",
+    ),
+    "flags of the input as an index": (lambda: Model(lambda s, x: x[x > 0]), torch.rand(1, 3), "it is not continuous"),
+    "cast while it runs": (lambda: Model(_cast, layer=nn.Linear(4, 4)), torch.rand(1, 4), "runs on the example, but c"),
+    "set_": (
+        lambda: Model(_set, w=torch.rand(4)),
+        torch.rand(1, 4),
+        "Encountered a set_ on a graph input.*nothing may",
+    ),
+    "values read": (lambda: Model(lambda s, x: x * float(x.max())), torch.rand(1, 3), "Control flow may not depend"),
+    "graph network": (
+        lambda: Model(_graph),
+        (torch.rand(4, 3), torch.tensor([[0, 1, 2], [1, 2, 3]])),
+        "runs on the example, but cannot be captured at .*test_returns.py:.*Control flow may not depend on values",
+    ),
+    "state that cannot be read": (
+        lambda: Model(
+            lambda s, x: x, held=type("Bad", (), {"__slots__": (), "__repr__": lambda s: _raise(KeyError())})()
+        ),
+        torch.rand(1, 3),
+        r"what module `model` holds cannot be compared \(KeyError\)",
+    ),
+    # what the model itself says of the example
+    "wrong shape": (
+        lambda: nn.Linear(3, 2),
+        torch.rand(1, 4),
+        r"Linear itself fails .*RuntimeError: mat1 and mat2 shap",
+    ),
+    "wrong channels": (lambda: nn.Conv2d(3, 2, 3), torch.rand(1, 4, 8, 8), "Conv2d itself fails .* expected input"),
+    "wrong dtype": (lambda: nn.Linear(3, 2), torch.rand(1, 3).double(), "itself fails .* must have the same dtype"),
+    "integers for floats": (lambda: nn.Linear(3, 2), torch.tensor([[1, 2, 3]]), "itself fails .* the same dtype"),
+    "token beyond the table": (lambda: nn.Embedding(3, 2), torch.tensor([[5]]), "itself fails .*IndexError: index out"),
+    "keys of one axis": (lambda: Model(_fused, **_heads()), torch.rand(4), "itself fails .*at least 2 dimensional"),
+    "two arguments": (lambda: nn.Linear(3, 2), (torch.rand(1, 3),) * 2, r"itself fails .*takes 2 positional arguments"),
+    "no argument": (lambda: nn.Linear(3, 2), (), "itself fails on the example: TypeError: .*missing 1 required"),
+    "no tensor": (lambda: nn.Linear(3, 2), "text", "itself fails on the example: TypeError: .*must be Tensor, not str"),
+    "its own error": (
+        lambda: Model(lambda s, x: _raise(KeyError("my own trouble"))),
+        torch.rand(1, 3),
+        r"Model itself fails on the example at .*test_returns.py:\d+: KeyError: 'my own trouble'; pass an example",
+    ),
+    "its own error without words": (
+        lambda: Model(lambda s, x: _raise(OSError())),
+        torch.rand(1, 3),
+        "OSError; pass an",
+    ),
+    "several results": (lambda: nn.LSTM(3, 4), torch.rand(2, 1, 3), "returns a tuple of Tensor, tuple; pass output="),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_certify_raises_its_own_error_alone(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    build, example, message = REFUSED[name]
+    model = build().eval()
+    before = {key: value.clone() for key, value in model.state_dict().items() if value.device.type == "cpu" and
+              type(value) is Tensor and value.layout is torch.strided}  # fmt: skip
+    with pytest.raises(UncertifiableError, match=f"(?s){message}") as caught:
+        certify(model, example)
+    assert "FakeTensor" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    after = model.state_dict()
+    assert all(torch.equal(value.view(torch.uint8), after[key].view(torch.uint8)) for key, value in before.items())
+
+
+def test_nothing_is_printed_where_a_batch_of_any_size_cannot_be_captured(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch writes a traceback of every operation that fails for a size that it tries."""
+    edges = torch.tensor([[0, 1, 2], [1, 2, 3]])
+
+    def messages(s: Any, x: Tensor) -> Tensor:
+        return torch.eye(4)[:, edges[1]] @ s.layer(x[edges[0]])
+
+    model = Model(messages, layer=nn.Linear(3, 3))
+    assert not certify(model, torch.rand(4, 3)).any_batch
+    assert capfd.readouterr() == ("", "")
+
+
+def test_logging_works_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UncertifiableError):
+        certify(Model(lambda s, x: _raise(KeyError())), torch.rand(1, 3))
+    logging.getLogger("model").error("still heard")
+    assert "still heard" in caplog.text
+
+
+def test_what_stops_a_program_is_not_turned_into_a_refusal() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        certify(Model(lambda s, x: _raise(KeyboardInterrupt())), torch.rand(1, 3))  # type: ignore[arg-type]
