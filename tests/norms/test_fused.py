@@ -9,6 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.norms import Experts, PerHead, SpectralConv, Split
+from wellnormed.propagation.balls import Ball
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)
@@ -58,6 +59,7 @@ def linear(d_in: int, d_out: int) -> nn.Module:
         (alone("qkv_proj", linear(16, 24), num_heads=8, num_kv_heads=2, head_dim=2), Split((16, 4, 4))),
         (alone("c_attn", linear(16, 20), num_heads=8, kv_heads=1), Split((16, 2, 2))),
         (alone("qkv_proj", linear(16, 12), num_heads=2, head_dim=2), Split(3)),  # heads narrower than the stream
+        (alone("qkv_proj", linear(16, 48), num_heads=2, head_dim=5), Split(3)),  # the length is of something else
         (alone("kv_proj", linear(16, 8)), Split(2)),
         (alone("kv_a_proj_with_mqa", linear(16, 10), config=SimpleNamespace(kv_lora_rank=8)), Split((8, 2))),
         (alone("qkv", nn.Conv1d(16, 48, 1, bias=False)), Split(3, SpectralConv(1))),  # of diffusion models
@@ -232,6 +234,14 @@ def test_a_step_by_heads_is_as_long_as_the_heads_share_of_a_step_of_the_projecti
         by_head = PerHead(heads, wn.Spectral(method="svd", units="l2")).dualize(gradient)
         torch.testing.assert_close(by_head, whole)
         torch.testing.assert_close(PerHead(heads, exact).dualize(gradient), whole / heads**0.5)
+
+
+def test_a_cap_promises_every_head_as_much_alone_as_on_the_whole_projection():
+    """So bounds on attention from the same cap are the same, and a head need not share it with the others."""
+    for cap in (0.5, 2.0):
+        alone, whole = Ball(PerHead(8, HEAD), cap, (64, 64)), Ball(wn.Spectral(), cap, (64, 64))
+        assert alone.spectral(parts=8) == pytest.approx(whole.spectral(parts=8))
+        assert alone.spectral(parts=8) == pytest.approx((cap,) * 8)
 
 
 def expert_layer(shape: tuple[int, ...], name: str, **attributes) -> nn.Module:

@@ -108,7 +108,7 @@ def _queries_keys_values(d_out: int, d_in: int, known: Heads | None, head_by_hea
             size = d_out // total
             together = 3 if keys == queries else (queries * size, keys * size, keys * size)
             return Layout(1 if head_by_head else together, total, head_by_head)
-    elif not head_by_head and d_out in (2 * d_in, 3 * d_in):
+    if not head_by_head and d_out in (2 * d_in, 3 * d_in) and not (known and known.of_keys != known.count):
         return Layout(d_out // d_in)
     return Layout(doubt="may hold queries, keys and values of unknown sizes; Split((queries, keys, values))")
 
