@@ -202,6 +202,7 @@ class LeverTask(Task[Model]):
             recipe="modular",
             momentum=variant.momentum,
             nesterov=True,
+            radius=1.0,
             lr_factors=factors,
         )
         super().__init__(model, optimizer, wn.constrain(optimizer, kept), variant.steps, generator)

@@ -115,7 +115,7 @@ def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
 
 def test_parameters_that_are_no_matrices_keep_their_oracles():
     model = nn.Linear(6, 4)
-    one = wn.Scion(model, lr=0.1, normuon=0.95, clip_gain=2.0)
+    one = wn.Scion(model, lr=0.1, normuon=0.95, clip_gain=2.0, radius=1.0)
     before = model.bias.detach().clone()
     model.weight.grad, model.bias.grad = torch.ones(4, 6), torch.tensor([1.0, -2.0, 0.5, 3.0])
     one.step()

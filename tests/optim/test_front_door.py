@@ -99,10 +99,66 @@ def test_published_radii_come_with_their_recipe_and_yield_to_what_is_given(recip
     assert found(radius=2.0, radii={"0": 5.0}) == (5.0, 2.0, 2.0)
 
 
-def test_without_a_published_recipe_every_radius_is_1():
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 5))
-    for recipe in ("modular", "language", "image", "sign-only"):
-        assert {g["radius"] for g in wn.Scion(model, recipe=recipe).param_groups} == {1.0}
+def small() -> nn.Module:
+    """Two layers whose outputs start with an RMS of 1/4 and of 1, and a norm layer."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(64) / 4)
+        model[2].weight.copy_(torch.eye(64))
+    return model
+
+
+def radii_in(optimizer: wn.optim.ConditionalGradient) -> dict[str, float]:
+    """By name, as far as they are not 1, and as `update_norm` has them."""
+    bounds = {name: bound / 0.02 for name, bound in optimizer.update_norms().items() if name.endswith("bias")}
+    return {name: radius for name, radius in bounds.items() if radius != 1}
+
+
+def test_vectors_move_by_their_size_at_the_start_unless_a_radius_is_given():
+    """Without it a network that starts with small weights is drowned by its biases: issue 34, section 5."""
+    by_start = {"0.bias": 0.25, "1.bias": 0.5}
+    for make in (wn.Scion, wn.Muon, wn.optim.Almond):
+        assert radii_in(make(small(), lr=0.02)) == by_start
+        assert radii_in(make(small(), lr=0.02, radius=1.0)) == {}
+    assert radii_in(wn.Scion(small(), lr=0.02, radii={"0": 3.0})) == {"0.bias": pytest.approx(3.0), "1.bias": 0.5}
+    # the ball of SCG holds the weight itself, and is no step: its radius does not depend on the start
+    assert radii_in(wn.Scion(small(), lr=0.02, unconstrained=False)) == {}
+    for recipe in ("language", "image", "sign-only"):
+        assert radii_in(wn.Scion(small(), lr=0.02, recipe=recipe)) == {}
+    printed = {line.split()[0]: line for line in str(wn.Scion(small(), lr=0.02)).splitlines()}
+    assert " 0.25 " in printed["0.bias"]
+    assert " 0.5 " in printed["1.bias"]
+
+
+@pytest.mark.parametrize("rule", ["unconstrained", "averaged"])
+def test_a_step_of_a_vector_has_the_norm_that_its_size_allows(rule):
+    model = small()
+    optimizer = wn.optim.ConditionalGradient(model, lr=0.02, momentum=0.0, step_rule=rule)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(torch.randn(7, 64)).pow(3).sum().backward()
+    optimizer.step()
+    for a in optimizer.assignment:
+        if a.name.endswith("bias"):
+            moved = float(a.norm.norm(a.parameter.detach() - before[a.name]))
+            assert moved == pytest.approx(optimizer.update_norm(a.name), rel=1e-5)  # float32
+
+
+def test_a_resumed_run_keeps_the_sizes_of_its_first_start():
+    """The optimizer of a resumed run is made beside trained weights, and takes the sizes from the saved state."""
+    first = wn.Scion(small(), lr=0.02)
+    trained = small()
+    with torch.no_grad():
+        trained[0].weight.mul_(4)
+        trained[2].weight.div_(8)
+    again = wn.Scion(trained, lr=0.02)
+    assert radii_in(again) != radii_in(first)
+    again.load_state_dict(first.state_dict())
+    assert radii_in(again) == radii_in(first)
+    early = first.state_dict()  # as saved before vectors had sizes
+    for group in early["param_groups"]:
+        del group["vector_radii"]
+    again.load_state_dict(early)
+    assert radii_in(again) == {}
 
 
 def test_printing_shows_what_will_be_used():

@@ -104,7 +104,7 @@ def test_settings_of_a_group_are_its_own():
     decayed = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.1, "lr": 0.5}, {"params": others, "weight_decay": 0.0}]
-    optimizer = wn.Scion(groups, lr=0.25, norms=wn.assign_norms(model))
+    optimizer = wn.Scion(groups, lr=0.25, norms=wn.assign_norms(model), radius=1.0)
     assert [(g["weight_decay"], g["lr"], len(g["params"])) for g in optimizer.param_groups] == [
         (0.1, 0.5, 3),
         (0.0, 0.25, 3),

@@ -116,7 +116,7 @@ def _optimizer(run: TransformerRun, model: Model, config: TrainConfig) -> tuple[
     kind = ColNorm if run.floor == "largest symbol" else InflatedAsPublished
     norms = assign_norms(model, overrides={"embedding": kind(input_axis=0, max_inflation=run.inflation)})
     factors = rate_factors(run, modular_tree(model, norms).tare(run.blocks_mass, "layers"))
-    optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, lr_factors=factors)
+    optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, radius=1.0, lr_factors=factors)
     own = constraints_of(model)
     held = {name: CAPS[run.projection](run.cap) for name in weight_roles(model) if name not in own}
     return optimizer, wn.constrain(optimizer, own | held)

@@ -98,7 +98,7 @@ class TimedTask(TokenTask):
                 return Both(muon, torch.optim.AdamW(rest, config.adamw_rate, betas=(0.9, 0.95), weight_decay=0.0)), None
             case "Scion" | "Scion, NorMuon" as method:
                 averages = {"momentum": 0.95, "nesterov": True, "normuon": 0.95 if method == "Scion, NorMuon" else None}
-                return Scion(model, config.learning_rate, recipe="modular", **averages), None
+                return Scion(model, config.learning_rate, recipe="modular", radius=1.0, **averages), None
             case _:
                 return build_optimizer(model, config, group)
 

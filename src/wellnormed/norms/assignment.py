@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -25,8 +26,9 @@ from wellnormed.norms.tables import aligned, grouped
 class AssignedParameter:
     """One parameter, the norm it lives in, and the reason in words.
 
-    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1. A tied
-    parameter has its first name, and the others as aliases. A norm that does not fit the parameter is refused.
+    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1, unless it
+    is left to the weights that an optimizer finds at the start (`by_start`; see `starting_radii`). A tied parameter has
+    its first name, and the others as aliases. A norm that does not fit the parameter is refused.
     """
 
     name: str
@@ -35,6 +37,7 @@ class AssignedParameter:
     reason: str
     radius: float = 1.0
     aliases: tuple[str, ...] = ()
+    by_start: bool = False
 
     def __post_init__(self) -> None:
         if self.parameter.numel() == 0:
@@ -53,6 +56,14 @@ class AssignedParameter:
             raise ValueError(f"parameter {self.name!r}: {self.norm!r} has no oracle to step by; use SpectralConv")
 
 
+class Weight(NamedTuple):
+    """A matrix or a kernel of a model, frozen or not, by all its names."""
+
+    names: tuple[str, ...]
+    parameter: nn.Parameter
+    outputs: int
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Every parameter of a model with its norm; `print` it to see the routing.
@@ -64,6 +75,8 @@ class Assignment:
     frozen: tuple[str, ...] = ()
     lr: float = 0.02
     """The learning rate recommended with these norms, which optimizers take that are given none."""
+    weights: tuple[Weight, ...] = field(default=(), repr=False)
+    """The model's matrices and kernels, beside whose size at the start vectors move."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -194,7 +207,13 @@ class _Routing:
             message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
             warnings.warn(message + " by print(assign_norms(model)) to confirm it", stacklevel=4)
         frozen = tuple(names[0] for p, names in self.places.items() if not p.requires_grad)
-        return Assignment(tuple(assigned), frozen, self.recipe.lr)
+        return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()))
+
+    def _weights(self) -> Iterator[Weight]:
+        for parameter, names in self.places.items():
+            role = None if is_lazy(parameter) or parameter.is_meta else self.roles.role(names[0], parameter.shape)
+            if role is not None and (outputs := role.outputs(parameter.shape)) is not None:
+                yield Weight(tuple(names), parameter, outputs)
 
     def _assign(self, parameter: nn.Parameter, names: list[str]) -> AssignedParameter:
         name = names[0]
@@ -205,9 +224,9 @@ class _Routing:
             norm, radius, reason = self.overrides[pattern], 1.0, f"override {pattern!r}"
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
-        return AssignedParameter(name, parameter, norm, reason, radius, tuple(names[1:]))
+        return AssignedParameter(name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), radius is None)
 
-    def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
+    def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
         """The norm that all places of a parameter ask for."""
         known = len(self.missing)
         choices = [self._at_one_place(name, parameter) for name in names]
@@ -228,7 +247,7 @@ class _Routing:
             f"pass overrides={{{names[0]!r}: ...}} with the one that is to serve all"
         )
 
-    def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float, str]:
+    def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
         module, leaf = self.roles.layer_of(name)
         if isinstance(module, ParametrizationList):
             self.missing.append(

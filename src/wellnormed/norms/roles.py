@@ -50,6 +50,17 @@ class Role:
     last: bool = False  # whether its layer is the model's last
     doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
 
+    def outputs(self, shape: Sequence[int]) -> int | None:
+        """How many outputs a weight has, over all of its experts; None for what is no matrix and no kernel."""
+        match self.kind:
+            case "matrix":
+                return shape[int(self.transposed)]
+            case "experts":
+                return shape[0] * shape[1 + int(self.transposed)]
+            case "convolution":
+                return shape[1] * self.groups if self.transposed else shape[0]
+        return None
+
 
 class Roles:
     """The roles of a model's parameters.
@@ -126,8 +137,8 @@ class Roles:
         first, last = module is self._first, module is self._last
         if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
             d_out, d_in = reversed(shape) if found.transposed else shape[:2]
-            around = self._down_to(_ADAPTED.sub("", _path(name)))[::-1]
-            layout = projection(_own_name(_path(unwrapped(name))), d_out, d_in, around)
+            around = self._down_to(_ADAPTED.sub("", module_path(name)))[::-1]
+            layout = projection(_own_name(module_path(unwrapped(name))), d_out, d_in, around)
             fused = layout.parts != 1 or layout.by_head
             if fused or layout.heads != 1 or (layout.doubt and found.kind == "matrix"):
                 last = False  # a projection of attention is no head of the model
@@ -149,7 +160,7 @@ class Roles:
 
     def _is_bias_table(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a table `(distances, heads)` adds to the logits of attention, as T5's does."""
-        own, known = _own_name(_path(name)), attention_heads(self._down_to(_path(name))[::-1])
+        own, known = _own_name(module_path(name)), attention_heads(self._down_to(module_path(name))[::-1])
         relative, bias = "rel" in own, "bias" in own
         return (relative and bias) or ((relative or bias) and known is not None and shape[1] == known.count)
 
@@ -172,7 +183,7 @@ class Roles:
             return Role("embedding" if known[0] == "embedding" else "matrix", f"{kind}, by its name")
         if ndim >= 3 and sum(size > 1 for size in shape) <= 1:
             return Role("vector", "one vector, by its shape")
-        layout = experts(leaf, shape, self._down_to(_path(name))[::-1]) if ndim == 3 else None
+        layout = experts(leaf, shape, self._down_to(module_path(name))[::-1]) if ndim == 3 else None
         if layout is not None:
             return Role("experts", f"{kind}, experts", layout.parts, transposed=layout.transposed, doubt=layout.doubt)
         if shape[0] == 1 and leaf != "weight":
@@ -181,7 +192,7 @@ class Roles:
         return None
 
 
-def _path(name: str) -> str:
+def module_path(name: str) -> str:
     """The name of the module that a parameter belongs to, or serves by a parametrization."""
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 

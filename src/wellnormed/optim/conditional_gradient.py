@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter, Assignment, MatrixNorm, Norm
+from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
@@ -72,20 +72,20 @@ class ConditionalGradient(torch.optim.Optimizer):
         refuse_zero_redundancy()
         settings = {**self.preset, **settings}
         self.memory: Memory = settings.get("memory", "buffer")
-        groups, self.assignment = self._resolve(params, settings)
+        groups, assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        kept = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors")  # for later parameters
+        kept = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule")  # for later
         self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in kept})
         self._process_group = settings.get("process_group")
         self._warned_without_gradients = self._warned_of_lost_decay = False
         if lr is None:
             if settings.get("step_rule") == "sharp":
                 raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
-            lr = self.assignment.lr
-        self._adopt(self.assignment)
+            lr = assignment.lr
+        self._adopt(assignment)
         defaults = {"lr": lr, "steps": 0} | {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         check_settings(defaults, self.memory)
-        super().__init__(split(groups, self.assignment, lr, settings), defaults)
+        super().__init__(split(groups, assignment, lr, settings), defaults)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
         """Groups of named parameters, and their norms as this optimizer takes them."""
@@ -99,7 +99,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         for a in assignment:
             refuse_parameter(a.name, a.parameter)
-        self.assignment = assignment
+        self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
 
@@ -112,7 +112,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         for name, (group, parameter) in self._owner.items():
             own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
-            columns["radius"][name] = f"{group['radius']:g}" if own else ""
+            columns["radius"][name] = f"{self._radii[parameter]:g}" if own else ""
             columns["differs"][name] = ", ".join(f"{k}={group[k]}" for k in own if group[k] != self.defaults[k])
         if not any(columns["differs"].values()):
             del columns["differs"]
@@ -137,10 +137,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         members = named([param_group])[0]["params"]
         groups, assignment = [{**param_group, "params": members}], self.assignment
         if any(parameter not in self._norms for _, parameter in members):
-            entries = assign_later(members, param_group, self._known_later(members), self._owner)
+            known = self._known_later(members)
+            entries = assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
             own = {key: value for key, value in param_group.items() if key != "norm"}
             own["params"] = [(a.name, a.parameter) for a in entries]
-            assignment = replace(assignment, assigned=assignment.assigned + entries)
+            assignment = replace(assignment, assigned=assignment.assigned + entries, weights=known.weights)
             groups = split([own], assignment, self.defaults["lr"], self._chosen)
         elif "norm" in param_group:
             raise ValueError(
@@ -155,10 +156,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             super().add_param_group(group)
         self._index()
 
-    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
         """What is known of parameters that come later: all that the model holds now."""
-        assignment = () if self._model is None else self._resolve(self._model, self._chosen)[1]
-        return {a.parameter: a for a in assignment}
+        return Assignment(()) if self._model is None else self._resolve(self._model, self._chosen)[1]
 
     def _index(self) -> None:
         """Find whose group is whose; a user may have replaced groups, or moved a parameter to another one."""
@@ -167,7 +167,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             for group in self.param_groups
             for name, parameter in zip(group["param_names"], group["params"], strict=True)
         }
+        self._radii: dict[Tensor, float] = {}
         for name, (group, parameter) in self._owner.items():
+            if group["step_rule"] != "adamw":
+                self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
             if parameter not in self._norms:
                 raise ValueError(
                     f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
@@ -214,7 +217,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         alone = self.memory == "gradient"
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
-            for (norm, _), members in in_buckets(moving, lambda p: p, lambda p: (self._norms[p], alone and id(p))):
+            key = lambda p: (self._norms[p], self._radii[p], alone and id(p))  # noqa: E731
+            for (norm, *_), members in in_buckets(moving, lambda p: p, key):
                 assert norm is not None  # selected so
                 yield group, norm, members
 
@@ -243,7 +247,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _move(self, group: Group, norm: Norm, parameters: list[Tensor], directions: list[Tensor]) -> None:
         rule, lr = group["step_rule"], float(group["lr"])
-        length, shrink = group["radius"], 1 - lr * group["weight_decay"]
+        length, shrink = self._radii[parameters[0]], 1 - lr * group["weight_decay"]
         if rule == "averaged":
             directions = self._average(parameters, directions, group)
         elif rule == "constrained":
@@ -339,7 +343,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         without_bound = isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None)
         if norm is None or without_bound or step_rule == "sharp":
             return None
-        return float(group["lr"]) * group["radius"] * (1.0 if step_rule == "constrained" else norm.overshoot)
+        return float(group["lr"]) * self._radii[parameter] * (1.0 if step_rule == "constrained" else norm.overshoot)
 
     def state_dict(self) -> dict[str, Any]:
         """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""

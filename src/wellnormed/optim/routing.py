@@ -10,9 +10,13 @@ from wellnormed._inputs import require_numbers
 from wellnormed.norms import Assignment, assign_norms
 from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
+from wellnormed.norms.starting_radii import starting_radii
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.settings import EngineSettings, Group
+from wellnormed.parallel.layout import whole
 
+BALLS = ("constrained", "sharp")
+"""Step rules whose radius is that of the ball around zero that holds a weight, or scales a dual norm as well."""
 Params = nn.Module | Assignment | Iterable[Any]
 """A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""
 
@@ -88,6 +92,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     """Groups cut so that each has one learning rate, one radius and one step: the engine's, or AdamW's without a norm.
 
     A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
+    Where the recipe leaves it to the start, the group holds it under `vector_radii`, by name: as a group of its own for
+    every size, the vectors of a resumed run, which finds other weights, would not fit the groups that were saved.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
@@ -99,6 +105,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
     normed = {a.name: a.norm is not None for a in assignment}
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
+    at_start = {} if "radius" in settings else starting_radii(assignment, whole)
     result = []
     for group in groups:
         require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
@@ -112,7 +119,10 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
                 own = {} if radius is None else {"radius": radius}
-                result.append({**group, **own, "params": pairs, "lr": group.get("lr", lr) * factor})
+                by_start = radius is None and group.get("step_rule", settings.get("step_rule")) not in BALLS
+                sizes = {name: at_start[name] for name, _ in pairs if name in at_start and by_start}
+                own |= {"lr": group.get("lr", lr) * factor, "vector_radii": sizes}
+                result.append({**group, **own, "params": pairs})
             else:
                 own = {key: value for key, value in group.items() if key in adamw}
                 own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
@@ -149,7 +159,11 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "assign the norms as they were"
             )
-        ordered.append({**theirs, "params": [names[unwrapped(name)] for name in members], "param_names": members})
+        own = {"params": [names[unwrapped(name)] for name in members], "param_names": members}
+        if "vector_radii" in theirs:
+            radii = {unwrapped(name): radius for name, radius in theirs["vector_radii"].items()}
+            own["vector_radii"] = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
+        ordered.append({**theirs, **own})
     own = state_dict["state"]
     state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
     return {**state_dict, "state": state, "param_groups": ordered}

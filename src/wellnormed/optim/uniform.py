@@ -28,12 +28,13 @@ class _Uniform(ConditionalGradient):
         if isinstance(params, nn.Module):
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         groups = named(params)
-        entries = [a for group in groups for a in self._known_later(group["params"]).values()]
+        entries = [a for group in groups for a in self._known_later(group["params"])]
         settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
         super().__init__(groups, lr, **settings)
 
-    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, AssignedParameter]:
-        return {p: AssignedParameter(name, p, self.norm(ndim=p.ndim), "every parameter") for name, p in members}
+    def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
+        own = (AssignedParameter(name, p, self.norm(ndim=p.ndim), "every parameter") for name, p in members)
+        return Assignment(tuple(own))
 
 
 class Signum(_Uniform):

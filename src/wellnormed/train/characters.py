@@ -32,6 +32,7 @@ def build_optimizer(model: CharacterModel, config: TrainConfig) -> tuple[Scion, 
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=True,
+        radius=1.0,  # these models start in their norms
         lr_factors=rate_factors(model, config),
     )
     return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))

@@ -353,7 +353,8 @@ def build_optimizer(
         }  # fmt: skip
         if config.optimizer == "scion":
             factors = rate_factors(model, config) if isinstance(model, GPT) else {}
-            optimizer = Scion(assign_norms(model, recipe="modular"), config.learning_rate, lr_factors=factors, **shared)
+            norms = assign_norms(model, recipe="modular")
+            optimizer = Scion(norms, config.learning_rate, radius=1.0, lr_factors=factors, **shared)
         else:
             adamw = AdamWSettings(lr=config.adamw_rate, betas=betas)
             optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)

@@ -1,0 +1,101 @@
+"""A vector's radius is its size at the start, or that of the layer that it is added to."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.norms.starting_radii import starting_radii
+
+
+def normal(parameter: torch.Tensor, std: float) -> None:
+    """Entries whose RMS is exactly `std`, so that no draw is near the edge between two powers of two."""
+    with torch.no_grad():
+        parameter.normal_(generator=torch.Generator().manual_seed(0))
+        parameter.mul_(std / parameter.square().mean().sqrt())
+
+
+def radii_of(model: nn.Module) -> dict[str, float]:
+    return starting_radii(wn.assign_norms(model))
+
+
+LAYERS = {  # a layer in which 64 inputs add up to one output, and the shape of its input
+    "linear": (nn.Linear(64, 24), (64,)),
+    "convolution": (nn.Conv2d(16, 24, 2), (16, 2, 2)),
+    "groups": (nn.Conv2d(128, 24, 1, groups=2), (128, 1, 1)),
+    "transposed convolution": (nn.ConvTranspose2d(64, 24, 1), (64, 1, 1)),
+    "transposed, groups": (nn.ConvTranspose2d(128, 24, 1, groups=2), (128, 1, 1)),
+}
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=list(LAYERS))
+def test_a_bias_moves_by_the_rms_of_the_output_of_its_layer(layer, shape):
+    normal(layer.weight, 1 / 32)
+    assert radii_of(layer) == {"bias": 0.25}  # 1/32 times the root of 64
+    with torch.no_grad():
+        layer.bias.zero_()
+        outputs = layer(torch.randn(512, *shape, generator=torch.Generator().manual_seed(1)))
+    # the mean of 512 x 24 squares has a relative deviation of 1.3%, its root half of that; 5% is seven of them
+    assert float(outputs.square().mean().sqrt()) == pytest.approx(0.25, rel=0.05)
+
+
+def test_layers_with_several_weights_or_fused_ones_have_one_size():
+    recurrent, attention = nn.LSTM(64, 64), nn.MultiheadAttention(64, 4)
+    for layer in (recurrent, attention):
+        for weight in (p for p in layer.parameters() if p.ndim == 2):
+            normal(weight, 1 / 32)
+    assert set(radii_of(recurrent).values()) == set(radii_of(attention).values()) == {0.25}
+
+
+def test_other_vectors_move_by_their_own_size_and_those_that_start_at_zero_by_that_of_their_surroundings():
+    block = nn.ModuleDict({"norm": nn.LayerNorm(64), "linear": nn.Linear(64, 64)})
+    normal(block["linear"].weight, 1 / 32)
+    model = nn.ModuleDict(
+        {"block": block, "norm": nn.LayerNorm(64), "far": nn.Linear(64, 64), "head": nn.Linear(64, 5)}
+    )
+    normal(model["far"].weight, 1 / 8)
+    nn.init.zeros_(model["head"].weight)
+    model.cls_token, model.mask_token = (
+        nn.Parameter(torch.full((1, 1, 64), 1 / 64)),
+        nn.Parameter(torch.zeros(1, 1, 64)),
+    )
+    found = radii_of(model)
+    assert (found["cls_token"], found["block.linear.bias"], found["far.bias"]) == (1 / 64, 0.25, 1.0)
+    assert found["block.norm.bias"] == 0.25  # the nearest module that holds a weight
+    # beside a weight of zeros, and without a weight beside it: the geometric mean of all weights but zeros
+    assert found["head.bias"] == found["norm.bias"] == found["mask_token"] == math.sqrt(0.25 * 1.0)
+
+
+def test_a_start_in_the_norm_leaves_every_radius_at_1_and_nothing_exceeds_it():
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 32))
+    wn.norms.initialize_(model)
+    assert set(radii_of(model).values()) == {1.0}
+    normal(model[0].weight, 100.0)
+    assert set(radii_of(model).values()) == {1.0}
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30], ids=str)
+def test_sizes_at_the_ends_of_float32_give_a_positive_radius_of_at_most_1(size):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(size)
+    assert all(0 < radius <= 1 for radius in radii_of(model).values())
+
+
+def test_a_frozen_weight_counts_and_a_network_without_weights_has_radius_1():
+    model = nn.Linear(64, 64)
+    normal(model.weight, 1 / 32)
+    model.weight.requires_grad_(False)
+    assert radii_of(model) == {"bias": 0.25}
+    assert radii_of(nn.LayerNorm(3)) == {"bias": 1.0}
+
+
+def test_norms_that_are_chosen_and_other_recipes_keep_radius_1():
+    model = nn.Linear(64, 64)
+    normal(model.weight, 1 / 32)
+    assert starting_radii(wn.assign_norms(model, overrides={"bias": wn.norms.BiasRMS()})) == {}
+    for recipe in ("language", "image", "sign-only", "scion-gpt", "muon"):
+        assert starting_radii(wn.assign_norms(model, recipe)) == {}
