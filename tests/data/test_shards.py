@@ -116,6 +116,26 @@ def test_a_shard_that_is_cut_off_while_it_is_mapped_is_named(folder):
     assert tokens.windows(torch.tensor([3]), 2).tolist() == [[13, 14]]  # what is mapped of it stays
 
 
+@pytest.mark.parametrize("place", [0, 1, 49_999, 77_777, 99_999])
+def test_one_changed_token_is_another_text(place):
+    """Also between those that a sample would take."""
+    array = np.random.default_rng(0).integers(0, 256, 100_000).astype("<u2")
+    changed = array.copy()
+    changed[place] ^= 1
+    assert Tokens([changed]).fingerprint() != Tokens([array]).fingerprint() == Tokens([array.copy()]).fingerprint()
+    assert Tokens([array[:5], array[5:]]).fingerprint() != Tokens([array]).fingerprint()
+
+
+def test_a_link_to_nothing_is_named_and_not_passed_over(folder):
+    folder.mkdir()
+    (folder / "gone").symlink_to(folder / "nowhere")
+    with pytest.raises(ValueError, match=r"gone is a link to .*nowhere, which does not exist"):
+        load_shards("train", folder / "gone")
+    (folder / "fineweb_train_000001.bin").symlink_to(folder / "nowhere")
+    with pytest.raises(ValueError, match=r"000001\.bin is a link to .*nowhere, which does not exist"):
+        load_shards("train", folder)
+
+
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):
     write_shard(folder / "fineweb_train_000001.bin", range(10))
     write_shard(folder / "fineweb_train_000002.bin", [1, 2, 3, 65, 4, 70])

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from wellnormed.data._download import download, places
+from wellnormed.data._download import download, find
 
 if TYPE_CHECKING:
     import tiktoken  # pyrefly: ignore[missing-import]
@@ -45,8 +45,7 @@ def gpt2_tokenizer() -> "tiktoken.Encoding":
 
 
 def _content() -> bytes:
-    path = next((path for path in places(FILE) if path.exists()), None)
-    if path is None:
+    if (path := find(FILE)) is None:
         return download(URL, FILE, SHA256)
     content = path.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:

@@ -34,11 +34,12 @@ class CharacterText:
     """A text, its symbols in sorted order, and its first 90 % (`train`) and last 10 % (`validation`), int64.
 
     `source` says which text this is; figures on one source are never compared with figures on another. `sha256` is that
-    of the text's UTF-8 bytes.
+    of the text's UTF-8 bytes. `note` says why it is this text, where that may surprise.
     """
 
     text: str = field(repr=False)
     source: str
+    note: str = ""
     symbols: str = field(init=False)
     sha256: str = field(init=False)
     train: Tensor = field(init=False, repr=False)

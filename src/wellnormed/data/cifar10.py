@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from wellnormed.data._download import DataError, download, places
+from wellnormed.data._download import DataError, download, find, places
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 ARCHIVE = "cifar-10-binary.tar.gz"
@@ -47,7 +47,7 @@ def load_cifar10(split: Literal["train", "test"]) -> Images:
             return _checked(split, [(folder / name).read_bytes() for name in PARTS[split]], folder)
         if (folder / "webp" / f"{split}_00.webp").exists():
             return _checked(split, _from_mosaics(folder, split), folder)
-    archive = next((path for path in places(ARCHIVE) if path.exists()), None)
+    archive = find(ARCHIVE)
     content = download(URL, ARCHIVE, SHA256) if archive is None else archive.read_bytes()
     where = archive or URL
     try:

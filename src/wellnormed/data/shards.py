@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellnormed._files import read_json
+from wellnormed._files import is_there, read_json
 from wellnormed.data._download import places
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
@@ -23,6 +24,7 @@ HEADER_BYTES, TOKEN_BYTES = 4 * HEADER, 2
 META = "meta.json"
 """What the converter writes beside its shards: the tokenizer, the texts, and how much there is."""
 Split = Literal["train", "val"]
+_PIECE = 2**24
 
 
 class Tokens:
@@ -106,16 +108,22 @@ class Tokens:
         )
 
     def fingerprint(self) -> str:
-        """A digest of the lengths of the arrays, and of some thousand tokens of each, evenly spread.
+        """A SHA-256 of all tokens and of the lengths of the arrays, which are read side by side.
 
         Example:
             >>> Tokens([np.arange(9)]).fingerprint() == Tokens([np.arange(9)[::-1]]).fingerprint()
             False
         """
-        digest = hashlib.sha256()
-        for array in map(self._array, range(len(self.arrays))):
-            places = np.linspace(0, max(len(array) - 1, 0), min(len(array), 4096)).astype(np.int64)
-            digest.update(len(array).to_bytes(8, "little") + np.asarray(array[places], "<i8").tobytes())
+        with ThreadPoolExecutor() as pool:
+            digests = list(pool.map(self._digest, range(len(self.arrays))))
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+    def _digest(self, number: int) -> str:
+        """Of one array: its dtype, its length and all of its tokens."""
+        array = self._array(number)
+        digest = hashlib.sha256(f"{array.dtype.str} {len(array)} ".encode())
+        for start in range(0, len(array), _PIECE):
+            digest.update(np.ascontiguousarray(self._array(number)[start : start + _PIECE]).data)
         return digest.hexdigest()
 
     def _array(self, number: int) -> np.ndarray:
@@ -164,7 +172,7 @@ def load_shards(
     """
     folders = [*places(str(name)), Path(name)]
     for folder in folders:
-        if files := shard_files(folder, split):
+        if is_there(folder) and (files := shard_files(folder, split)):
             break
     else:
         where = " or ".join(map(str, folders))
@@ -236,6 +244,7 @@ def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) 
 def _shard(path: Path) -> np.ndarray:
     """The tokens of a file, mapped."""
     remedy = "download or convert it again"
+    is_there(path)
     numbers = np.fromfile(path, "<i4", HEADER)
     if len(numbers) < HEADER or (numbers[0], numbers[1]) != (MAGIC, VERSION):
         raise ValueError(f"{path} is no shard of tokens of version {VERSION}, or its header is damaged; {remedy}")

@@ -10,7 +10,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from wellnormed._files import MANIFEST, parse_dataclass, read_files, read_json
+from wellnormed._files import MANIFEST, is_there, parse_dataclass, read_files, read_json
 from wellnormed.models.config import (
     CharacterModelConfig,
     GPTConfig,
@@ -94,7 +94,7 @@ def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """What the config of a run or export holds; a missing or damaged one, or another format, is a `ValueError`."""
     folder = Path(folder)
-    if not folder.is_dir():
+    if not (is_there(folder) and folder.is_dir()):
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{folder} is no folder{hint}; {_REMEDY}")
