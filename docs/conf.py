@@ -1,10 +1,13 @@
 """How the documentation is built: `make docs`. Its pages run no experiment; figures are drawn from `results/`."""
 
+import importlib
+import pkgutil
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+import wellnormed  # noqa: E402 (of this folder)
 
 project = "wellnormed"
 author = "The wellnormed authors"
@@ -23,6 +26,18 @@ exclude_patterns = ["_build", "gallery", "templates"]
 templates_path = ["templates"]
 nitpicky = False  # names in signatures of torch and jaxtyping have no page here
 
+
+def guests(room: str) -> list[str]:
+    """The names that a room shows and that have their place in another room, which lists them too."""
+    named = {name: getattr(importlib.import_module(room), name) for name in dir(importlib.import_module(room))}
+    homes = {name: ".".join(str(getattr(value, "__module__", room)).split(".")[:2]) for name, value in named.items()}
+    return [name for name, home in homes.items() if home in ROOMS and home != room and name in dir(sys.modules[home])]
+
+
+ROOMS = [f"wellnormed.{module.name}" for module in pkgutil.iter_modules(wellnormed.__path__) if module.ispkg]
+for room in ROOMS:
+    importlib.import_module(room)
+autosummary_context = {"guests": {room: guests(room) for room in ROOMS}}
 autosummary_generate = True
 autosummary_imported_members = True  # a room is a list of names from its private files
 autodoc_typehints = "signature"

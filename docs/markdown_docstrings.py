@@ -56,7 +56,9 @@ def _end(lines: list[str], start: int, belongs) -> int:
 def _prose(text: str) -> str:
     parts, last = [], 0
     for code in _CODE.finditer(text):
-        inside = re.sub(r"\s+", " ", code[1]) if "\n" not in code[1] else code[1]
+        inside = (
+            re.sub(r"\s+", " ", code[1]) if "\n" not in code[1] else code[1]
+        ).strip()  # no literal ends with a space
         parts += [_escaped(text[last : code.start()]), f"``{inside}``", f"\\ {code[2]}" if code[2] else ""]
         last = code.end()
     return "".join(parts) + _escaped(text[last:])
