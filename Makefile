@@ -48,7 +48,7 @@ test-models: $(STAMP)  ## Certificates of public models with random weights, pro
 
 # Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.
 WHEEL := build/wheel
-test-wheel:  ## A wheel in an empty environment: the three lines of README.md, and the command's help
+test-wheel:  ## A wheel in an empty environment: the three lines of README.md, and the command
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
@@ -57,6 +57,8 @@ test-wheel:  ## A wheel in an empty environment: the three lines of README.md, a
 	$(WHEEL)/venv/bin/python -I -c "import wellnormed as wn; assert 'site-packages' in wn.__file__; print(wn.__file__)"
 	$(WHEEL)/venv/bin/python -I docs/run_examples.py --check README.md
 	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
+	rm -rf $(WHEEL)/empty && mkdir $(WHEEL)/empty
+	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5
 	@echo "the wheel serves the README's lines and the command"
 
 lint: $(STAMP)  ## Style and formatting

@@ -140,7 +140,9 @@ def test_without_assertions_the_command_does_the_same(place):
 def test_an_interrupted_run_says_how_to_continue(place, at_step, capsys):
     with at_step(3, Mock(side_effect=KeyboardInterrupt)):
         assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 130
-    assert capsys.readouterr().err == "\nstopped; continue with `wellnormed train --resume runs/a`\n"
+    assert capsys.readouterr().err == (
+        "\nstopped; the newest checkpoint is step-00000002; continue with `wellnormed train --resume runs/a`\n"
+    )
     assert main(["train", "--resume", "runs/a"]) == 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+import wellnormed
 from wellnormed.train.config import PRESETS, TrainConfig
+from wellnormed.train.lock import require_new
+from wellnormed.train.stopping import Stopped
 from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
@@ -34,12 +38,12 @@ class Train:
     """Continue this run folder, with its own config, to the same bits as if it had never stopped."""
 
     def __call__(self) -> int | None:
+        if self.resume is not None:
+            return _resume(self.resume, changed=self.config != PRESETS[self.preset] or self.name is not None)
+        folder = _new_folder(self.name, self.preset)
         from wellnormed.train import loop
 
-        if self.resume is not None:
-            _resume(self.resume, changed=self.config != PRESETS[self.preset] or self.name is not None)
-        else:
-            loop.train(self.config, Path("runs", self.name) if self.name else _new_folder(self.preset))
+        loop.train(self.config, folder)
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,20 @@ class TrainNanoGPT:
     """Continue this run folder, with its own config, on any number of processes."""
 
     def __call__(self) -> int | None:
-        from wellnormed.train.token_loop import train_tokens
-
         if self.resume is not None:
             start = token_preset(self.preset, self.variant)
-            _resume(self.resume, changed=self.config != start or self.name is not None)
-        else:
-            name = f"{self.preset}-{self.variant}"
-            train_tokens(self.config, Path("runs", self.name) if self.name else _new_folder(name))
+            return _resume(self.resume, changed=self.config != start or self.name is not None)
+        folder = _new_folder(self.name, f"{self.preset}-{self.variant}")
+        from wellnormed.train.token_loop import train_tokens
+
+        train_tokens(self.config, folder)
 
 
 def _resume(folder: Path, changed: bool) -> None:
-    from wellnormed.train import loop
-
     if changed:
         raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
+    from wellnormed.train import loop
+
     loop.resume(folder)
 
 
@@ -94,10 +97,11 @@ class Certify:
         from wellnormed.train.characters import named_generators
         from wellnormed.train.finish import certify_model
         from wellnormed.train.lock import locked
+        from wellnormed.train.report import write_report
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
-        read_config(self.folder)  # a folder of something else gets no lock file
+        config = read_config(self.folder)  # a folder of something else gets no lock file
         path = self.folder / "certificate.json"
         with locked(self.folder):  # a run in training would write its own certificate over this one
             generator = named_generators(self.seed)["lower bound"]
@@ -105,6 +109,11 @@ class Certify:
             certificate = certify_model(model, self.attack_steps, generator, example, self.radius)
             certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
+        if "train" in config or (self.folder / "report.html").exists():
+            try:
+                print(f"{write_report(self.folder)} shows it")
+            except (ValueError, OSError) as error:  # of files that the certificate does not need
+                print(f"the report stays as it is: {error}")
 
 
 @dataclass(frozen=True)
@@ -258,13 +267,16 @@ class Tokens:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
-    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains, and 141 if
-    who reads the output closed it.
+    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains, 130 or 143 if
+    SIGINT or SIGTERM stopped it, and 141 if who reads the output closed it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
     try:
+        if arguments[:1] == ["--version"]:
+            print(f"wellnormed {wellnormed.__version__}")
+            return 0
         if arguments[:2] == ["train", "nanogpt"]:
             return _run(_parse_nanogpt(arguments[2:]))
         preset = _chosen("preset", PRESETS, arguments)
@@ -273,7 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = tyro.cli(
             train | Certify | Verify | Sample | Report | Reproduce | Tokens,  # pyrefly: ignore
             prog="wellnormed",
-            description="Train Lipschitz-certified transformers, and prove it. --debug shows tracebacks.",
+            description="Train Lipschitz-certified transformers, and prove it. --version says which this is, --debug "
+            "shows tracebacks.",
             args=arguments,
             config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
         )
@@ -288,8 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
-        print(f"\nstopped{interrupt}", file=sys.stderr)
-        return 130
+        if os.environ.get("RANK", "0") == "0":
+            print(f"\nstopped{interrupt}", file=sys.stderr)
+        return 128 + (interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT)
 
 
 def _run(command: Callable[[], int | None]) -> int:
@@ -314,10 +328,14 @@ def _chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
     return found[1] if found and found[1] in names else first
 
 
-def _new_folder(preset: str) -> Path:
-    base = f"{date.today():%Y-%m-%d}-{preset}"
+def _new_folder(name: str | None, kind: str) -> Path:
+    """The folder of a new run, refused before torch is imported if it cannot be one."""
+    base = f"{date.today():%Y-%m-%d}-{kind}"
     names = chain([base], (f"{base}-{number}" for number in count(2)))
-    return next(folder for name in names if not (folder := Path("runs", name)).exists())
+    folder = Path("runs", name or next(each for each in names if not Path("runs", each).exists()))
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # of many ranks the first looks once all have come
+        require_new(folder)
+    return folder
 
 
 if __name__ == "__main__":

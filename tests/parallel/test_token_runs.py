@@ -1,6 +1,5 @@
 """A language model trains on many processes as on one, goes on after any of them died, and says what is wrong."""
 
-import json
 import os
 import re
 import shutil
@@ -100,6 +99,19 @@ def test_a_run_that_stopped_goes_on_bit_for_bit_and_on_other_numbers_of_ranks(pr
             torch.testing.assert_close(weights(folder), weights(tmp_path / "whole"), atol=0, rtol=0)
         else:
             np.testing.assert_allclose(losses(folder), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(processes, tmp_path, data, parallel):
+    processes(2).run(run, data, tmp_path / "whole", {"parallel": parallel})
+    found = processes(2).run(refused, data, tmp_path / "stopped", "signalled", {"parallel": parallel})
+    assert len(set(found)) == 1
+    assert found[0][0] == "Stopped"
+    assert "the newest checkpoint is step-0000000" in found[0][1]
+    assert len(metrics(tmp_path / "stopped")) in (6, 7)  # what the others know of it only from the next step on
+    processes(2).run(resume, tmp_path / "stopped")
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    torch.testing.assert_close(weights(tmp_path / "stopped"), weights(tmp_path / "whole"), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -203,34 +215,78 @@ def test_a_damaged_validation_token_stops_all_ranks(processes, tmp_path, data):
     assert re.search(r"_val_000000\.bin has the token \d+ at place 350, but the vocabulary has", found[0][1])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="it kills a process of a group")
-def test_a_killed_rank_ends_the_run_and_torchrun_goes_on_to_the_same_bits(tmp_path, data):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "localhost:0", "-m", "wellnormed.cli", "train"),
-    ]
-    options = [
-        *("nanogpt", "--data", str(data), "--steps", "60", "--batch", "8", "--model.width", "16", "--model.blocks"),
-        *("2", "--model.heads", "2", "--model.length", "16", "--checkpoint-every", "10", "--validation-tokens", "400"),
-        *("--certify", "no", "--attack-steps", "0"),
-    ]
+COMMAND = [
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
+    *("--rdzv-endpoint", "localhost:0"),
+]
+OPTIONS = [
+    *("nanogpt", "--steps", "60", "--batch", "8", "--model.width", "16", "--model.blocks", "2", "--model.heads", "2"),
+    *("--model.length", "16", "--checkpoint-every", "10", "--validation-tokens", "400", "--certify", "no"),
+    *("--attack-steps", "0", "--data"),
+]
+
+
+def start(folder, *arguments, script=("-m", "wellnormed.cli")):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*COMMAND, *script, "train", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def start(*arguments):
-        return subprocess.Popen([*command, *arguments], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
 
-    assert start(*options, "--name", "whole").wait() == 0
-    process = start(*options, "--name", "killed")
-    folder = tmp_path / "runs" / "killed"
+def at_step_20(process, folder):
+    """The process ids of the ranks, once their second checkpoint is there."""
     while not list(folder.glob(f"checkpoints/step-00000020/{MANIFEST}")):
         assert process.poll() is None
         time.sleep(0.01)
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout.split()[2]), signal.SIGKILL)
-    assert process.wait() != 0
-    assert len(metrics(folder)) < 60
-    assert start("--resume", "runs/killed").wait() == 0
-    rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
-    assert [row["loss"] for row in metrics(folder)] == [row["loss"] for row in rows]
-    torch.testing.assert_close(weights(folder), weights(tmp_path / "runs" / "whole"), atol=0, rtol=0)
+    return [int(each) for each in children.stdout.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it signals a process of a group")
+def test_whoever_gets_a_signal_torchrun_goes_on_to_the_same_bits(tmp_path, data):
+    whole = start(tmp_path, *OPTIONS, str(data), "--name", "whole")
+    assert "Error" not in whole.communicate()[1]
+    rows = metrics(tmp_path / "runs/whole")
+    for number, whose in (("KILL", "rank"), ("TERM", "rank"), ("TERM", "torchrun"), ("INT", "torchrun")):
+        name = f"{number}-{whose}"
+        process = start(tmp_path, *OPTIONS, str(data), "--name", name)
+        folder = tmp_path / "runs" / name
+        ranks = at_step_20(process, folder)
+        os.kill(ranks[-1] if whose == "rank" else process.pid, getattr(signal, f"SIG{number}"))
+        _, shown = process.communicate()
+        assert process.returncode != 0
+        assert len(metrics(folder)) < len(rows)
+        if number != "KILL":
+            last = re.findall(r"stopped; the newest checkpoint is step-\d+([1-9]); continue with `(.*)`", shown)
+            assert last, shown  # once, and not one of the regular ones, which end with 0
+            assert last[0][1] == f"torchrun --nproc-per-node 2 -m wellnormed.cli train --resume runs/{name}"
+        resumed = start(tmp_path, "--resume", f"runs/{name}")
+        assert "Error" not in resumed.communicate()[1]
+        assert resumed.returncode == 0
+        assert [row["loss"] for row in metrics(folder)] == [row["loss"] for row in rows]
+        torch.testing.assert_close(weights(folder), weights(tmp_path / "runs/whole"), atol=0, rtol=0)
+
+
+IMPATIENT = """
+import sys
+from datetime import timedelta
+from wellnormed.cli import main
+from wellnormed.train import ranks
+assert ranks.PATIENCE <= timedelta(minutes=10)
+ranks.PATIENCE = timedelta(seconds=8)
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it stops a process of a group")
+def test_a_rank_that_hangs_is_noticed_and_named_as_such(tmp_path, data):
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    process = start(tmp_path, *OPTIONS, str(data), "--name", "hung", script=["impatient.py"])
+    ranks = at_step_20(process, tmp_path / "runs/hung")
+    os.kill(ranks[-1], signal.SIGSTOP)
+    _, shown = process.communicate()
+    assert process.returncode != 0
+    assert "error: another rank has ended or does not answer (" in shown
+    assert "continue with `torchrun --nproc-per-node 2 -m wellnormed.cli train --resume runs/hung`" in shown

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 from dataclasses import replace
 from unittest import mock
 
@@ -99,6 +101,11 @@ def in_the_sixth_step(trouble):
 def not_finite():
     """A loss of one rank is no number in the sixth step."""
     return in_the_sixth_step(lambda _, loss: loss * float("nan"))
+
+
+def signalled():
+    """The last rank alone gets a signal in the sixth step."""
+    return in_the_sixth_step(lambda _, loss: os.kill(os.getpid(), signal.SIGTERM) or loss)
 
 
 def drifted():

@@ -18,7 +18,7 @@ from wellnormed.models.files import build, load
 from wellnormed.train.config import Caps
 from wellnormed.train.observe import observed
 from wellnormed.train.ranks import Ranks
-from wellnormed.train.run_folder import RunFolder, explained
+from wellnormed.train.run_folder import RunFolder, memory_explained
 from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
 from wellnormed.train.tokens import TokenTask
 
@@ -194,12 +194,21 @@ def test_what_belongs_to_another_run_is_refused(here, capsys):
     assert "was trained on other tokens: the digest of data was" in refused(lambda folder: None)
 
 
-def test_a_full_memory_is_one_sentence(tmp_path):
-    with (
-        pytest.raises(ValueError, match=r"the memory is full \(no more\).*--micro-batch"),
-        explained(RunFolder(tmp_path)),
-    ):
+def test_a_full_memory_is_one_sentence():
+    with pytest.raises(ValueError, match=r"the memory is full \(no more\).*--micro-batch"), memory_explained():
         raise torch.OutOfMemoryError("no more")
+
+
+@pytest.mark.parametrize("options", [["--model.width", "10000000000000000000000"], ["--model.width", "2147483632"]])
+@pytest.mark.parametrize("which", [[], ["nanogpt"]])
+def test_a_model_that_no_machine_holds_is_one_sentence(here, capsys, which, options):
+    (here / "text.txt").write_text("a quick brown fox " * 200)
+    command = ["train", "nanogpt"] if which else ["train", "--preset", "caps", "--source", "text.txt"]
+    assert main([*command, *options]) == 2
+    shown = capsys.readouterr().err
+    assert re.match(r"error: (model\.width=\d+ must be below 2147483648; choose|the memory is full \()", shown), shown
+    assert shown.count("\n") == 1
+    assert not (here / "runs").exists()
 
 
 def test_schedules_begin_at_one_and_end_near_zero():

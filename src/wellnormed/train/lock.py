@@ -1,15 +1,39 @@
-"""One writer at a time in a run folder: a lock that the kernel drops when its process ends, however it ends."""
+"""Who may write a run folder: nobody one that is in use, and one process at a time. Free of torch."""
 
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from wellnormed._files import writing
+from wellnormed._files import TEMPORARY, is_there, require_possible, writing
 
 LOCK = ".lock"
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a folder that cannot be made, or holds more than a run that was killed before it began has left there.
+
+    The disk stays as it is. Without torch, so that the command can say so at once.
+    """
+    require_possible(folder)
+    if (folder / "config.json").exists():
+        raise ValueError(f"{folder} exists; continue it with {resume_command(folder)} or choose another --name")
+    left = (path.name for path in folder.glob("*") if path.name != LOCK and not path.name.endswith(TEMPORARY))
+    if (found := min(left, default=None)) is not None:
+        raise ValueError(f"{folder} holds {found!r} but no config.json; choose another --name")
+
+
+def resume_command(folder: Path) -> str:
+    """How a run in this folder is continued by processes like those that run now."""
+    start = "wellnormed"
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        ranks, nodes = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+        many = f"--nnodes {nodes} " if nodes != "1" else ""
+        start = f"torchrun {many}--nproc-per-node {ranks} -m wellnormed.cli"
+    return f"`{start} train --resume {shlex.quote(str(folder))}`"
 
 
 @contextmanager
@@ -17,9 +41,11 @@ def locked(folder: Path) -> Iterator[None]:
     """Be the only writer of a folder, which is made if needed. Readers take no lock; Windows has none.
 
     The file `.lock` stays and names its holder while there is one. What a killed process left in it means nothing: the
-    kernel's lock alone decides. A second writer is refused with the first one's process id, host and starting time.
+    kernel's lock alone decides, which falls when its process ends, however it ends. A second writer is refused with the
+    first one's process id, host and starting time.
     """
     path = folder / LOCK
+    is_there(folder)
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)

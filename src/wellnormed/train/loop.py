@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,18 @@ from wellnormed.train.characters import CharacterTask
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import device_of, record_environment, threads
 from wellnormed.train.evaluate import validation_loss
-from wellnormed.train.finish import finish, print_summary
+from wellnormed.train.finish import finish, show_finished
 from wellnormed.train.lock import locked
-from wellnormed.train.progress import progress_display
-from wellnormed.train.report import write_report
-from wellnormed.train.run_folder import RunFolder, explained
+from wellnormed.train.progress import progress_display, show_note
+from wellnormed.train.run_folder import RunFolder, explained, memory_explained
+from wellnormed.train.stopping import Requests
 from wellnormed.train.task import fit
 
 VALIDATION_WINDOWS = 128
 """Windows of the validation split that are evaluated at every checkpoint; at the end it is all of them."""
 
 
+@memory_explained()
 def train(config: TrainConfig, folder: str | Path, console: Console | None = None) -> RunFolder:
     """Train a character transformer with every weight norm enforced after every step.
 
@@ -46,6 +48,7 @@ def train(config: TrainConfig, folder: str | Path, console: Console | None = Non
     return run
 
 
+@memory_explained()
 def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
     """Continue a run from its newest checkpoint; the weights end bit for bit as if it had never stopped.
 
@@ -59,13 +62,10 @@ def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
 
         return resume_tokens(folder, console)
     config, described = run.read_config(TrainConfig)
-    with locked(run.path), threads(config.threads):
-        run.remove_leftovers()
-        problem = run.unfinished()
+    with ExitStack() as stack, threads(config.threads):
+        problem = run.take_up(stack)
         if problem is None:
-            write_report(run.path)
-            console.print("this run is finished", highlight=False)
-            print_summary(run, console)
+            show_finished(run, console)
             return run
         if run.manifest_file.exists():
             console.print(problem, highlight=False, soft_wrap=True)
@@ -83,18 +83,21 @@ def _run(task: CharacterTask, run: RunFolder, console: Console) -> None:
     kept = config.constraint
     if config.lipschitz is not None:
         body = config.lipschitz / config.head_cap
-        kept = f"Lipschitz constant {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
+        kept = f"Lipschitz constant at most {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
     parameters = sum(p.numel() for p in task.model.parameters())
+    show_note(task.text.note, console)
     console.print(
         f"text {task.text.source}, {len(task.text.train):,} characters; {parameters:,} parameters; "
         f"{kept} after every step; run folder {run.path}{start}",
         highlight=False,
         soft_wrap=True,
     )
-    with explained(run):
+    task.requests = Requests(config.checkpoint_minutes)
+    with explained(run), task.requests:
         record_environment(run.environment_file, task.device, task.step)
         _steps(task, run, console)
-        finish(task, run, console)
+        with task.requests.at_once():
+            finish(task, run, console)
 
 
 def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
@@ -103,13 +106,21 @@ def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
     validation = task.text.validation[: windows * length + 1]
     logged, since = task.step, time.perf_counter()
 
+    def save() -> None:
+        run.save_checkpoint(replace(task.checkpoint(), metrics=run.metrics_file.read_bytes()))
+
     def watch(task: CharacterTask, loss: float) -> None:
-        nonlocal logged, since
         step = task.step
         saving = step % config.checkpoint_every == 0 or step == config.steps
-        if not (saving or step % config.log_every == 0 or step == 1):
+        if saving or step % config.log_every == 0 or step == 1:
+            log(task, loss, saving)
+        else:
             show(step, None)
-            return
+        task.requests.after_step(saving, save)
+
+    def log(task: CharacterTask, loss: float, saving: bool) -> None:
+        nonlocal logged, since
+        step = task.step
         assert task.constraints is not None  # every character transformer has some
         ratios = task.constraints.norm_ratios()
         now, rate = time.perf_counter(), config.learning_rate * task.rate_factor(step - 1)
@@ -123,7 +134,7 @@ def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
             row["validation_loss"] = validation_loss(task.model, validation, length)
         run.append_metrics(row)
         if saving:
-            run.save_checkpoint(replace(task.checkpoint(), metrics=run.metrics_file.read_bytes()))
+            save()
         logged, since = step, time.perf_counter()
 
     with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
@@ -142,7 +153,7 @@ def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
         ) from error
     if text.sha256 != described["sha256"]:
         raise ValueError(
-            f"the run was trained on a text with sha256 {described['sha256']}, but {text.source!r} has "
-            f"{text.sha256} now; restore that text, or begin a new run"
+            f"the run was trained on {described['source']} with sha256 {described['sha256']}, but {text.source} "
+            f"has {text.sha256} now; restore that text, or begin a new run"
         )
     return text

@@ -13,8 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wellnormed.train.environment import device_of, versions
+from wellnormed.train.stopping import Stopped
 
 T = TypeVar("T")
+PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for the others in a step: more than compiling or a checkpoint keeps one of them longer."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,22 @@ class Ranks:
     def together(self, work: Callable[[], T], patiently: bool = False) -> T:
         """Do the work on every rank.
 
-        An error on any rank is raised on all, with the same sentence, so that none waits for another. `patiently` is
-        for work that may take one of them hours.
+        An error on any rank, or `Stopped`, is raised on all, with the same sentence, so that none waits for another.
+        `patiently` is for work that may take one of them hours.
         """
         results: list[T] = []
-        problem: Exception | None = None
+        problem: BaseException | None = None
         try:
             results.append(work())
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, Stopped) as error:
             if self.world == 1:
                 raise
             problem = error
-        said = None if problem is None else (isinstance(problem, OSError), str(problem))
-        problems = self.gather(said, patiently)
+        said: Any = None if problem is None else (isinstance(problem, OSError), str(problem))
+        problems = self.gather(problem.number if isinstance(problem, Stopped) else said, patiently)
         for rank, found in enumerate(problems):
+            if isinstance(found, int):
+                raise Stopped(found) from problem
             if found is not None:
                 raise (OSError if found[0] else ValueError)(f"rank {rank}: {found[1]}") from problem
         return results[0]
@@ -99,7 +104,7 @@ def joined(device: str) -> Iterator[Ranks]:
         if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
             yield Ranks(0, 1, place)
             return
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=PATIENCE)
     # one rank alone certifies at the end, which takes a large model hours
     patient: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate, largest_rms
@@ -17,16 +18,17 @@ from wellnormed.train.run_folder import RunFolder
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2330; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 }
+h1 { font-size: 1.6rem; margin-bottom: 0; overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
 .figures { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem } .figures svg { width: 100%; height: auto }
 @media (max-width: 48rem) { .figures { grid-template-columns: 1fr } }
 .facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0; margin-top: 1.2rem }
-.facts div { background: #f2f5fa; border-radius: 6px; padding: .6rem 1rem; flex: 1 }
+.facts div { background: #f2f5fa; border-radius: 6px; padding: .6rem 1rem; flex: 1 8rem; overflow-wrap: anywhere }
 .facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
 table { border-collapse: collapse; font-size: .82rem; width: 100% }
-td, th { padding: .15rem .6rem .15rem 0; text-align: left; border-bottom: 1px solid #e7ebf1; overflow-wrap: anywhere }
-td, th { vertical-align: top } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+td, th { padding: .15rem .6rem .15rem 0; text-align: left; border-bottom: 1px solid #e7ebf1; vertical-align: top }
+td:first-child, p, pre { overflow-wrap: anywhere } .table { overflow-x: auto }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 pre { background: #f2f5fa; border-radius: 6px; padding: 1rem; white-space: pre-wrap; font-size: .85rem }
 .none { color: #566176 }
 """
@@ -46,28 +48,30 @@ def write_report(folder: str | Path) -> Path:
     results = read_json(run.results_file, again, sealed=True) if run.results_file.exists() else None
     environment = read_json(run.environment_file, "remove it", sealed=True) if run.environment_file.exists() else None
     name = html.escape(run.path.resolve().name)
-    figures = [_loss_figure(metrics, results)] if metrics else []
-    if metrics and "norms_over_caps" in metrics[0]:
+    figures = [_loss_figure(metrics, results)] if len(metrics) > 1 else []
+    if len(metrics) > 1 and "norms_over_caps" in metrics[0]:
         figures.append(_norms_figure(metrics))
     if any("largest_entry" in row for row in metrics):
         figures.append(_entries_figure(metrics))
-    if any("tokens_per_second" in row for row in metrics):
+    if sum("tokens_per_second" in row for row in metrics) > 1:
         figures.append(_speed_figure(metrics))
-    if certificate:
+    if certificate and math.isfinite(certificate.log10_lipschitz):
         figures += [_growth_figure(certificate), _gap_figure(certificate)]
-    boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in facts(results, certificate)]
+    known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
+    boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
     rates = results.get("projection_hit_rates", {}) if results else {}
     hits = [_row([layer], [f"{rate:.2%}"]) for layer, rate in rates.items()]
-    table = f"<table>{''.join(hits)}</table>"
-    title = "Ball projections: share of vectors projected on the validation split"
-    projections = [_section(title, table)] if hits else []
+    what = "Ball projections: share of vectors projected on the validation split"
+    projections = [_section(what, _table(hits))] if hits else []
     formats = []
     if certificate is not None and results is not None and "observed_entries" in results:
         formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
+    state = _state(run, config, metrics)
+    about = _about(config, environment)
     parts = [
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{name}</title>"
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{name}: {state}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{STYLE}</style></head><body><h1>{name}</h1>",
+        f"<style>{STYLE}</style></head><body><h1>{name}</h1><p><b>{state}.</b> {html.escape(about)}</p>",
         f"<div class='facts'>{''.join(boxes)}</div>",
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
         _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
@@ -82,9 +86,41 @@ def write_report(folder: str | Path) -> Path:
     return run.report_file
 
 
-def facts(results: dict[str, Any] | None, certificate: Certificate | None) -> list[tuple[str, str]]:
+def _state(run: RunFolder, config: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
+    """How far the run is."""
+    if "train" not in config:
+        return "exported model"
+    done, steps = metrics[-1]["step"] if metrics else 0, config["train"]["steps"]
+    return f"finished, {steps:,} steps" if run.manifest_file.exists() else f"unfinished, {done:,} of {steps:,} steps"
+
+
+def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
+    """Which run this is: of what model, on which text, begun when and by which version."""
+    model, train, text = config["model"], config.get("train", {}), config.get("text", {})
+    words = [f"A {model['architecture']} transformer"]
+    if "source" in text:
+        kind = "sha256" if "sha256" in text else "digest"
+        words.append(f"on {text['source']} ({kind} {text[kind][:12]}), seed {train['seed']}")
+    if environment:
+        first = environment["sessions"][0]
+        commit = f", commit {first['commit'][:12]}" if first["commit"] else ""
+        words.append(f"begun at {first['started']} by wellnormed {first['packages']['wellnormed']}{commit}")
+    return ", ".join(words) + "."
+
+
+def _facts_so_far(metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The newest losses of a run that has no results yet."""
+    names = {"loss": "loss of a batch", "validation_loss": "validation loss, first windows"}
+    newest = {name: row for row in metrics for name in names if name in row}
+    return [(f"{row[name]:.4f}", f"{names[name]}, step {row['step']:,}") for name, row in newest.items()]
+
+
+def facts(
+    config: dict[str, Any], results: dict[str, Any] | None, certificate: Certificate | None
+) -> list[tuple[str, str]]:
     """The figures of a run, each with what it is, as far as they are known."""
     found = []
+    asked = config.get("train", {}).get("lipschitz")
     if results:
         split = f"{results['validation_tokens']:,} tokens of {results['source']}"
         after = f"after {results['training_tokens']:,} training tokens"
@@ -94,6 +130,9 @@ def facts(results: dict[str, Any] | None, certificate: Certificate | None) -> li
         if "validation_accuracy" in results:
             found.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
+        if math.isfinite(certificate.lipschitz):
+            limit = "" if asked is None else f"; at most {asked:g} was asked for"
+            found.append((f"{certificate.lipschitz:.4g}", f"certified Lipschitz bound{limit}"))
         found.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
             found.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
@@ -119,6 +158,8 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x, ylabel=y)
+    if x in ("step", "operation"):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e7ebf1")
     return figure, axes
@@ -153,7 +194,7 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
 def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
     figure, axes = _axes("Largest activation entry and attention logit", "step", "absolute value")
     for key, label, colour in (("largest_entry", "entry", BLUE), ("largest_logit", "attention logit", ORANGE)):
-        for what, name, style in ((key, "seen", "-"), (f"proved_{key}", "proved", "--")):
+        for what, name, style in ((key, "seen", ".-"), (f"proved_{key}", "proved", ".--")):
             points = [(row["step"], row[what]) for row in metrics if row.get(what)]
             if points:
                 axes.semilogy(*zip(*points, strict=True), style, color=colour, label=f"{label}, {name}")
@@ -168,16 +209,16 @@ def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
         [r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1, label="tokens a second"
     )
     axes.set_ylim(bottom=0)
-    shares = axes.twinx()
-    shares.set(ylabel="share", ylim=(0, 1.05))
-    shares.spines["top"].set_visible(False)
+    handles = axes.get_lines()
     for key, label, colour in (
         ("update_share", "of a step: update and constraints", ORANGE),
         ("model_flops_utilization", "of the device's peak", GREY),
     ):
         if points := [(row["step"], row[key]) for row in metrics if key in row]:
-            shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
-    handles = [line for own in (axes, shares) for line in own.get_lines()]
+            shares = figure.axes[1] if figure.axes[1:] else axes.twinx()
+            shares.set(ylabel="share", ylim=(0, 1.05))
+            shares.spines["top"].set_visible(False)
+            handles += shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
     axes.legend(handles=handles, frameon=False, fontsize=8)
     return figure
 
@@ -218,6 +259,10 @@ def _section(title: str, body: str | None) -> str:
     return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
 
 
+def _table(rows: list[str]) -> str:
+    return f"<div class='table'><table>{''.join(rows)}</table></div>"
+
+
 def _row(words: list[str], numbers: list[str], cell: str = "td") -> str:
     cells = [f"<{cell}>{html.escape(word)}</{cell}>" for word in words]
     cells += [f"<{cell} class='n'>{number}</{cell}>" for number in numbers]
@@ -232,7 +277,7 @@ def _certificate_table(certificate: Certificate) -> str:
         bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
         rows.append(_row([row.name, row.operation, constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
-    return f"<p>{html.escape(about)}</p><table>{''.join(rows)}</table>"
+    return f"<p>{html.escape(about)}</p>{_table(rows)}"
 
 
 def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) -> str:
@@ -247,7 +292,7 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     for each in found.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
         rows.append(_row([each.name, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
-    return f"<p>All entries are held by: {' '.join(found.holding_all) or 'none'}.</p><table>{''.join(rows)}</table>"
+    return f"<p>All entries are held by: {' '.join(found.holding_all) or 'none'}.</p>{_table(rows)}"
 
 
 def _settings(content: dict[str, Any]) -> str:

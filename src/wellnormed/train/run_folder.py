@@ -7,10 +7,9 @@ and a checkpoint holds a copy of it.
 
 import dataclasses
 import hashlib
-import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from wellnormed._files import MANIFEST, json_text
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.lock import LOCK
+from wellnormed.train.lock import locked, require_new, resume_command
 from wellnormed.train.token_config import TokenTrainConfig
 
 C = TypeVar("C", TrainConfig, TokenTrainConfig)
@@ -56,17 +55,11 @@ class RunFolder:
         self.sample_file = self.path / "sample.txt"
         self.manifest_file = self.path / MANIFEST
         self.report_file = self.path / "report.html"
-        self.resume_command = f"`wellnormed train --resume {shlex.quote(str(self.path))}`"
+        self.resume_command = resume_command(self.path)
 
     def require_new(self) -> None:
         """Refuse a folder that holds anything but what a run leaves that was killed before its config was written."""
-        if self.config_file.exists():
-            raise ValueError(f"{self.path} exists; continue it with {self.resume_command} or choose another --name")
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is no folder; choose another --name")
-        found = [each.name for each in self.path.glob("*") if each.name != LOCK and each not in self._leftovers()]
-        if found:
-            raise ValueError(f"{self.path} holds {min(found)!r} but no config.json; choose another --name")
+        require_new(self.path)
 
     def create(self, config: TrainConfig | TokenTrainConfig, text: dict[str, str]) -> None:
         """Write the config, with which the run begins to exist, beside what the text is.
@@ -179,6 +172,20 @@ class RunFolder:
             return str(error)
         return None
 
+    def take_up(self, stack: ExitStack) -> str | None:
+        """Lock the run until the stack ends, and remove what killed processes left; returns `unfinished`.
+
+        A finished run on a disk that takes no lock is only looked at.
+        """
+        try:
+            stack.enter_context(locked(self.path))
+            self.remove_leftovers()
+        except OSError:
+            if self.unfinished() is None:
+                return None
+            raise
+        return self.unfinished()
+
     def remove_leftovers(self) -> None:
         """Remove old checkpoints and what killed processes left unfinished; only under the lock."""
         for path in self._leftovers():
@@ -191,21 +198,40 @@ class RunFolder:
 
 
 @contextmanager
+def memory_explained() -> Iterator[None]:
+    """Say of a full memory that it is one, and what takes less."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        first = next(iter(str(error).splitlines()), "no more is given")
+        kinds = (torch.OutOfMemoryError, MemoryError)
+        if not (isinstance(error, kinds) or "allocate memory" in str(error) or "calculation overflowed" in str(error)):
+            raise
+        raise ValueError(
+            f"the memory is full ({first}); begin a new run of a smaller model or with a smaller --batch or, of a "
+            "language model, with --micro-batch, --recompute or more ranks and --parallel fsdp"
+        ) from error
+
+
+@contextmanager
 def explained(run: RunFolder) -> Iterator[None]:
     """Say of what stops a run what is left of it, and how it goes on."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; continue with {run.resume_command}") from None
+    except KeyboardInterrupt as interrupt:
+        saved = run.checkpoint_folders()
+        left = f"the newest checkpoint is {saved[-1].name}" if saved else "there is no checkpoint yet"
+        interrupt.args = (f"; {left}; continue with {run.resume_command}",)
+        raise
     except OSError as error:
         raise OSError(f"{error}, then continue with {run.resume_command}") from error
     except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)):
-            raise
-        raise ValueError(
-            f"the memory is full ({str(error).splitlines()[0]}); begin a new run with a smaller --batch or, of a "
-            "language model, with --micro-batch, --recompute or more ranks and --parallel fsdp"
-        ) from error
+        if isinstance(error, torch.distributed.DistBackendError) or "gloo" in str(error):
+            raise OSError(
+                f"another rank has ended or does not answer ({str(error).splitlines()[0]}); "
+                f"look what it has printed, then continue with {run.resume_command}"
+            ) from error
+        raise
     except ValueError as error:
         saved = run.checkpoint_folders()
         left = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"

@@ -12,6 +12,7 @@ from wellnormed.constraints import Constraints
 from wellnormed.models.files import load_weights
 from wellnormed.optim import NonFiniteGradientError
 from wellnormed.train.run_folder import Checkpoint
+from wellnormed.train.stopping import Requests
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound="Task[Any]")
@@ -43,6 +44,8 @@ class Task(ABC, Generic[M]):
         self.model, self.optimizer, self.constraints = model, optimizer, constraints
         self.steps, self.generator, self.step = steps, generator, 0
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.requests = Requests()
+        """What a run is asked for from outside."""
 
     @abstractmethod
     def batch_loss(self) -> Tensor:
@@ -53,6 +56,7 @@ class Task(ABC, Generic[M]):
         loss = self.batch_loss()
         self.optimizer.zero_grad()
         loss.backward()
+        self.requests.agreed = self.requests.own()
         return float(loss.detach())
 
     def rate_factor(self, step: int) -> float:

@@ -83,6 +83,8 @@ class TokenTrainConfig:
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
     """Steps between checkpoints; at each, norms are proved and the model is evaluated."""
+    checkpoint_minutes: float | None = 15.0
+    """After so many minutes without a checkpoint one is written, and nothing evaluated; None for no clock."""
     certify: Literal["end", "checkpoints", "no"] = "end"
     """When a Lipschitz bound of the model is proved. A large model takes half a minute or more each time."""
     attack_steps: int = 20

@@ -21,13 +21,14 @@ from wellnormed.models.files import TokenModel
 from wellnormed.propagation import UncertifiableError
 from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.evaluate import sample
-from wellnormed.train.finish import certify_model, print_summary
+from wellnormed.train.finish import certify_model, print_summary, show_finished
 from wellnormed.train.lock import locked
-from wellnormed.train.progress import progress_display
+from wellnormed.train.progress import progress_display, show_note
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.report import write_report
-from wellnormed.train.run_folder import RunFolder, explained
+from wellnormed.train.run_folder import RunFolder, explained, memory_explained
 from wellnormed.train.sharded_checkpoint import load_parts, require_torch, save_parts
+from wellnormed.train.stopping import Requests
 from wellnormed.train.task import fit
 from wellnormed.train.token_config import TokenTrainConfig
 from wellnormed.train.tokens import TokenTask, with_vocabulary
@@ -44,6 +45,7 @@ EVALUATED = (
 """What the last row of the metrics and the results of a run both have."""
 
 
+@memory_explained()
 def train_tokens(config: TokenTrainConfig, folder: str | Path, console: Console | None = None) -> RunFolder:
     """Train a language model, and leave everything about it in a run folder, which must be new or empty.
 
@@ -105,6 +107,7 @@ def _require_shared(run: RunFolder, ranks: Ranks) -> None:
     ranks.require_equal("run folder", {str(run.config_file): hashlib.sha256(content).hexdigest()})
 
 
+@memory_explained()
 def resume_tokens(folder: str | Path, console: Console | None = None) -> RunFolder:
     """Continue a run from its newest checkpoint, on any number of ranks.
 
@@ -127,14 +130,12 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
     _require_shared(run, ranks)
 
     def begin() -> str | None:
-        stack.enter_context(locked(run.path))
-        run.remove_leftovers()
-        if (problem := run.unfinished()) is not None:
+        if (problem := run.take_up(stack)) is not None:
             run.manifest_file.unlink(missing_ok=True)  # of an end that is damaged, and is made again
         return problem
 
     if not any(ranks.gather(ranks.by_first(begin))):
-        ranks.by_first(lambda: _show_finished(run, console or Console()))
+        ranks.by_first(lambda: show_finished(run, console or Console()), patiently=True)
         return
     corpus = ranks.together(lambda: load_corpus(config.data))
     ranks.require_equal("set of data", _facts(corpus))
@@ -165,12 +166,6 @@ def _speaker(console: Console | None, ranks: Ranks) -> Console:
     return (console or Console()) if ranks.first else Console(quiet=True)
 
 
-def _show_finished(run: RunFolder, console: Console) -> None:
-    write_report(run.path)
-    console.print("this run is finished", highlight=False)
-    print_summary(run, console)
-
-
 def _run(task: TokenTask, run: RunFolder, console: Console) -> None:
     config, ranks = task.config, task.ranks
     parameters = sum(p.numel() for p in task.model.parameters())
@@ -178,13 +173,15 @@ def _run(task: TokenTask, run: RunFolder, console: Console) -> None:
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
     many += f"; 8-bit floats in {', '.join(task.float8)}" if task.float8 else ""
     start = f", from step {task.step}" if task.step else ""
+    show_note(task.corpus.note, console)
     console.print(
         f"data {task.corpus.name}, {len(task.corpus.train):,} tokens; {parameters:,} parameters; {kept}; run folder "
         f"{run.path}{many}{start}",
         highlight=False,
         soft_wrap=True,
     )
-    with explained(run):
+    task.requests = Requests(config.checkpoint_minutes, speaks=ranks.first)
+    with explained(run), task.requests:
         ranks.by_first(lambda: record_environment(run.environment_file, task.device, task.step))
         _steps(task, run, console)
         _finish(task, run, console)
@@ -214,6 +211,7 @@ def _steps(task: TokenTask, run: RunFolder, console: Console) -> None:
             logged, since = step, time.perf_counter()
         else:
             show(step, None)
+        task.requests.after_step(saving, lambda: _save(task, run))
         task.timed = any((step + 1) % every == 0 for every in (config.log_every, config.checkpoint_every))
         before = time.perf_counter()
 
@@ -319,6 +317,10 @@ def _finish(task: TokenTask, run: RunFolder, console: Console) -> None:
     weights = task.whole_weights()
 
     def end() -> None:
+        with task.requests.at_once():
+            make()
+
+    def make() -> None:
         model = task.copy(weights)
         last = run.read_metrics()[-1]  # of the last step, after which the model was evaluated
         results = {

@@ -124,7 +124,8 @@ class TokenTask(Task[TokenModel]):
     def advance(self) -> float:
         """One step of all ranks; see `Task.advance`."""
         # what a model draws depends on the step alone, so that a run goes on as if it had never stopped
-        torch.manual_seed((self.config.seed * self.steps + self.step) * self.ranks.world + self.ranks.rank)
+        place = (self.config.seed * self.steps + self.step) * self.ranks.world + self.ranks.rank
+        torch.manual_seed(place % 2**64)  # torch takes no larger seeds
         for group in self.optimizer.param_groups:
             if "momentum" in group:
                 group["momentum"] = self.config.momentum_at(self.step)
@@ -148,7 +149,7 @@ class TokenTask(Task[TokenModel]):
         if not isinstance(self.optimizer, ConditionalGradient):  # which refuses gradients by itself
             gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
             spoilt = sum((~gradient.isfinite()).sum() for gradient in gradients)
-        loss, entries = self.ranks.sum(total, spoilt)
+        loss, entries, *self.requests.agreed = self.ranks.sum(total, spoilt, *self.requests.own())
         if entries and math.isfinite(loss):
             raise DivergedError(
                 f"step {self.step + 1}: a gradient holds NaN or infinity. No weight was changed; lower the learning "

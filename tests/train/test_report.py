@@ -1,0 +1,102 @@
+"""The report says which run it is and how far, has no empty axis, fits a narrow window, and is drawn by `certify`."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from wellnormed.cli import main
+from wellnormed.train import RunFolder, TrainConfig, report
+
+from .crash import OPTIONS
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a finished run of a long name."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "--source", "text.txt", "--lipschitz", "5", *OPTIONS, "--name", "a" * 200]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(place, tmp_path, monkeypatch):
+    """A copy of the run, which may be changed."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return RunFolder(tmp_path / "runs" / ("a" * 200))
+
+
+def unfinished(run, rows=3):
+    """As if the run had been killed after so many rows of metrics."""
+    for file in (run.manifest_file, run.results_file, run.certificate_file, run.weights_file):
+        file.unlink()
+    run.metrics_file.write_text("".join(run.metrics_file.read_text().splitlines(keepends=True)[:rows]))
+
+
+def shown(run):
+    return re.sub(r"<[^>]*>", " ", report.write_report(run.path).read_text().partition("<body>")[2])
+
+
+def test_it_says_which_run_it_is_and_how_far(run):
+    page = shown(run)
+    assert "finished, 6 steps." in page
+    assert f"on text.txt (sha256 {run.read_config(TrainConfig)[1]['sha256'][:12]}), seed 0" in page
+    assert "begun at 20" in page
+    unfinished(run)
+    page = shown(run)
+    assert "unfinished, 4 of 6 steps." in page
+    assert re.search(r"loss of a batch, step 4", page)
+
+
+def test_what_was_asked_for_stands_beside_what_is_certified(run):
+    page = shown(run)
+    certified = re.search(r"(\S+)\s+certified Lipschitz bound; at most 5 was asked for", page)
+    assert certified is not None
+    assert float(certified[1]) <= 5
+
+
+@pytest.mark.parametrize("rows", [None, 0, 1, 2, 3])
+def test_no_axis_is_empty(run, rows, monkeypatch):
+    if rows is not None:
+        unfinished(run, rows)
+    figures = []
+    monkeypatch.setattr(report, "_svg", lambda figure: figures.append(figure) or "<svg/>")
+    report.write_report(run.path)
+    assert bool(figures) == (rows is None or rows > 1)
+    for axes in [axes for figure in figures for axes in figure.axes]:
+        sizes = [len(line.get_xdata()) for line in axes.lines if line.get_linestyle() != "--"]
+        markers = [line.get_marker() not in ("", "None") for line in axes.lines if line.get_linestyle() != "--"]
+        seen = [size > 1 or (size == 1 and marker) for size, marker in zip(sizes, markers, strict=True)]
+        assert any(seen) or axes.patches, axes.get_title()
+
+
+def test_certify_draws_it_again_and_says_what_it_could_not(run, capsys):
+    assert "largest gain found by search" in shown(run)
+    folder = str(run.path)
+    assert main(["certify", folder, "--attack-steps", "0"]) == 0
+    assert f"{run.report_file} shows it" in capsys.readouterr().out
+    page = run.report_file.read_text()
+    assert "largest gain found by search" not in page
+    run.results_file.write_text("{}")
+    assert main(["certify", folder, "--attack-steps", "0"]) == 0
+    assert re.search(r"the report stays as it is: .*results\.json", capsys.readouterr().out)
+    assert run.report_file.read_text() == page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.parametrize("width", [500, 1200])
+def test_nothing_is_wider_than_the_window(run, width):
+    report.write_report(run.path)
+    measure = "root = document.documentElement; document.title = root.scrollWidth - root.clientWidth"
+    page = run.path / "measured.html"
+    page.write_text(run.report_file.read_text().replace("</body>", f"<script>{measure}</script></body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert re.search(r"<title>(-?\d+)</title>", done.stdout)[1] == "0"

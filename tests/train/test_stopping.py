@@ -1,0 +1,131 @@
+"""SIGINT, SIGTERM and the clock write a checkpoint, from which a run of either kind goes on to the same bits."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wellnormed.cli import main
+from wellnormed.train import RunFolder
+from wellnormed.train.characters import CharacterTask
+from wellnormed.train.tokens import TokenTask
+
+from .crash import OPTIONS, bits
+
+TOKENS = """
+nanogpt --steps 6 --batch 4 --model.width 16 --model.blocks 1 --model.heads 2 --model.length 16 --checkpoint-every 5
+--validation-tokens 500 --attack-steps 1 --sample-tokens 5 --device cpu --data data
+""".split()  # noqa: SIM905 (a command line reads best as one)
+CHARACTERS = ["--source", "text.txt", *OPTIONS]
+KINDS = {"characters": (CharacterTask, CHARACTERS), "tokens": (TokenTask, TOKENS)}
+TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a text, shards of it, and a finished run of each kind."""
+    folder = tmp_path_factory.mktemp("stopping")
+    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
+        for kind, (_, options) in KINDS.items():
+            assert main(["train", *options, "--name", kind]) == 0
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, place, monkeypatch):
+    monkeypatch.chdir(place)
+    return request.param
+
+
+def signalled(monkeypatch, kind, step, number):
+    """The process gets the signal when so many steps are done."""
+    task = KINDS[kind][0]
+    advance = task.advance
+
+    def advance_then(self):
+        if self.step == step:
+            os.kill(os.getpid(), number)
+        return advance(self)
+
+    monkeypatch.setattr(task, "advance", advance_then)
+
+
+def begin(kind, name, *more):
+    return main(["train", *KINDS[kind][1], "--name", name, *more])
+
+
+def results(folder):
+    """What a resumed run must repeat; its checkpoints may be of other steps."""
+    rows = [{k: v for k, v in row.items() if k not in TIMED} for row in RunFolder(folder).read_metrics()]
+    found = bits(folder)
+    return rows, [found[name] for name in ("model.safetensors", "certificate.json", "sample.txt")]
+
+
+@pytest.mark.parametrize(("number", "status", "step"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 3)])
+def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(kind, number, status, step, monkeypatch, capfd):
+    name = f"{kind}-{step}-{status}"
+    with monkeypatch.context() as patch:
+        signalled(patch, kind, step, number)
+        before = signal.getsignal(number)
+        assert begin(kind, name) == status
+        assert signal.getsignal(number) is before
+    shown = capfd.readouterr().err
+    assert f"{number.name}: a checkpoint follows after this step" in shown
+    last = f"\nstopped; the newest checkpoint is step-0000000{step + 1}; continue with `wellnormed train --resume runs/"
+    assert last in shown
+    assert main(["train", "--resume", f"runs/{name}"]) == 0
+    assert results(f"runs/{name}") == results(f"runs/{kind}")
+
+
+def test_a_signal_after_the_last_step_stops_at_once(kind, monkeypatch, capfd):
+    name = f"{kind}-end"
+    with monkeypatch.context() as patch:
+        patch.setattr("wellnormed.train.finish.wn.certify", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        assert begin(kind, name) == 143
+    assert "\nstopped; the newest checkpoint is step-00000006; continue" in capfd.readouterr().err
+    assert main(["train", "--resume", f"runs/{name}"]) == 0
+    assert results(f"runs/{name}") == results(f"runs/{kind}")
+
+
+def test_the_clock_writes_checkpoints_that_change_nothing(kind, monkeypatch):
+    name = f"{kind}-clock"
+    saved = set()
+    task = KINDS[kind][0]
+    advance = task.advance
+
+    def advance_then(self):
+        saved.update(folder.name for folder in RunFolder(f"runs/{name}").checkpoint_folders())
+        return advance(self)
+
+    monkeypatch.setattr(task, "advance", advance_then)
+    assert begin(kind, name, "--checkpoint-minutes", "1e-9") == 0
+    assert saved == {f"step-0000000{step}" for step in range(1, 6)}
+    assert results(f"runs/{name}") == results(f"runs/{kind}")
+
+
+TWICE = """
+import os, signal, sys, time
+from wellnormed.cli import main
+from wellnormed.train.characters import CharacterTask
+def advance(task):
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+CharacterTask.advance = advance
+main(sys.argv[1:])
+"""
+
+
+def test_a_second_signal_ends_at_once(place):
+    command = [sys.executable, "-c", TWICE, "train", *CHARACTERS, "--name", "twice"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=50)
+    assert done.returncode == -signal.SIGTERM
+    assert re.fullmatch(r"\nSIGINT: a checkpoint follows .*; a second signal ends it at once\n", done.stderr)
+    assert not list(Path(place, "runs/twice").glob("checkpoints/*"))
