@@ -7,12 +7,14 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
+from wellnormed.propagation import claims, registry
 
 
 class Model(nn.Module):
@@ -277,3 +279,33 @@ def test_logging_works_as_before(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_stops_a_program_is_not_turned_into_a_refusal() -> None:
     with pytest.raises(KeyboardInterrupt):
         certify(Model(lambda s, x: _raise(KeyboardInterrupt())), torch.rand(1, 3))  # type: ignore[arg-type]
+
+
+def test_what_the_checker_refuses_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = claims.MEASURES["spectral"]
+    monkeypatch.setitem(claims.MEASURES, "spectral", lambda *a, **k: tuple(0.99 * each for each in honest(*a, **k)))
+    with pytest.raises(
+        UncertifiableError, match=r"the checker refuses what was derived \(row 1 \(linear\): spectral of"
+    ):
+        certify(nn.Linear(4, 4), torch.rand(1, 4))
+
+
+def test_a_primitive_that_the_checker_does_not_know_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.PRIMITIVES, "unheard", lambda reads, constants, claims: reads[0].bounds)
+    monkeypatch.setitem(
+        registry.OPERATIONS,
+        "aten.relu.default",
+        lambda step, x: step.derive("unheard", [(x, x.inner_axes())], shape=x.shape),
+    )
+    with pytest.raises(UncertifiableError, match=r"the checker refuses .* nothing is known of the operation 'unheard'"):
+        certify(nn.ReLU(), torch.rand(1, 4))
+
+
+def test_what_no_file_can_hold_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        registry.OPERATIONS,
+        "aten.relu.default",
+        lambda step, x: step.derive("contraction", [(x, [-1])], shape=x.shape, constants={"note": np.float32(1)}),
+    )
+    with pytest.raises(UncertifiableError, match=r"the checker refuses .*not JSON serializable"):
+        certify(nn.ReLU(), torch.rand(1, 4))

@@ -199,7 +199,7 @@ class Certificate:
         tensors = path.with_suffix(".safetensors")
         if self.computed:
             write_atomically(tensors, save_tensors(self.computed))
-        write_atomically(path, self._text())
+        write_atomically(path, self.text())
         if not self.computed:
             tensors.unlink(missing_ok=True)
 
@@ -216,7 +216,7 @@ class Certificate:
             document = parse_json(content, "its text", "it proves nothing", sealed=True)
             computed = _read_computed(path.with_suffix(".safetensors"), document["computed"])
             certificate = _certificate(document, computed)
-            if certificate._text().encode() != content:
+            if certificate.text().encode() != content:
                 raise ValueError("its bytes are not those that were written")
             if certificate.lower_bound is not None:
                 certificate.with_lower_bound(certificate.lower_bound)
@@ -244,7 +244,8 @@ class Certificate:
             "versions": self.versions,
         }
 
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The content of the file."""
         return json_text(self.document(), sealed=True, indent=1)
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 import inspect
 import platform
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import numpy
@@ -14,11 +15,15 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_bars
 from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.checker import check
+from wellnormed.checker.files import parse_json
 from wellnormed.constraints import Constraints
 from wellnormed.propagation.balls import Ball
-from wellnormed.propagation.capture import Captured, capture, decomposed
+from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
+from wellnormed.propagation.capture import arguments_of as arguments_of_call
 from wellnormed.propagation.confirmation import confirm
 from wellnormed.propagation.domain import Box, Domain
+from wellnormed.propagation.errors import refusing
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
@@ -34,6 +39,7 @@ def certify(
     margins: bool = False,
     within: Constraints | None = None,
     progress: bool = False,
+    **inputs: Any,
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
 
@@ -58,12 +64,15 @@ def certify(
             known before the first step of training, and true after each. Every parameter that is trained must have one;
             frozen ones and buffers, such as running statistics, are as they are.
         progress: Whether to show in a terminal how many operations are bounded, and the time left.
+        inputs: What the model is called with by keywords, beside `example_input` or in its place: `input_ids=tokens`.
+            An input that has the name of one of these arguments goes into the dictionary `example_input`.
 
     Raises:
         UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
             captured operations do not show; names the operation, the module, the line of the model, and a remedy.
-        ValueError: `radius` is not positive, or `box` is not two numbers in order; or an embedding has a row outside;
-            or `within` holds no parameter of the model, or one that breaks its promise.
+        ValueError: `radius` is not positive, or `box` is not two numbers in order; or `within` holds no parameter of
+            the model, or one that breaks its promise; or a keyword is neither an argument of this function nor of the
+            model, or is so like one of this function's that it may be meant, and no tensor.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
@@ -73,10 +82,12 @@ def certify(
         True
     """
     require_module("certify", model)
+    settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
+    example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
     with progress_bars(progress) as bar:
         capturing = bar("captured")
-        captured = capture(model, example_of(model, example_input, "certify"), output)
+        captured = capture(model, example_of(model, example, "certify"), output)
         capturing(1, 1)
         walk = Walk(decomposed(captured), domain, balls=balls_of(model, within, captured))
         walk.run(margins, bar("operations bounded"))
@@ -90,18 +101,31 @@ def certify(
 
 
 def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
-    """What a walk that has run proves of the captured graph; `certify` also confirms that the model executes it."""
+    """What a walk that has run proves of the captured graph; `certify` also confirms that the model executes it.
+
+    The checker proves it again before it is returned: every row and every claim, of the tensors as they are stored.
+
+    Raises:
+        UncertifiableError: The checker refuses it.
+    """
     used = sorted((walk.step.used | walk.fixed).items())
-    return Certificate(
+    stored = {name: raw_tensor(each.tensor) for name, each in sorted(walk.stored.items())}
+    certificate = Certificate(
         rows=tuple(walk.step.rows.values()),
-        tensors={name: raw_tensor(stored.tensor).digest for name, stored in sorted(walk.stored.items())},
-        computed={name: stored.tensor.detach().cpu().clone() for name, stored in used if stored.computed},
+        tensors={name: each.digest for name, each in stored.items()},
+        computed={name: each.tensor.detach().cpu().clone() for name, each in used if each.computed},
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
         any_batch=any_batch,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
         | {"python": platform.python_version()},
     )
+    with refusing(
+        lambda error: f"the checker refuses what was derived ({error}); write the operation of that row in another way"
+    ):
+        document = parse_json(certificate.text().encode(), "the certificate")  # as it will be read from its file
+        check(document, stored | {name: raw_tensor(each) for name, each in certificate.computed.items()})
+    return certificate
 
 
 def balls_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Ball | None]:
@@ -188,6 +212,39 @@ def _same_tensor(a: Stored, b: Stored | None) -> bool:
                 tensor = tensor.narrow(axis, 0, 1)
         first.append(tensor)
     return torch.equal(*first)
+
+
+def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """The example with inputs that were given by keywords; a keyword that may be a misspelt setting is refused."""
+    for name, value in settings.items():
+        if tensors_of(value):
+            raise ValueError(
+                f"certify: {name} is a tensor, but a setting; pass an input of that name by "
+                f"example_input={{{name!r}: ...}}"
+            )
+    if not inputs:
+        return example_input
+    name_of_model, accepted = type(model).__name__, inspect.signature(model.forward).parameters
+    for name, value in inputs.items():
+        if name in accepted:
+            continue
+        meant = get_close_matches(name, ["example_input", *settings, *accepted], n=1, cutoff=_ALIKE)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
+            raise ValueError(f"certify: {name} is neither a setting nor an input of {name_of_model}.forward{hint}")
+        if meant and meant[0] in settings and not tensors_of(value):
+            raise ValueError(
+                f"certify: {name}={value!r} is no setting{hint} If it is an input of {name_of_model}, pass it by "
+                f"example_input={{{name!r}: ...}}"
+            )
+    arguments, keywords = arguments_of_call(() if example_input is None else example_input)
+    if twice := keywords.keys() & inputs.keys():
+        raise ValueError(f"certify: {', '.join(sorted(twice))} is given twice, in example_input and by keyword")
+    return Example(arguments, keywords | inputs)
+
+
+_ALIKE = 0.7
+"""From which ratio of `difflib` on a name is like another: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Stored:
     shape: tuple[int, ...]
     content: bytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the name of the dtype, the shape and the bytes."""
         head = f"{self.dtype} {','.join(map(str, self.shape))}\n".encode()

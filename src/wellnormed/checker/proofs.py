@@ -53,7 +53,7 @@ def read_claim(x: Any) -> Claim:
 
 def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the claim is true."""
-    arrays = [tensor(name).astype(np.float64) for name in claim.tensors]
+    arrays = [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
     with np.errstate(all="ignore"):
         proved = _PROOFS[claim.measure][0](*arrays, claim.values, **claim.settings)
     require(proved, f"{claim.measure} of {', '.join(claim.tensors)} at {claim.values[:4]} could not be proved")
@@ -79,7 +79,7 @@ def norms_below(stack: np.ndarray, bound: float) -> bool:
     leaves for it.
     """
     w = stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)
-    largest = float(abs(w).max())
+    largest = _largest(w)
     if not largest or not bound:
         return not largest
     scale = 2.0 ** math.frexp(largest)[1]
@@ -99,6 +99,10 @@ def norms_below(stack: np.ndarray, bound: float) -> bool:
     except np.linalg.LinAlgError:
         return False
     return bool(np.isfinite(factor).all())
+
+
+def _largest(x: np.ndarray) -> float:
+    return max(float(x.max()), -float(x.min()))
 
 
 def _gamma(k: int) -> float:
@@ -123,8 +127,8 @@ def _product(
         if not (a.any() and b.any()):
             continue
         for w in (a, b):  # powers of two
-            value = value / 2.0 ** math.frexp(float(abs(w).max()))[1]
-        a, b = (w / 2.0 ** math.frexp(float(abs(w).max()))[1] for w in (a, b))
+            value = value / 2.0 ** math.frexp(_largest(w))[1]
+        a, b = (w / 2.0 ** math.frexp(_largest(w))[1] for w in (a, b))
         error = _gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
         rest = value * (1 - 4 * UNIT) - error - _TINY
         if not (rest > 0 and norms_below((a.T @ b)[None], rest)):
@@ -133,7 +137,7 @@ def _product(
 
 
 def _rows_below(rows: np.ndarray, value: float) -> bool:
-    if not value or float(abs(rows).max()) > value:
+    if not value or _largest(rows) > value:
         return not rows.any()
     return float(np.square(rows / value).sum(1).max()) * (1 + (rows.shape[1] + 6) * UNIT) + _TINY <= 1
 
@@ -160,7 +164,7 @@ def _convolution(
     (K + 2) u, relative to `sum_t |W_t|`.
     """
     require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
-    largest = float(abs(w).max())
+    largest = _largest(w)
     if len(values) != 1 or not largest or not values[0]:
         return len(values) == 1 and not largest
     scale = 2.0 ** math.frexp(largest)[1]
@@ -214,7 +218,7 @@ def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) 
 
 def _diameter(x: np.ndarray, values: tuple[float, ...]) -> bool:
     """No two rows are further apart than the two most distant from a centre are from it: from the mean, or from 0."""
-    largest = float(abs(x).max())
+    largest = _largest(x)
     if len(values) != 1 or not largest:
         return len(values) == 1
     rows = x.reshape(-1, x.shape[-1]) / 2.0 ** math.frexp(largest)[1]
@@ -235,7 +239,7 @@ _PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
     "row_difference": (_row_difference, {"transposed": False}),
     "row_sum": (_row_sum, {"parts": 1}),
     "diameter": (_diameter, {}),
-    "max_abs": (lambda x, values: len(values) == 1 and float(abs(x).max()) <= values[0], {}),
+    "max_abs": (lambda x, values: len(values) == 1 and _largest(x) <= values[0], {}),
     "convolution": (_convolution, {"size": None, "stride": None, "dilation": None, "groups": None}),
     "taps": (_taps, {"groups": None}),
 }

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx.traceback
@@ -28,8 +28,12 @@ from wellnormed.propagation.model_state import ModelState, require_values, resto
 from wellnormed.propagation.places import first_line, line_of, shown
 from wellnormed.propagation.registry import OPERATIONS, name_of
 
-Example = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments and keywords of a call."""
+
+class Example(NamedTuple):
+    """What a model is called with."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +94,11 @@ def select(result: Any, output: Any) -> Tensor:
 
 def arguments_of(example: Any) -> Example:
     """An example input as arguments and keywords."""
+    if isinstance(example, Example):
+        return example
     if isinstance(example, Mapping):
-        return (), dict(example)
-    return (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
+        return Example((), dict(example))
+    return Example(tuple(example) if isinstance(example, list | tuple) else (example,), {})
 
 
 def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
