@@ -1,6 +1,7 @@
 """What `constrain` refuses by name, weights of 16 bits, and the two constraints that promise nothing."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -169,15 +170,14 @@ def test_qk_clip_leaves_the_values_of_a_fused_weight():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda weight: weight.data.mul_(100),  # the parameter's version stays as it was
-        lambda weight: setattr(weight, "data", 100 * weight.data),
+        lambda weight: setattr(weight, "data", 100 * weight.data),  # the parameter's version stays as it was
         lambda weight: nn.utils.vector_to_parameters(100 * weight.detach().flatten(), [weight]),
     ],
 )
 @pytest.mark.parametrize(
     "cap", [wn.SoftCap(0.5), c.OptimalCap(0.5), c.WeightDecay(0.5), c.ClippedWeightDecay(0.5, 0.1)]
 )
-def test_weights_that_are_changed_through_data_are_brought_below_their_caps(cap, change):
+def test_weights_that_get_other_memory_are_brought_below_their_caps(cap, change):
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False)
     optimizer = wn.Scion(model, lr=0.02)
@@ -188,3 +188,30 @@ def test_weights_that_are_changed_through_data_are_brought_below_their_caps(cap,
             change(model.weight)
         optimizer.step()
         assert constraints.proved_ratios()["weight"] <= 1
+
+
+def test_print_lists_what_is_not_constrained_and_why():
+    model = nn.ModuleDict({
+        "embedding": nn.Embedding(5, 4), "first": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "last": nn.Linear(4, 4),
+        "adam": nn.Linear(4, 4, bias=False), "other": nn.Linear(4, 4, bias=False), "rest": nn.Linear(4, 4, bias=False),
+    })  # fmt: skip
+    model["last"].requires_grad_(False)
+    optimizer = wn.Scion(model, lr=0.1, overrides={"adam": None})
+    wn.constrain(optimizer, {"other": wn.HardCap(3.0)})
+    text = str(wn.constrain(optimizer, {"first": wn.HardCap(2.0), "[aen]*": c.Sphere(1.0)}))
+    assert "adam.weight       not constrained: AdamW moves it, and it has no norm to bound" in text
+    assert "other.weight      not constrained: an earlier `constrain` holds it" in text
+    first = wn.Scion(model, lr=0.1, overrides={"adam": None})
+    text = str(wn.constrain(first, {"[!or]*": wn.HardCap(2.0)}))
+    found = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()}
+    assert found.keys() == {name for name, _ in model.named_parameters()}
+    assert found["first.weight"] == "HardCap(max_norm=2.0)"
+    assert found["first.bias"] == "not constrained: HardCap does not act on BiasRMS(); ColumnCap does"
+    assert found["embedding.weight"].startswith("not constrained: HardCap does not act on ColNorm(")
+    assert found["embedding.weight"].endswith("; ColumnCap does")
+    assert found["norm.weight"] == "not constrained: HardCap does not act on Gain(); EntryCap does"
+    assert found["adam.weight"] == "not constrained: AdamW moves it, and it has no norm to bound"
+    assert found["other.weight"] == found["rest.weight"] == "not constrained: no pattern names it"
+    assert found["last.weight"] == found["last.bias"] == "not constrained: it is frozen"
+    copied = pickle.loads(pickle.dumps(first))
+    assert [str(own) for own in c.attached.ACTIVE[copied]] == [text]

@@ -1,5 +1,6 @@
 """`constrain`: which constraint holds which parameter of an optimizer; what makes no sense is refused by name."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from wellnormed._inputs import require_patterns
 from wellnormed.constraints.attached import ACTIVE, Constrained, Constraints
 from wellnormed.constraints.base import Constraint
+from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.optim import ConditionalGradient
 from wellnormed.optim.admission import refuse_parameter
@@ -16,26 +18,31 @@ from wellnormed.parallel.layout import local, whole
 def constrain(
     optimizer: torch.optim.Optimizer, constraints: Mapping[str, Constraint], norms: Assignment | None = None
 ) -> Constraints:
-    """Keep weights in bounds after every `optimizer.step()`.
+    """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
 
-    Weights above their cap are brought below it at once; from then on every step is checked before and corrected
-    after. A parameter that did not move is left alone. Weights that someone else changes between two steps, by loading
-    a checkpoint for example, are brought below their caps before the next one, unless they keep the promises of the
-    state given to `Constraints.load_state_dict`. Such a change is seen by the version that torch counts, and by the
-    weight's length where it was made through `.data`. A hook of your own that changes weights belongs before this one
-    as a pre-hook of the step and after it as a post-hook. What a constraint promises, or that it promises nothing, is
-    said in its own text. A copied or unpickled optimizer keeps its constraints.
+    Whoever else writes into them calls `project_()` on what this returns. Weights above their cap are brought below it
+    at once; from then on every step is checked before and corrected after. A parameter that did not move is left alone.
+
+    What torch counts is seen without a call: `load_state_dict`, and writes into a parameter or memory that is put in
+    its place, as by `vector_to_parameters`. Before the next step such weights are brought back where they are not
+    proved to keep their promise; a checkpoint that keeps it is continued bit for bit. Not counted are writes through
+    `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
+
+    A hook of your own that changes weights belongs before this one as a pre-hook of the step and after it as a
+    post-hook. What a constraint promises, or that it promises nothing, is said in its own text. A copied or unpickled
+    optimizer keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
             their steps; for any other pass `norms`.
         constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
             on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
-            constrained), and no parameter may have two different ones.
+            constrained, what is not, and why), and no parameter may have two different ones.
         norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
 
     Returns:
-        The attached constraints, with `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and `remove()`.
+        The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
+        `remove()`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -88,7 +95,25 @@ def constrain(
             if whole((~a.parameter.detach().isfinite()).sum()) > 0:
                 raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
             constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
-    return Constraints(optimizer, tuple(constrained.values()))
+    passed: dict[str, list[str]] = defaultdict(list)
+    for pattern, constraint in constraints.items():
+        for name in norms.match([pattern], "constraints of constrain"):
+            passed[name].append(type(constraint).__name__)
+    left_out = {a.name: _why_not(a, passed[a.name]) for a in norms if a.name not in constrained}
+    left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
+    left_out |= dict.fromkeys(norms.frozen, "it is frozen")
+    return Constraints(optimizer, tuple(constrained.values()), left_out)
+
+
+def _why_not(a: AssignedParameter, passed: list[str]) -> str:
+    """Why a parameter has no constraint: none whose pattern names it, which are given by kind, acts on it."""
+    if not passed:
+        return "no pattern names it"
+    if a.norm is None:
+        return "AdamW moves it, and it has no norm to bound"
+    serves = next((kind.__name__ for kind in (SoftCap, ColumnCap, EntryCap) if kind(1.0).acts_on(a.norm)), "Sphere")
+    kinds = list(dict.fromkeys(passed))
+    return f"{' and '.join(kinds)} {'do' if kinds[1:] else 'does'} not act on {a.norm}; {serves} does"
 
 
 def _refuse_shared_memory(norms: Assignment) -> None:

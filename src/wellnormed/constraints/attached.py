@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from wellnormed.constraints.base import Constraint, Promise, State, held
 from wellnormed.norms import MatrixNorm, Norm
@@ -19,8 +20,10 @@ from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local, whole
 
-ROUNDING = 1e-6
-"""By how much two lengths of the same weight may differ, relatively: some roundings of a float32 sum."""
+DOUBTED, WRITTEN = 1.0, 2.0
+"""What may have happened to a weight: its values may have been loaded; it was written, or put into other memory."""
+ROUNDS = 4
+"""Of projections in one `project_`: more than one only where 16 bits round a weight away from its projection."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,33 @@ class Constrained:
     constraint: Constraint
 
 
+Measure = Callable[[Constrained, Tensor], Tensor]
+"""A number for every weight of a batch, which are all constrained alike."""
+
+
 class Constraints:
     """The constraints attached to one optimizer. Before a step they check that they can hold; after it they hold.
 
+    They hold as long as only the optimizer moves the weights; whoever else writes calls `project_`.
+
     They run where the optimizer's oracles run (`ConditionalGradient.placement`). With parameters that lie over many
-    processes, making this object, `norms`, `norm_ratios`, `proved_ratios` and `load_state_dict` are collective calls:
-    every process must make them. What the constraints remember is the same in every process. A copied or unpickled
-    optimizer keeps its constraints; a copy of this object alone belongs to no optimizer until it is copied with one.
+    processes, making this object, `project_`, `norms`, `norm_ratios`, `proved_ratios` and `load_state_dict` are
+    collective calls: every process must make them. What the constraints remember is the same in every process. A copied
+    or unpickled optimizer keeps its constraints; a copy of this object alone belongs to no optimizer until it is copied
+    with one.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...]) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        constrained: tuple[Constrained, ...],
+        left_out: Mapping[str, str] | None = None,
+    ) -> None:
         self._constrained = constrained
+        self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._state: dict[str, State] = {}
         self._reach: dict[str, Tensor] = {}  # on the CPU, so that no step waits for a device
-        self._changed_before_copy: set[str] = set()
+        self._unproved: dict[str, float] = {}  # as `_changes` counts them
         self._belong_to(optimizer)
         self._check()
         self._begin(constrained)
@@ -54,8 +70,43 @@ class Constraints:
         self._hook()
 
     def __str__(self) -> str:
-        width = max((len(c.name) for c in self._constrained), default=0)
-        return "\n".join(f"{c.name:{width}}  {c.constraint!r}" for c in self._constrained)
+        lines = {c.name: repr(c.constraint) for c in self._constrained}
+        lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
+        width = max(map(len, lines), default=0)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
+
+    def project_(self) -> None:
+        """Bring back what anything but the optimizer has written into constrained weights.
+
+        Weights that are proved to keep what their constraint promises stay as they are, bit for bit; the others are
+        brought where `constrain` would bring them. So a second call changes nothing. Constraints that hold a norm at a
+        value also bring back weights that lie below it: by more than rounding for `Sphere` and `Clip`, and by more than
+        half of it for `Orthogonal` and `Stiefel`, whose own steps end below. Constraints that promise nothing write
+        nothing here, and remember the weights as they are now.
+
+        A write through `weight.data` or a NumPy view is one that torch does not count, so that no step can see it:
+        call this after it, and before the next step. A collective call where weights lie over many processes.
+
+        Raises:
+            ValueError: A weight holds NaN or infinity; nothing was changed.
+
+        Example:
+            >>> import torch, wellnormed as wn
+            >>> layer = torch.nn.Linear(8, 8, bias=False)
+            >>> constraints = wn.constrain(wn.Scion(layer, lr=0.02), {"weight": wn.SoftCap(1.0)})
+            >>> _ = layer.weight.data.fill_(1.0)  # of norm 8
+            >>> constraints.project_()
+            >>> constraints.proved_ratios()["weight"] <= 1
+            True
+        """
+        self._meet(self._constrained)
+        valued = [c for c in self._constrained if isinstance(c.constraint, Promise) and c.constraint.tolerance]
+        for _ in range(ROUNDS):
+            astray = self._measure_own(valued, _distance)
+            if not (valued := [c for c in valued if astray[c.name] > _allowed_distance(c)]):
+                break
+            self._begin(valued)
+        self._remember()
 
     def remove(self) -> None:
         """Detach from the optimizer; a second call does nothing."""
@@ -72,7 +123,7 @@ class Constraints:
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
         buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
-        return self._measure([members for _, members in buckets], lambda norm, weights: norm.norm(weights))
+        return self._measure([members for _, members in buckets], lambda c, weights: c.norm.norm(weights))
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
@@ -96,13 +147,9 @@ class Constraints:
     def proved_ratios(self) -> dict[str, float]:
         """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
-        return {name: proved / promised[name] for name, proved in self._proved().items()}
-
-    def _proved(self) -> dict[str, float]:
-        """A proved bound on the norm of every parameter whose constraint promises one."""
-        promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
-        return self._measure(one_by_one, lambda norm, weights: norm.upper_bound(weights))
+        proved = self._measure(one_by_one, _upper_bound)
+        return {name: bound / promised[name] for name, bound in proved.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """What constraints remember from step to step, `PARAMETER.KEY` -> a copy; save it with the optimizer's state.
@@ -137,9 +184,7 @@ class Constraints:
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])
-        promised, proved = self.promised(), self._proved()
-        within = {name: min(bound, float(self._reach.get(name, math.inf))) for name, bound in promised.items()}
-        self._begin([c for c in self._constrained if c.name in promised and proved[c.name] > within[c.name]])
+        self._settle(self._constrained)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
@@ -152,11 +197,13 @@ class Constraints:
         known = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
         self._names_there: dict[tuple[Tensor, Norm | None], str] = {(a.parameter, a.norm): a.name for a in known}
         self._steps: dict[str, float | None] = {}
+        self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
 
     def _hook(self) -> None:
         self._hooks = (
             self._optimizer.register_step_pre_hook(lambda *_: self._before()),
             self._optimizer.register_step_post_hook(lambda *_: self._after()),
+            self._optimizer.register_load_state_dict_post_hook(lambda *_: self._doubt()),
         )
         ACTIVE.setdefault(self._optimizer, []).append(self)
         self._optimizer.__reduce_ex__ = partial(_copied_with_constraints, self._optimizer)
@@ -184,37 +231,59 @@ class Constraints:
         there = {c.name: self._names_there.get((c.parameter, c.norm)) for c in self._constrained}
         return {name: None if other is None else known[other] for name, other in there.items()}
 
+    def _still(self, steps: Mapping[str, float | None]) -> set[str]:
+        """Whose step has length 0: by its bound or, where there is none, by a rate that is on the CPU."""
+        rates = {p: group.get("lr") for group in self._optimizer.param_groups for p in group["params"]}
+        rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
+        bounds = ((c, steps[c.name]) for c in self._constrained)
+        return {c.name for c, bound in bounds if (rates.get(c.parameter) if bound is None else bound) == 0}
+
     def _before(self) -> None:
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        if changed := self._changed(self._constrained):
-            self._begin(changed)
+        self._still_before = self._still(self._steps)
+        changes = self._changes(self._constrained)
+        if any(changes.values()):
+            self._meet([c for c in self._constrained if changes[c.name] == WRITTEN])
+            self._settle([c for c in self._constrained if changes[c.name] == DOUBTED])
             self._remember()
 
-    def _changed(self, among: Sequence[Constrained]) -> list[Constrained]:
-        """Which of these were changed, in any process, since the constraints last saw them."""
-        here = self._changed_here(among)
-        numbers = {c.name: float(c.name in here) for c in among}
-        found = self._placement.agree(numbers, list(numbers))
-        return [c for c in among if found[c.name]]
+    def _doubt(self) -> None:
+        """Whoever loads an optimizer's state loads weights as well, which torch does not count where they are cut."""
+        self._unproved = dict.fromkeys(self.names, DOUBTED) | self._unproved
 
-    def _changed_here(self, among: Sequence[Constrained]) -> set[str]:
-        """What has another version, or another size: `parameter.data.mul_(2)` leaves the version as it was.
+    def _changes(self, among: Sequence[Constrained]) -> dict[str, float]:
+        """What happened to each of these, in any process, since the constraints last saw it, as far as torch counts."""
+        here = self._changes_here()
+        return self._placement.agree({c.name: here[c.name] for c in among}, [c.name for c in among])
 
-        A size is read after a step and before the next: only the difference tells that someone was here in between.
-        """
-        if not among:
-            return set()
-        versions, sizes = zip(*(self._seen[c.name] for c in among), strict=True)
-        now, then = (torch.stack([size.to(own[0]) for size in own]) for own in (_sizes(among), sizes))
-        resized = ((now - then.to(now)).abs() > ROUNDING * now).tolist()  # one transfer for all
-        triples = zip(among, versions, resized, strict=True)
-        found = {c.name for c, version, other in triples if other or _version(c.parameter) != version}
-        return found | self._changed_before_copy.intersection(c.name for c in among)
+    def _changes_here(self) -> dict[str, float]:
+        written = {c.name: WRITTEN for c in self._constrained if _mark(c.parameter) != self._seen[c.name]}
+        return dict.fromkeys(self.names, 0.0) | self._unproved | written
+
+    def _meet(self, changed: Sequence[Constrained]) -> None:
+        """Take over weights that someone else has written: promises are kept, and what promises nothing begins anew."""
+        self._settle(changed)
+        promised = self.promised()
+        self._begin([c for c in changed if c.name not in promised])
+
+    def _settle(self, among: Sequence[Constrained]) -> None:
+        """Bring back weights that are not proved to keep their promise; the others are not written."""
+        promised, proved = self.promised(), self._measure_own(among, _upper_bound)
+        if ruined := [name for name, bound in proved.items() if not bound < math.inf]:
+            raise ValueError(
+                f"the constrained weights {', '.join(ruined)} hold NaN or infinity, which nothing bounds; load other "
+                "values"
+            )
+        for c in among:
+            if c.name in self._reach:
+                self._reach[c.name].clamp_(min=proved[c.name])
+            self._unproved.pop(c.name, None)
+        self._begin([c for c in among if proved[c.name] > promised.get(c.name, math.inf)])
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
-        """Bring weights below their caps that are new, or that someone else has changed since the last step."""
+        """Bring weights where training may start, and remember them as they are then."""
         self._state |= {c.name: {} for c in changed}
         self._write([[c] for c in changed], lambda c, weights, state: (c.constraint.project(weights, c.norm), state))
         for c in changed:
@@ -222,19 +291,24 @@ class Constraints:
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
             if (reach := c.constraint.first_reach()) is not None:
                 self._reach[c.name] = reach
-            self._changed_before_copy.discard(c.name)
 
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it.
 
         What moved without a gradient, and what a closure or another hook let make a longer step than was checked, is
-        brought below its cap from wherever it is.
+        brought below its cap from wherever it is. A step of length 0, such as torch makes to load an optimizer's state,
+        writes no weight that keeps its promise.
         """
         bounds = self._step_bounds()
+        still = self._still_before & self._still(bounds)
         stepped = {c.name for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None}
         longer = {name for name in stepped if _exceeds(bounds[name], self._steps[name])}
         others = [c for c in self._constrained if c.name not in stepped]
-        moved = [c for c in self._constrained if c.name in stepped - longer]
+        moved = [
+            c
+            for c in self._constrained
+            if c.name in stepped - longer and (c.name not in still or c.constraint.acts_at_rest)
+        ]
         steps = {c.name: c.constraint.seen_step(self._steps[c.name], c.parameter) for c in moved}
         counted = self._reach
         due = [c for c in moved if not (c.name in counted and c.constraint.may_wait(counted[c.name], steps[c.name]))]
@@ -252,7 +326,13 @@ class Constraints:
                 ) from error
             raise
         self._begin([c for c in self._constrained if c.name in longer])
-        self._begin(self._changed(others) if others else [])
+        changes = self._changes(others) if others else {}
+        changed = [c for c in others if changes[c.name] == WRITTEN]
+        self._begin([c for c in changed if c.name not in still])
+        self._settle(
+            [c for c in self._constrained if c.name in still and (c.name not in self._resting or c in changed)]
+        )
+        self._resting = {name for name in still if self._steps[name] == 0}
         self._remember()
 
     @torch.no_grad()
@@ -280,22 +360,29 @@ class Constraints:
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
     def _remember(self) -> None:
-        sizes = _sizes(self._constrained)
-        self._seen = {c.name: (_version(c.parameter), size) for c, size in zip(self._constrained, sizes, strict=True)}
+        self._seen = {c.name: _mark(c.parameter) for c in self._constrained}
+
+    def _measure_own(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
+        """The largest number of any process for every weight, each by its own copy; infinity where it is not finite."""
+        here = self._measure([[c] for c in among], function, self._own_placement)
+        finite = {name: number if number < math.inf else math.inf for name, number in here.items()}
+        return self._placement.agree(finite, list(finite)) if among else {}
 
     @torch.no_grad()
     def _measure(
-        self, buckets: list[list[Constrained]], function: Callable[[Norm, Tensor], Tensor]
+        self, buckets: list[list[Constrained]], function: Measure, placement: Placement | None = None
     ) -> dict[str, float]:
         """A number for every weight of buckets of equal norm, shape and layout."""
 
         def job(members: list[Constrained]) -> Job:
-            norm, weights = members[0].norm, [c.parameter.detach() for c in members]
+            first, weights = members[0], [c.parameter.detach() for c in members]
             numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
-            cubic = isinstance(norm, MatrixNorm)
-            return Job((weights, numbers), lambda batch, _: (function(norm, batch).double(),), read_only=1, cubic=cubic)
+            cubic = isinstance(first.norm, MatrixNorm)
+            return Job(
+                (weights, numbers), lambda batch, _: (function(first, batch).double(),), read_only=1, cubic=cubic
+            )
 
-        results = self._placement.run(job(members) for members in buckets)
+        results = (placement or self._placement).run(job(members) for members in buckets)
         return {
             c.name: number
             for members, (numbers,) in zip(buckets, results, strict=True)
@@ -303,9 +390,9 @@ class Constraints:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        changed = self._changed_here(self._constrained) if "_optimizer" in vars(self) else self._changed_before_copy
-        own = {"_constrained": self._constrained, "_state": self._state, "_reach": self._reach}
-        return {**own, "_changed_before_copy": set(changed)}
+        changes = self._changes_here() if "_optimizer" in vars(self) else self._unproved
+        own = {"_constrained": self._constrained, "_left_out": self._left_out}
+        return own | {"_state": self._state, "_reach": self._reach, "_unproved": dict(changes)}
 
 
 def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
@@ -349,15 +436,33 @@ def _exceeds(bound: float | None, checked: float | None) -> bool:
     return checked is not None and (bound is None or bound > checked)
 
 
-def _version(parameter: Tensor) -> int:
-    """How often a parameter was written in place; of one that is cut, this process' part."""
-    return local(parameter)._version
+def _upper_bound(c: Constrained, weights: Tensor) -> Tensor:
+    """A proved bound on the norm of each weight; infinity where an entry is not finite."""
+    if not bool(weights.isfinite().all()):
+        return weights.new_full(weights.shape[:1], math.inf)
+    return c.norm.upper_bound(weights)
 
 
-def _sizes(constrained: Sequence[Constrained]) -> list[Tensor]:
-    """The Euclidean length of every parameter; of one that is cut, of this process' part."""
-    parts = [local(c.parameter).detach() for c in constrained]
-    return [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in parts]
+def _distance(c: Constrained, weights: Tensor) -> Tensor:
+    """How far the weights are from their projections, in the norm."""
+    wide = widened(weights)
+    return c.norm.upper_bound(c.constraint.project(wide, c.norm) - wide)
+
+
+def _allowed_distance(c: Constrained) -> float:
+    """How far a weight that its constraint has moved may be from its projection; in 16 bits it is rounded as well."""
+    assert isinstance(c.constraint, Promise)
+    return c.constraint.bound * (c.constraint.tolerance + 8 * torch.finfo(c.parameter.dtype).eps)
+
+
+def _mark(parameter: Tensor) -> tuple[int, int, StorageWeakRef, int]:
+    """How often a parameter was written in place, and the memory it lies in.
+
+    Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
+    memory, and while it lives no other memory is equal to it.
+    """
+    part = local(parameter)
+    return parameter._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
 
 
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()

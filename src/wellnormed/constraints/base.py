@@ -29,6 +29,8 @@ class Constraint(ABC):
 
     uses_update_norm: ClassVar[bool] = False
     """Whether `apply` looks at the bound on the step's norm."""
+    acts_at_rest: ClassVar[bool] = False
+    """Whether `apply` has something to do after a step of length 0 as well."""
 
     def acts_on(self, norm: Norm) -> bool:
         """Whether the constraint is defined for weights of this norm: by default those measured by singular values."""
@@ -142,6 +144,10 @@ class Promise(Constraint):
     of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
     """
 
+    tolerance: ClassVar[float] = 0.0
+    """For constraints that hold a weight at its bound, and not only below: how far from there they may leave it, as a
+    share of the bound. They bring every weight there when they begin; the others leave what is proved to be below."""
+
     @property
     @abstractmethod
     def bound(self) -> float:
@@ -151,6 +157,8 @@ class Promise(Constraint):
         return self.bound
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        if not self.tolerance and bool((norm.upper_bound(weights) <= self.bound).all()):
+            return weights
         return held(self._project(weights, norm), norm, self.bound)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:

@@ -146,6 +146,7 @@ class Clip(Promise):
         upper: The cap, in the same units. Weights are clipped at once.
     """
 
+    tolerance: ClassVar[float] = 1e-4  # float32
     lower: float
     upper: float
 
@@ -178,6 +179,8 @@ class Stiefel(SpectralCap):
         coefficients: Set of the registry for `msign`.
         method: Method of `msign`.
     """
+
+    tolerance: ClassVar[float] = 0.5  # some coefficient sets end there
 
     coefficients: str = "you-6"
     method: str = "auto"

@@ -42,6 +42,7 @@ class Orthogonal(SpectralCap):
     """
 
     uses_update_norm: ClassVar[bool] = True
+    tolerance: ClassVar[float] = 0.5  # which steps of up to a third of the norm leave
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
@@ -86,6 +87,8 @@ class Sphere(Cap):
         >>> gains.bias.detach().square().mean().round(decimals=3)
         tensor(1.)
     """
+
+    tolerance: ClassVar[float] = 1e-4  # float32
 
     def acts_on(self, norm: Norm) -> bool:
         return True

@@ -1,6 +1,7 @@
 """QK-clip: queries and keys of attention heads whose largest logit was too large are scaled down."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class QKClip(Constraint):
         >>> torch.allclose(q.weight, before * expected[:, None])
         True
     """
+
+    acts_at_rest: ClassVar[bool] = True  # on a record, which a step that loads a state has not
 
     max_logit: float = 100.0
     power: float = 0.5
