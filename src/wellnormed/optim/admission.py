@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter
+from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
 from wellnormed.norms.assignment import check_norm
+from wellnormed.optim.directions import second_moment_like
+from wellnormed.optim.rounding import by_entries
 from wellnormed.parallel.layout import is_distributed, layout
 
 
@@ -53,6 +55,35 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
             f"the gradient of {name!r} lies as {other}, its parameter as {own}; redistribute the gradient to the "
             "parameter's placements before the step"
         )
+
+
+def refuse_state(
+    state_dict: Mapping[str, Any], groups: list[dict[str, Any]], norms: Mapping[Tensor, Norm | None], memory: str
+) -> None:
+    """Refuse a state whose tensors are not those that these groups keep, as of other norms, sizes or `memory`."""
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+    for number, (name, parameter) in zip(numbers, named, strict=False):  # torch refuses other counts
+        own, norm, shape = state_dict["state"].get(number), norms[parameter], tuple(parameter.shape)
+        if not own:
+            continue
+        kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+        if norm is not None:
+            kept = {"momentum_buffer": shape}
+            if memory == "buffer":
+                kept["agreement"] = shape if by_entries(parameter, norm) else ()
+            if "second_moment" in own and isinstance(norm, MatrixNorm):
+                kept["second_moment"] = tuple(second_moment_like(parameter, norm).shape)
+        if (found := {key: tuple(getattr(value, "shape", ())) for key, value in own.items()}) != kept:
+            here = f"{norm!r} and memory={memory!r}" if norm else "AdamW"
+            raise ValueError(
+                f"load_state_dict: the state of {name!r} holds {_shapes(found)}, and here {here} keep {_shapes(kept)}; "
+                "load it into an optimizer with the same norms and the same memory=, of a model of the same sizes"
+            )
+
+
+def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in sorted(tensors.items()))
 
 
 def assign_later(

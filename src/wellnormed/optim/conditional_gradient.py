@@ -22,7 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, MatrixNorm, Norm
-from wellnormed.optim.admission import assign_later, refuse_gradient, refuse_parameter, refuse_zero_redundancy
+from wellnormed.optim.admission import (
+    assign_later,
+    refuse_gradient,
+    refuse_parameter,
+    refuse_state,
+    refuse_zero_redundancy,
+)
 from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
 from wellnormed.optim.fallback import adamw_step
 from wellnormed.optim.rounding import Rounding, by_entries
@@ -355,8 +361,16 @@ class ConditionalGradient(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`."""
-        super().load_state_dict(by_name(state_dict, self.param_groups))
+        """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`.
+
+        Settings of the groups, such as the learning rate, are those of the state.
+
+        Raises:
+            ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
+        """
+        ordered = by_name(state_dict, self.param_groups)
+        refuse_state(ordered, self.param_groups, self._norms, self.memory)
+        super().load_state_dict(ordered)
         if self.memory == "gradient":
             for parameter in list(self.state):
                 if self._norms[parameter] is not None:

@@ -132,9 +132,15 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
 
 def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
-    if not (isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys()):
+    saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
+    if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):
         raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
-    saved = state_dict["param_groups"]
+    if foreign := [group for group in saved if "step_rule" not in group]:
+        raise ValueError(
+            "load_state_dict: this is the state of an optimizer of another library, whose groups have "
+            f"{', '.join(key for key in foreign[0] if key != 'params')} and no step_rule; its averages mean something "
+            "else here. Load what state_dict() of an optimizer of wellnormed returned, or begin with a fresh state"
+        )
     if not all("param_names" in group for group in saved):
         return state_dict
     number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
@@ -154,10 +160,10 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} are one group here and {count} in the saved state, with "
                 "settings of their own; make the groups as they were"
             )
-        if (theirs["step_rule"] == "adamw") != (group["step_rule"] == "adamw"):
+        if theirs["step_rule"] != group["step_rule"]:
             raise ValueError(
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
-                "assign the norms as they were"
+                "make the optimizer, and assign the norms, as they were"
             )
         own = {"params": [names[unwrapped(name)] for name in members], "param_names": members}
         if "vector_radii" in theirs:

@@ -1,0 +1,123 @@
+"""States of other optimizers: each loads and goes on, or is refused with a sentence, and nothing is changed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import wellnormed as wn
+
+OURS = {
+    "Scion": wn.Scion,
+    "SCG": lambda model: wn.Scion(model, lr=0.1, unconstrained=False),
+    "Muon": wn.Muon,
+    "the recipe muon": lambda model: wn.Muon(model, recipe="muon"),
+    "Almond": wn.Almond,
+    "sharp": lambda model: wn.optim.SpectralDescent(model, lr=0.1),
+    "Signum": wn.optim.Signum,
+    "NormalizedSGD": wn.optim.NormalizedSGD,
+    "NorMuon": lambda model: wn.Scion(model, normuon=0.9),
+    "memory-light": lambda model: wn.Scion(model, memory="gradient"),
+    "sign-only": lambda model: wn.Scion(model, recipe="sign-only"),
+    "factors": lambda model: wn.Scion(model, lr_factors={"0": 0.5}),
+}
+OTHERS = {
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters()),
+    "AdamW, named": lambda model: torch.optim.AdamW(model.named_parameters()),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "SGD, named": lambda model: torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9),
+}
+
+
+def network(width=6):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, width), nn.Linear(width, 6), nn.LayerNorm(6), nn.Linear(6, 6))
+
+
+def train(model, optimizer, steps=2):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.tensor([[1, 2, 3]])).square().sum().backward()
+        optimizer.step()
+
+
+def bits(optimizer):
+    return copy.deepcopy(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("saver", [*OURS, *OTHERS])
+def test_a_state_goes_on_or_is_refused_before_anything_is_changed(saver):
+    model = network()
+    source = (OURS | OTHERS)[saver](model)
+    train(model, source)
+    loaded = []
+    for loader, make in OURS.items():
+        model = network()
+        optimizer = make(model)
+        train(model, optimizer, 1)
+        before = bits(optimizer)
+        try:
+            optimizer.load_state_dict(bits(source))
+        except ValueError:
+            assert repr(bits(optimizer)) == repr(before)
+        else:
+            loaded.append(loader)
+            assert optimizer.param_groups[0]["lr"] == source.param_groups[0]["lr"]
+        train(model, optimizer)
+        assert all(p.isfinite().all() for p in model.parameters())
+    assert (saver in loaded) == (saver in OURS)
+    assert not (saver in OTHERS and loaded)
+
+
+@pytest.mark.parametrize("saver", OTHERS)
+def test_the_sentence_says_what_was_given(saver):
+    model = network()
+    source = OTHERS[saver](model)
+    train(model, source)
+    with pytest.raises(ValueError, match=r"optimizer of another library, whose groups have .*lr, .* and no step_rule"):
+        wn.Scion(network()).load_state_dict(source.state_dict())
+    state = get_optimizer_state_dict(model, source)
+    other = network()
+    optimizer = wn.Scion(other)
+    with pytest.raises(ValueError, match="optimizer of another library"):
+        set_optimizer_state_dict(other, optimizer, copy.deepcopy(state))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (OURS["SCG"], r"0\.weight.* follow 'constrained' here, 'unconstrained' in the saved one"),
+        (OURS["Almond"], r"0\.weight.* follow 'averaged' here, 'unconstrained' in the saved one"),
+        (OURS["memory-light"], r"'0\.weight' holds agreement \(\), momentum_buffer \(5, 6\).*memory='gradient' keep"),
+        (OURS["Signum"], r"'1\.bias' holds agreement \(\).*keep agreement \(6,\).*with the same norms"),
+    ],
+)
+def test_states_of_other_settings_are_refused_by_parameter(make, message):
+    model = network()
+    source = wn.Scion(model)
+    train(model, source)
+    with pytest.raises(ValueError, match=message):
+        make(network()).load_state_dict(source.state_dict())
+
+
+def test_states_of_other_sizes_and_what_is_no_state_are_refused():
+    model = network(width=7)
+    source = wn.Scion(model)
+    train(model, source)
+    optimizer = wn.Scion(network())
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' holds .*momentum_buffer \(5, 7\).* of a model of the same sizes"
+    ):
+        optimizer.load_state_dict(source.state_dict())
+    for wrong in (
+        None,
+        [],
+        {},
+        model.state_dict(),
+        {"state": {}, "param_groups": 3},
+        {"state": {}, "param_groups": [3]},
+    ):
+        with pytest.raises(ValueError, match="no state of an optimizer"):
+            optimizer.load_state_dict(wrong)
