@@ -49,7 +49,7 @@ def test_layers_with_several_weights_or_fused_ones_have_one_size():
     assert set(radii_of(recurrent).values()) == set(radii_of(attention).values()) == {0.25}
 
 
-def test_other_vectors_move_by_their_own_size_and_those_that_start_at_zero_by_that_of_their_surroundings():
+def test_other_vectors_move_by_their_own_size_and_at_least_by_a_quarter_of_their_surroundings():
     block = nn.ModuleDict({"norm": nn.LayerNorm(64), "linear": nn.Linear(64, 64)})
     normal(block["linear"].weight, 1 / 32)
     model = nn.ModuleDict(
@@ -57,27 +57,49 @@ def test_other_vectors_move_by_their_own_size_and_those_that_start_at_zero_by_th
     )
     normal(model["far"].weight, 1 / 8)
     nn.init.zeros_(model["head"].weight)
-    model.cls_token, model.mask_token = (
-        nn.Parameter(torch.full((1, 1, 64), 1 / 64)),
-        nn.Parameter(torch.zeros(1, 1, 64)),
-    )
+    starts = {"cls_token": 1 / 4, "mask_token": 0.0, "register_token": 1e-6}  # 1e-6 as in timm
+    for name, start in starts.items():
+        model.register_parameter(name, nn.Parameter(torch.full((1, 1, 64), start)))
     found = radii_of(model)
-    assert (found["cls_token"], found["block.linear.bias"], found["far.bias"]) == (1 / 64, 0.25, 1.0)
-    assert found["block.norm.bias"] == 0.25  # the nearest module that holds a weight
-    # beside a weight of zeros, and without a weight beside it: the geometric mean of all weights but zeros
-    assert found["head.bias"] == found["norm.bias"] == found["mask_token"] == math.sqrt(0.25 * 1.0)
+    assert (found["block.linear.bias"], found["far.bias"]) == (0.25, 1.0)
+    assert found["block.norm.bias"] == 0.25 / 4  # the nearest module that holds a weight
+    around = math.sqrt(0.25 * 1.0)  # the geometric mean of all weights but zeros
+    assert found["head.bias"] == around
+    assert found["cls_token"] == 1 / 4
+    assert found["norm.bias"] == found["mask_token"] == found["register_token"] == around / 4
 
 
-def test_a_start_in_the_norm_leaves_every_radius_at_1_and_nothing_exceeds_it():
+def test_tables_move_by_their_own_size_and_at_least_by_that_of_their_surroundings():
+    model = nn.ModuleDict(
+        {"small": nn.Embedding(9, 64), "large": nn.Embedding(9, 64), "layer": nn.Linear(64, 64, False)}
+    )
+    normal(model["layer"].weight, 1 / 32)
+    normal(model["small"].weight, 0.02)
+    normal(model["large"].weight, 0.5)
+    assert radii_of(model) == {"small.weight": 0.25, "large.weight": 0.5}
+
+
+def test_a_table_that_is_a_head_as_well_is_a_table_under_any_name():
+    for first, second in (("table", "head"), ("head", "table")):
+        layers = {"table": nn.Embedding(9, 64), "head": nn.Linear(64, 9, bias=False)}
+        model = nn.ModuleDict({first: layers[first], second: layers[second], "body": nn.Linear(64, 64, bias=False)})
+        model["table"].weight = model["head"].weight
+        normal(model["head"].weight, 0.02)
+        normal(model["body"].weight, 1 / 32)
+        assert radii_of(model) == {f"{first}.weight": 0.25}
+
+
+def test_a_start_in_the_norm_leaves_biases_at_1_and_nothing_exceeds_it():
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 32))
     wn.norms.initialize_(model)
-    assert set(radii_of(model).values()) == {1.0}
+    assert radii_of(model) == {"0.bias": 1.0, "1.bias": 0.25, "2.bias": 1.0}
     normal(model[0].weight, 100.0)
+    model[1].bias.data.fill_(3.0)
     assert set(radii_of(model).values()) == {1.0}
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30], ids=str)
-def test_sizes_at_the_ends_of_float32_give_a_positive_radius_of_at_most_1(size):
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30, math.inf, math.nan], ids=str)
+def test_sizes_at_the_ends_of_float32_and_memory_that_is_not_filled_yet_give_a_positive_radius_of_at_most_1(size):
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -85,12 +107,20 @@ def test_sizes_at_the_ends_of_float32_give_a_positive_radius_of_at_most_1(size):
     assert all(0 < radius <= 1 for radius in radii_of(model).values())
 
 
-def test_a_frozen_weight_counts_and_a_network_without_weights_has_radius_1():
+def test_a_frozen_weight_counts():
     model = nn.Linear(64, 64)
     normal(model.weight, 1 / 32)
     model.weight.requires_grad_(False)
     assert radii_of(model) == {"bias": 0.25}
-    assert radii_of(nn.LayerNorm(3)) == {"bias": 1.0}
+
+
+def test_frozen_weights_whose_entries_are_no_numbers_to_multiply_by_do_not_count():
+    """As 8-bit integers with scales of their own, or a weight whose memory is elsewhere."""
+    for weight in (torch.ones(64, 64, dtype=torch.uint8), torch.ones(64, 64, device="meta"), torch.eye(64).to_sparse()):
+        model = nn.ModuleDict({"linear": nn.Linear(64, 64), "other": nn.Linear(64, 64)})
+        normal(model["other"].weight, 1 / 32)
+        model["linear"].weight = nn.Parameter(weight, requires_grad=False)
+        assert radii_of(model)["linear.bias"] == 0.25
 
 
 def test_norms_that_are_chosen_and_other_recipes_keep_radius_1():

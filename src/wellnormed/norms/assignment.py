@@ -76,7 +76,7 @@ class Assignment:
     lr: float = 0.02
     """The learning rate recommended with these norms, which optimizers take that are given none."""
     weights: tuple[Weight, ...] = field(default=(), repr=False)
-    """The model's matrices and kernels, beside whose size at the start vectors move."""
+    """The model's matrices and kernels, beside whose size at the start vectors and embeddings move."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -211,7 +211,7 @@ class _Routing:
 
     def _weights(self) -> Iterator[Weight]:
         for parameter, names in self.places.items():
-            role = None if is_lazy(parameter) or parameter.is_meta else self.roles.role(names[0], parameter.shape)
+            role = None if is_lazy(parameter) else self.roles.role(names[0], parameter.shape)
             if role is not None and (outputs := role.outputs(parameter.shape)) is not None:
                 yield Weight(tuple(names), parameter, outputs)
 
@@ -238,9 +238,11 @@ class _Routing:
             return *choices[0][:2], reason
         if self.name == "muon":
             return None, 1.0, reason  # an embedding is not a hidden matrix
-        served = (self.recipe.embedding, self.recipe.radii.embedding), (self.recipe.last, self.recipe.radii.last)
-        if asked <= set(served):
-            return *served[self.recipe.tied == "last"], reason
+        table = self.recipe.embedding, None if self.recipe.by_start else self.recipe.radii.embedding
+        last = self.recipe.last, self.recipe.radii.last
+        if asked <= {table, last}:
+            norm, radius = last if self.recipe.tied == "last" else table
+            return norm, radius, reason
         wanted = ", ".join(f"{norm!r} as {name}" for name, (norm, *_) in zip(names, choices, strict=True))
         raise ValueError(
             f"parameter {names[0]!r} is tied, and recipe {self.name!r} asks for different norms: {wanted}; "

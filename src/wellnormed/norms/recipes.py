@@ -43,7 +43,7 @@ class Recipe:
     vectors: Literal["rms", "largest entry"] | None = "rms"  # the norm of biases; gains get Gain unless it is None
     tied: Literal["embedding", "last"] = "embedding"  # whose norm a table gets that is both
     radii: Radii = Radii()  # noqa: RUF009 (a tuple): the published ones; vectors have that of hidden layers
-    vectors_by_start: bool = False  # whether the radius of vectors is their size at the start (`starting_radii`)
+    by_start: bool = False  # whether the radii of vectors and embeddings are sizes at the start (`starting_radii`)
     lr: float = 0.02  # the learning rate that is published, or that our runs recommend (docs/optimizers.md)
 
     def serves(self, role: Role) -> bool:
@@ -58,7 +58,7 @@ class Recipe:
         by_head = role.heads > 1 and (per_head or role.by_head) and isinstance(self.matrix, Spectral)
         norm = self._norm(role, ndim, first, by_head)
         radius = self.radii.embedding if role.kind in ("embedding", "one-hot columns") else self.radii.hidden
-        if role.kind == "vector" and self.vectors_by_start:
+        if self.by_start and role.kind in ("embedding", "vector"):
             radius = None
         return norm, radius, f"first layer, {role.layer}" if first else role.layer + ", by heads" * by_head
 
@@ -110,7 +110,7 @@ def _cut(whole: MatrixNorm, role: Role, dim: int, by_head: bool) -> Norm:
 
 RECIPES: dict[RecipeName, Recipe] = {
     # MD table 1; LT appendix F
-    "modular": Recipe(ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions", vectors_by_start=True),
+    "modular": Recipe(ColNorm(0, max_inflation=16), last=RMS_TO_RMS, kernels="positions", by_start=True),
     # LMO recommendation 3.1 (ii), 3.1 (i), and the end of section 3
     "language": Recipe(ColNorm(0)),
     "image": Recipe(ColNorm(0), pixels=True, lr=0.16),
