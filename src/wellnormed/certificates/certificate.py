@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.certificates.safetensors_file import raw_tensor
+from wellnormed.checker.reading import word
 from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
 from wellnormed.propagation.domain import Box, Domain, domain_of
 from wellnormed.propagation.rows import Claim, Row
@@ -132,10 +133,10 @@ class Certificate:
                 where = f" with entries from {domain.low} to {domain.high}"
             else:
                 where = f" with {_groups(row)} of RMS <= {domain}"
-            looked_up = f", the rows of `{row.claims[0].tensors[0]}` among them" if row.claims else ""
-            dtype = row.constants["dtype"]
-            parts.append(f"{which} {dtype} `{row.name}` of shape ({', '.join(sizes)}){where}{looked_up}")
-        return "; ".join(parts + [f"`{name}` as in the example, lookups apart" for name in self.fixed])
+            looked_up = f", the rows of `{word(row.claims[0].tensors[0])}` among them" if row.claims else ""
+            dtype = word(row.constants["dtype"])
+            parts.append(f"{which} {dtype} `{word(row.name)}` of shape ({', '.join(sizes)}){where}{looked_up}")
+        return "; ".join(parts + [f"`{word(name)}` as in the example, lookups apart" for name in self.fixed])
 
     @property
     def input_domain(self) -> Domain:
@@ -264,13 +265,13 @@ class Certificate:
             lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
         if self.lower_bound is not None:
             lines.append(f"largest gain found: {self.lower_bound:.6g}")
-        width = max(len(row.name) for row in self.layers)
-        kind = max(len(row.operation) for row in self.layers)
+        names = [(word(row.name), word(row.operation)) for row in self.layers]
+        width, kind = (max(map(len, each)) for each in zip(*names, strict=True))
         lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
         lines += [
-            f"{row.name:{width}}  {row.operation:{kind}}  "
+            f"{name:{width}}  {operation:{kind}}  "
             f"{short(largest_rms(row, 'radius')):>12}  {short(largest_rms(row, 'gain')):>12}"
-            for row in self.layers
+            for (name, operation), row in zip(names, self.layers, strict=True)
         ]
         return "\n".join(lines)
 
@@ -342,6 +343,8 @@ def _array(document: dict[str, Any]) -> Decimals:
 def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certificate:
     if document["format"] != FORMAT_VERSION:
         raise ValueError(f"its format version is not {FORMAT_VERSION}")
+    if document["arithmetic"] != ARITHMETIC:
+        raise ValueError("its arithmetic is none that a certificate covers")
     return Certificate(
         rows=tuple(map(_row, document["rows"])),
         tensors=document["tensors"],

@@ -19,6 +19,7 @@ from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate, short
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import graph
+from wellnormed.checker.reading import word
 from wellnormed.propagation.decimals import float_up, rounding_up
 from wellnormed.propagation.rows import Row
 
@@ -78,6 +79,12 @@ class EntryRange:
     formats: tuple[str, ...]
     """Names of the formats whose largest value is no smaller than what is proved."""
 
+    @property
+    def shown(self) -> str:
+        """The name as tables print it."""
+        kind = next((each for each in (_INPUT, _LOGITS) if self.name.startswith(each)), "")
+        return kind + word(self.name.removeprefix(kind))
+
 
 @dataclass(frozen=True)
 class NumberFormats:
@@ -105,12 +112,12 @@ class NumberFormats:
         return tuple(f.name for f in self.formats if all(f.name in each.formats for each in self.ranges))
 
     def __str__(self) -> str:
-        width = max(len(each.name) for each in self.ranges)
+        width = max(len(each.shown) for each in self.ranges)
         lines = [f"{'largest entry of':{width}}  {'proved':>10}  {'observed':>10}  held by"]
         for each in self.ranges:
             observed = "-" if each.observed is None else f"{each.observed:.5g}"
             held = " ".join(each.formats) or "none"
-            lines.append(f"{each.name:{width}}  {short(each.proved):>10}  {observed:>10}  {held}")
+            lines.append(f"{each.shown:{width}}  {short(each.proved):>10}  {observed:>10}  {held}")
         return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
 
 

@@ -86,7 +86,7 @@ def require_same_model(
         for what in ("name", "operation", "inputs", "shape", "constants", "reads", "axes"):
             a, b = getattr(ours, what), getattr(theirs, what)
             if a != b:
-                raise CheckError(f"operation {ours.name!r} of the model has {what} {a}, the certificate {b}")
+                raise CheckError(f"operation {ours.name!r} of the model has {what} {a!r}, the certificate {b!r}")
         used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
         if used[0] != used[1]:
             raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")

@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 
 from wellnormed.checker.graph import UNIT, Base, Bounds, Value
-from wellnormed.checker.reading import ONE, CheckError, require
+from wellnormed.checker.reading import ONE, CheckError, require, word
 from wellnormed.checker.row import Row, exact, least, roots, weight_of
 
 
@@ -23,7 +23,11 @@ class _Origin:
 
 def _origin(x: Value, source: Value) -> _Origin:
     """What is derived from where the entries of a value come from; a `CheckError` if that is nothing of the kind."""
-    term, width, what = x.terms[0], x.shape[-1], f"{x.name} is not made of heads of a linear map of {source.name}"
+    term, width, what = (
+        x.terms[0],
+        x.shape[-1],
+        f"{word(x.name)} is not made of heads of a linear map of {word(source.name)}",
+    )
     base = term.base
     if not isinstance(base, Base) or base.row.operation != "linear" or len(x.terms) > 1 or len(x.shape) < 3:
         raise CheckError(what)
@@ -73,7 +77,7 @@ def attention(row: Row) -> Bounds:
         for place, origin in enumerate((key, value)):
             name, transposed = weight_of(origin.row)
             claim = row.claim(place, "spectral", parts=origin.parts, transposed=transposed)
-            require(claim.tensors == (name,), f"its claim {place} is not of {name}")
+            require(claim.tensors == (name,), f"its claim {place} is not of {word(name)}")
             require(len(claim.values) == origin.parts, f"its claim {place} has not {origin.parts} values")
             sizes.append(origin.factor * exact([claim.values[head] for head in origin.heads]).reshape(heads))
         k_size, v_size = sizes
@@ -87,7 +91,10 @@ def attention(row: Row) -> Bounds:
             pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
             settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}
             claim = row.claim(2, "product", **settings)
-            require(claim.tensors == (a, b) and len(claim.values) == len(pairs), f"its product is not of {a} and {b}")
+            require(
+                claim.tensors == (a, b) and len(claim.values) == len(pairs),
+                f"its product is not of {word(a)} and {word(b)}",
+            )
             t = scale * radius * radius * query.factor * key.factor * exact(claim.values).reshape(heads)
             gain = least(gain, change * v_size * (roots(ONE + t * t) + t))
             logits = least(logits, t) if len(key.row.claims) == 1 else logits

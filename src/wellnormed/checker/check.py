@@ -15,7 +15,7 @@ from wellnormed.checker import files, graph, reading
 from wellnormed.checker.graph import Base, Bounds, Term, Value
 from wellnormed.checker.products import margin_of
 from wellnormed.checker.proofs import prove, read_claim
-from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts
+from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts, word
 from wellnormed.checker.row import Row, weight_of
 from wellnormed.checker.rules import LARGEST, RULES, domain_of, idle_ball
 
@@ -59,7 +59,7 @@ class Report:
         if self.substitution is not None:
             lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
-        lines += [f"no row uses {', '.join(self.unused)}"] if self.unused else []
+        lines += [f"no row uses {', '.join(map(word, self.unused))}"] if self.unused else []
         return "\n".join(lines)
 
 
@@ -108,9 +108,11 @@ class _Check:
         require(of_type(name, str, "the name of a tensor") in self.stored, f"there is no stored tensor {name!r}")
         if name not in self.arrays:
             array = self.stored[name].array()
-            require(array.size > 0 and bool(np.isfinite(array).all()), f"{name} is empty or has entries not finite")
+            require(
+                array.size > 0 and bool(np.isfinite(array).all()), f"{word(name)} is empty or has entries not finite"
+            )
             exact = array.dtype != np.int64 or bool((abs(array) < 2**53).all())
-            require(exact, f"{name} has integers that float64 does not hold")
+            require(exact, f"{word(name)} has integers that float64 does not hold")
             self.arrays[name] = array
         return self.arrays[name]
 
@@ -122,7 +124,9 @@ class _Check:
         for key in ("tensors", "computed"):
             for name, digest in of_type(document.get(key, {}), dict, key).items():
                 require(name in self.stored, f"there is no stored tensor {name!r}")
-                require(self.stored[name].digest == digest, f"{name} is not the certified tensor: its SHA-256 differs")
+                require(
+                    self.stored[name].digest == digest, f"{word(name)} is not the certified tensor: its SHA-256 differs"
+                )
         rows = of_type(field(document, "rows", "the certificate"), list, "rows")
         require(len(rows) > 0, "there are no rows")
         entries = [math.prod(integers(field(row, "shape", "a row"), "shape", 1)) for row in rows]
@@ -134,7 +138,7 @@ class _Check:
             try:
                 self._row(name, row, last=number == len(rows) - 1)
             except _OTHER_ERRORS as error:
-                raise CheckError(f"row {number} ({name}): {error or type(error).__name__}") from error
+                raise CheckError(f"row {number} ({word(name)}): {error or type(error).__name__}") from error
         return self._report(len(rows))
 
     def _row(self, name: str, row: dict[str, Any], last: bool) -> None:
@@ -221,14 +225,14 @@ class _Check:
         require(name in self.values and parts == str(cut.shape[-2]), "its name must be that of a row, /, and its parts")
         base, own = self.values[name].terms[0].base, cut.row
         if not isinstance(base, Base) or base.name != name:
-            raise CheckError(f"{name} is no row that computes")
+            raise CheckError(f"{word(name)} is no row that computes")
         whole = base.row
         same = (
             whole.operation == "linear" and whole.inputs[0] is own.inputs[0] and whole.reads == own.reads
             and weight_of(whole) == weight_of(own) and whole.constants["parts"] == 1
             and [claim.tensors for claim in whole.claims] == [claim.tensors for claim in own.claims]
         )  # fmt: skip
-        require(same, f"it is not the map of {name}, cut into parts")
+        require(same, f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
         base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), own)
 
@@ -250,7 +254,7 @@ class _Check:
         for name, needed in known.items():
             own = tuple(decimal_number(each, name) for each in of_type(stated[name], list, "attention_logits"))
             enough = len(own) == len(needed) and all(a >= b for a, b in zip(own, needed, strict=True))
-            require(enough, f"the attention_logits of {name} are less than what follows")
+            require(enough, f"the attention_logits of {word(name)} are less than what follows")
             logits[name] = own
         margins = [row for row in self.rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
@@ -263,7 +267,7 @@ class _Check:
         substitution = min(lipschitz * max(distances), most) if distances else None
         domains = (
             *(_domain(row) for row in inputs),
-            *(f"{name} as stored, lookups apart" for name in fixed),
+            *(f"{word(name)} as stored, lookups apart" for name in fixed),
         )
         shown = f"{_shown(output)}, in {_groups(output)},"
         return Report(domains, shown, lipschitz, l2, margin, substitution, logits, count, len(self.proved), unused)
@@ -285,7 +289,7 @@ def _root_down(entries: int) -> Decimal:
 
 
 def _shown(row: Row) -> str:
-    return f"{row.name} of shape {row.shape}"
+    return f"{word(row.name)} of shape {row.shape}"
 
 
 def _domain(row: Row) -> str:
@@ -296,7 +300,7 @@ def _domain(row: Row) -> str:
     else:
         whole = box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]
         words = "any finite entries" if whole else f"entries from {box[0]} to {box[1]}"
-    looked_up = f", rows of {row.claims[0].tensors[0]} among them" if row.claims else ""
+    looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
     return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 
 

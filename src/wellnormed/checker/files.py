@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.checker.reading import CheckError, field, integers, of_type, require
+from wellnormed.checker.reading import CheckError, field, integers, of_type, require, word
 
 _KINDS = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?",
@@ -76,14 +76,14 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     for name, entry in header.items():
         require(name.isprintable(), f"the name {name!r} in {path} cannot be printed")
         kind = of_type(field(entry, "dtype", name), str, name)
-        require(kind in _KINDS, f"{name} in {path} has an unknown dtype {kind[:20]!r}")
-        shape = integers(field(entry, "shape", name), f"the shape of {name}")
-        offsets = integers(field(entry, "data_offsets", name), f"the offsets of {name}")
+        require(kind in _KINDS, f"{word(name)} in {path} has an unknown dtype {kind[:20]!r}")
+        shape = integers(field(entry, "shape", name), f"the shape of {word(name)}")
+        offsets = integers(field(entry, "data_offsets", name), f"the offsets of {word(name)}")
         placed.append((offsets, name, kind, shape))
     tensors, position = {}, start
     for offsets, name, kind, shape in sorted(placed):
         end = position + math.prod(shape) * np.dtype(_KINDS[kind]).itemsize
-        require(offsets == (position - start, end - start), f"{name} in {path} does not lie where its shape says")
+        require(offsets == (position - start, end - start), f"{word(name)} in {path} does not lie where its shape says")
         tensors[name], position = Stored(kind, shape, content[position:end]), end
     require(position == len(content), f"{len(content) - position} bytes of {path} belong to no tensor")
     return tensors
@@ -101,7 +101,7 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
 def merge(tensors: dict[str, Stored], more: Mapping[str, Stored], where: str) -> None:
     """Add tensors; one name stands for one content."""
     for name, tensor in more.items():
-        require(tensors.get(name, tensor) == tensor, f"{name} in {where} is another tensor than elsewhere")
+        require(tensors.get(name, tensor) == tensor, f"{word(name)} in {where} is another tensor than elsewhere")
         tensors[name] = tensor
 
 

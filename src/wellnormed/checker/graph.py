@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wellnormed.checker.reading import ZERO, integer, integers, number, of_type, require, root
+from wellnormed.checker.reading import ZERO, integer, integers, number, of_type, require, root, word
 
 UNIT = 2.0**-53
 SMALL, LARGE = 2.0**-1000, 2.0**1000
@@ -190,7 +190,7 @@ class _Part(NamedTuple):
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     shape, rank = value.shape, len(value.shape)
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
-    require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {value.name} are more than {_GROUPS}")
+    require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {word(value.name)} are more than {_GROUPS}")
 
     def rows(array: np.ndarray) -> np.ndarray:
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))

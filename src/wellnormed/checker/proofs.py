@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wellnormed.checker.graph import UNIT
-from wellnormed.checker.reading import CheckError, field, integer, integers, number, of_type, require, texts
+from wellnormed.checker.reading import CheckError, field, integer, integers, number, of_type, require, texts, word
 
 _TINY = 2.0**-900
 _BLOCK = 2**24  # entries of the frequency blocks that are held at once
@@ -56,7 +56,9 @@ def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     arrays = [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
     with np.errstate(all="ignore"):
         proved = _PROOFS[claim.measure][0](*arrays, claim.values, **claim.settings)
-    require(proved, f"{claim.measure} of {', '.join(claim.tensors)} at {claim.values[:4]} could not be proved")
+    require(
+        proved, f"{claim.measure} of {', '.join(map(word, claim.tensors))} at {claim.values[:4]} could not be proved"
+    )
 
 
 def matrix(tensor: np.ndarray, transposed: bool) -> np.ndarray:

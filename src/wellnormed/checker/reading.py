@@ -1,6 +1,7 @@
 """Readers of untrusted fields: each returns what it names, or raises a `CheckError` that says what is wrong."""
 
 import decimal
+import re
 import sys
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,24 @@ ZERO, ONE = Decimal(0), Decimal(1)
 
 class CheckError(ValueError):
     """The certificate is not proved; says which field, tensor, claim or row failed, and why."""
+
+    def __init__(self, sentence: object) -> None:
+        """Of a sentence, in which what cannot be printed, such as a terminal's commands, is escaped."""
+        super().__init__("".join(each if each.isprintable() else _escaped(each) for each in str(sentence)))
+
+
+def word(name: str) -> str:
+    r"""A name out of a file as reports print it: one word of ASCII, with all but letters, digits and `_.#/-` escaped.
+
+    Example:
+        >>> print(word("blocks.0.linear#2"), word("any x"))
+        blocks.0.linear#2 any\u{20}x
+    """
+    return re.sub(r"[^\w.#/-]", lambda found: _escaped(found[0]), name, flags=re.ASCII)
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{{{ord(character):x}}}"
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate, largest_rms
 from wellnormed.certificates.formats import number_formats
+from wellnormed.checker.reading import word
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.train.run_folder import RunFolder
 
@@ -273,9 +274,9 @@ def _certificate_table(certificate: Certificate) -> str:
     rows = [_row(["operation", "primitive", "constants"], ["RMS at most", "Lipschitz"], "th")]
     for row in certificate.layers:
         numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
-        constants = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+        constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
         bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
-        rows.append(_row([row.name, row.operation, constants], bounds))
+        rows.append(_row([word(row.name), word(row.operation), constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
     return f"<p>{html.escape(about)}</p>{_table(rows)}"
 
@@ -291,7 +292,7 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
     for each in found.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
-        rows.append(_row([each.name, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
+        rows.append(_row([each.shown, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
     return f"<p>All entries are held by: {' '.join(found.holding_all) or 'none'}.</p>{_table(rows)}"
 
 
