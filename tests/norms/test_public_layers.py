@@ -101,6 +101,14 @@ def test_an_adaptive_norm_of_unknown_width_is_warned_about_and_other_modulations
     assert set(norms(focal).values()) == {wn.Spectral(), wn.norms.BiasRMS()}
 
 
+def test_the_modulation_of_a_kernel_is_not_one_of_a_norm_layer_elsewhere():
+    """As StyleGAN 2 has it: a scale for every input channel, in a model whose head has a narrower norm layer."""
+    kernel = of_class("ModulatedConv2d", modulation=nn.Linear(16, 16), conv=nn.Conv2d(16, 16, 3))
+    blocks = nn.ModuleList([of_class("Block", body=nn.Sequential(of_class("Styled", inner=kernel)))])
+    model = of_class("Generator", blocks=blocks, norm=nn.LayerNorm(4))
+    assert norms(model)["blocks.0.body.0.inner.modulation.weight"] == wn.Spectral()
+
+
 @pytest.mark.parametrize("shape", [(6, 8), (1, 6, 8)])
 @pytest.mark.parametrize("name", ["scale_shift_table", "modulation"])
 def test_tables_of_shifts_and_scales_are_vectors(name, shape):

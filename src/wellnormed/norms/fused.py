@@ -62,7 +62,7 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
 
 def _modulation(d_out: int, d_in: int, around: Sequence[nn.Module], certain: bool) -> Layout:
     """Shifts, scales and gates of adaptive norms (DiT, section 3.2), each as wide as the norm layer that they serve."""
-    for width in (norm_width(around), d_in):
+    for width in (norm_width(around[1:4]), d_in):  # of the block that holds it; norm layers farther away serve others
         if width and d_out % width == 0:
             return Layout(d_out // width, what="shifts, scales, gates")
     doubt = "may hold shifts, scales and gates of unknown width; Split(parts), with their number"
