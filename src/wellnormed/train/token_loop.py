@@ -62,15 +62,14 @@ def train_tokens(config: TokenTrainConfig, folder: str | Path, console: Console 
 def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None) -> None:
     ranks.by_first(run.require_new)
     ranks.together(require_torch)
-    corpus = ranks.together(lambda: load_corpus(config.data))
-    ranks.require_equal("set of data", _facts(corpus))
+    corpus, identity = _read(config.data, ranks)
     config = with_vocabulary(config, corpus.vocabulary)
     ranks.require_equal("config", _flat(asdict(config)))
     task = TokenTask(config, corpus, ranks)  # refuses settings before a folder exists
 
     def begin() -> None:
         stack.enter_context(locked(run.path))
-        text = {"source": corpus.name, "tokenizer": corpus.tokenizer, **_identity(corpus)}
+        text = {"source": corpus.name, "tokenizer": corpus.tokenizer, **identity}
         run.create(config, text)
 
     ranks.by_first(begin)
@@ -86,18 +85,23 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _identity(corpus: Corpus) -> dict[str, str]:
-    """What a run that goes on must read again: how many tokens to train on, and a digest of both splits."""
-    digest = hashlib.sha256(f"{corpus.train.fingerprint()} {corpus.validation.fingerprint()}".encode()).hexdigest()
-    return {"tokens": str(len(corpus.train)), "digest": digest}
+def _read(data: str, ranks: Ranks) -> tuple[Corpus, dict[str, str]]:
+    """The data, the same on all ranks, and what a run that goes on must read again: all of it is hashed, once."""
 
+    def read() -> tuple[Corpus, list[str]]:
+        corpus = load_corpus(data)
+        return corpus, [own.fingerprint() for own in (corpus.train, corpus.validation)]
 
-def _facts(corpus: Corpus) -> dict[str, Any]:
-    """What all ranks must read alike."""
-    splits = {"training": corpus.train, "validation": corpus.validation}
-    shards = {f"tokens of the {name} shards": [len(array) for array in own.arrays] for name, own in splits.items()}
-    digests = {f"digest of the {name} shards": own.fingerprint() for name, own in splits.items()}
-    return {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary, **shards, **digests}
+    corpus, digests = ranks.together(read, patiently=True)
+    facts: dict[str, Any] = {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary}
+    for name, own, digest in zip(("training", "validation"), (corpus.train, corpus.validation), digests, strict=True):
+        facts[f"tokens of the {name} shards"] = [len(array) for array in own.arrays]
+        facts[f"digest of the {name} shards"] = digest
+    ranks.require_equal("set of data", facts)
+    return corpus, {
+        "tokens": str(len(corpus.train)),
+        "digest": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+    }
 
 
 def _require_shared(run: RunFolder, ranks: Ranks) -> None:
@@ -137,9 +141,8 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
     if not any(ranks.gather(ranks.by_first(begin))):
         ranks.by_first(lambda: show_finished(run, console or Console()), patiently=True)
         return
-    corpus = ranks.together(lambda: load_corpus(config.data))
-    ranks.require_equal("set of data", _facts(corpus))
-    for name, now in _identity(corpus).items():
+    corpus, identity = _read(config.data, ranks)
+    for name, now in identity.items():
         if now != described.get(name):
             raise ValueError(
                 f"the run was trained on other tokens: the {name} of {described['source']} was {described.get(name)}, "
