@@ -146,8 +146,8 @@ def another_shard():
     """One rank has fewer shards."""
     own = token_loop.load_corpus
 
-    def fewer(name):
-        corpus = own(name)
+    def fewer(*names):
+        corpus = own(*names)
         return corpus._replace(train=Tokens(corpus.train.arrays[:-1]))
 
     return mock.patch.object(token_loop, "load_corpus", fewer) if _last() else contextlib.nullcontext()

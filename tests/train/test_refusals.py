@@ -1,6 +1,7 @@
 """What cannot work is refused in one sentence, as early as it can be known."""
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from wellnormed._files import json_text
 from wellnormed.cli import main
+from wellnormed.data import load_shakespeare, shakespeare
 from wellnormed.train import RunFolder
 
 from .crash import OPTIONS
@@ -101,6 +103,25 @@ def test_the_largest_seed_trains_samples_and_searches(here):
     assert main(["train", "--source", "text.txt", *OPTIONS, "--name", "characters", "--seed", seed]) == 0
     assert main(["certify", "runs/characters", "--attack-steps", "1", "--seed", seed]) == 0
     assert main(["sample", "runs/characters", "--prompt", "S", "--characters", "3", "--seed", seed]) == 0
+
+
+@pytest.mark.parametrize("which", [["nanogpt", "--data", "shakespeare"], []])
+def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(here, which, monkeypatch, capsys):
+    monkeypatch.setenv("WELLNORMED_DATA", str(here / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    monkeypatch.setattr(shakespeare, "_files_of_plays", list)
+    monkeypatch.setattr(shakespeare, "URL", (here / "text.txt").as_uri())
+    options = [*TOKENS[1:-2], *which[1:]] if which else OPTIONS
+    assert main(["train", *which[:1], *options, "--name", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "there is no Shakespeare here, so this is the English that Python ships: " in shown
+    assert "python-topics of Python 3." in RunFolder("runs/run").report_file.read_text()
+    content = (here / "text.txt").read_bytes()
+    monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(content).hexdigest())  # now there is a network
+    assert load_shakespeare().source == "tiny-shakespeare"
+    RunFolder("runs/run").manifest_file.unlink()
+    assert main(["train", "--resume", "runs/run"]) == 0
+    assert "python-topics of Python 3." in capsys.readouterr().out
 
 
 def test_a_seed_that_is_too_large_is_refused_by_all_commands(here, capsys):

@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import threading
+import urllib.error
 import urllib.request
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,7 +57,8 @@ def download(url: str, name: str, sha256: str, otherwise: str = "") -> bytes:
                 pieces.append(piece)
                 progress.advance(task, len(piece))
     except (OSError, http.client.HTTPException) as error:
-        why = str(error) or f"no answer within {PATIENCE:g} seconds"
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        why = getattr(reason, "strerror", None) or str(reason) or f"no answer within {PATIENCE:g} seconds"
         raise DataError(f"{Path(name).name} could not be downloaded from {url} ({why}); {remedy}") from error
     content = b"".join(pieces)
     found = hashlib.sha256(content).hexdigest()

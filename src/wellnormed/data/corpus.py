@@ -11,7 +11,7 @@ from wellnormed.data.shakespeare import load_shakespeare
 from wellnormed.data.shards import Tokens, load_shards, read_meta
 from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 
-SHAKESPEARE = "shakespeare"
+SHAKESPEARE, AS_BYTES = "shakespeare", " as bytes"
 
 
 class Corpus(NamedTuple):
@@ -34,10 +34,11 @@ class Corpus(NamedTuple):
         return tokenizer_of(self.tokenizer)
 
 
-def load_corpus(name: str = SHAKESPEARE) -> Corpus:
+def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
     """The corpus "shakespeare", which needs no preparation, or the folder of shards of that name or path.
 
-    Shakespeare's tokens are the bytes of the text that `load_shakespeare` finds, 90% of them to train on. Shards
+    Shakespeare's tokens are the bytes of the text that `load_shakespeare` finds, or of the `source` that it, or the
+    name of such a corpus, states; 90% of them are to train on. Shards
     without a `meta.json` are taken for GPT-2's, as the speedruns write them. What is missing or damaged is a
     `ValueError`; see `load_shards`.
 
@@ -46,11 +47,11 @@ def load_corpus(name: str = SHAKESPEARE) -> Corpus:
         256
     """
     if name == SHAKESPEARE:
-        text, tokenizer = load_shakespeare(), tokenizer_of("bytes")
+        text, tokenizer = load_shakespeare(source.removesuffix(AS_BYTES)), tokenizer_of("bytes")
         tokens = tokenizer.encode(text.text)
         cut = math.floor(0.9 * len(tokens))
         parts = (Tokens([part], [text.source]) for part in np.split(tokens, [cut]))
-        return Corpus(f"{text.source} as bytes", "bytes", tokenizer.vocabulary, *parts, note=text.note)
+        return Corpus(f"{text.source}{AS_BYTES}", "bytes", tokenizer.vocabulary, *parts, note=text.note)
     train, validation = load_shards("train", name), load_shards("val", name)
     facts = read_meta(Path(train.names[0]).parent)
     vocabulary = facts.get("vocabulary", VOCABULARY)

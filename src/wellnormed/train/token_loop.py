@@ -85,11 +85,11 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _read(data: str, ranks: Ranks) -> tuple[Corpus, dict[str, str]]:
+def _read(data: str, ranks: Ranks, source: str = "auto") -> tuple[Corpus, dict[str, str]]:
     """The data, the same on all ranks, and what a run that goes on must read again: all of it is hashed, once."""
 
     def read() -> tuple[Corpus, list[str]]:
-        corpus = load_corpus(data)
+        corpus = load_corpus(data, source)
         return corpus, [own.fingerprint() for own in (corpus.train, corpus.validation)]
 
     corpus, digests = ranks.together(read, patiently=True)
@@ -141,7 +141,7 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
     if not any(ranks.gather(ranks.by_first(begin))):
         ranks.by_first(lambda: show_finished(run, console or Console()), patiently=True)
         return
-    corpus, identity = _read(config.data, ranks)
+    corpus, identity = _read(config.data, ranks, described["source"])  # where "auto" might find another text today
     for name, now in identity.items():
         if now != described.get(name):
             raise ValueError(
