@@ -127,6 +127,31 @@ def test_meta_and_sparse_and_empty_are_refused_by_name():
         wn.optim.Signum([nn.Parameter(torch.ones(0, 3))], lr=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("norm", ["Spectral", None])
+def test_a_model_that_was_cast_after_a_step_is_refused_with_the_remedy(norm: str | None, dtype: torch.dtype):
+    layer = nn.Linear(3, 2, bias=False)
+    overrides = {"weight": wn.norms.Spectral() if norm else None}
+    optimizer = wn.Scion(layer, lr=0.1, overrides=overrides)
+
+    def step() -> None:
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+
+    step()
+    layer.to(dtype)
+    before = layer.weight.detach().clone()
+    with pytest.raises(
+        ValueError, match=f"parameter 'weight' is of {dtype}, and its .* of torch.float32: .* cast after"
+    ):
+        step()
+    assert torch.equal(layer.weight, before)
+    optimizer.load_state_dict(optimizer.state_dict())
+    step()
+    assert layer.weight.dtype == dtype
+    assert not torch.equal(layer.weight, before)
+
+
 def test_adamw_settings_are_no_dictionary():
     for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.optim.AdamWSettings):
         with pytest.raises(ValueError, match=r"adamw=.*pass adamw=AdamWSettings\("):

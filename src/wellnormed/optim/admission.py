@@ -57,6 +57,16 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
         )
 
 
+def refuse_cast(name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+    """Refuse a parameter that was cast to another dtype after a step, which its averages do not have."""
+    for key in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
+        if key in state and state[key].dtype != parameter.dtype:
+            raise ValueError(
+                f"parameter {name!r} is of {parameter.dtype}, and its {key} of {state[key].dtype}: the model was cast "
+                "after a step. Cast the optimizer too, by optimizer.load_state_dict(optimizer.state_dict())"
+            )
+
+
 def refuse_state(
     state_dict: Mapping[str, Any], groups: list[dict[str, Any]], norms: Mapping[Tensor, Norm | None], memory: str
 ) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from wellnormed.norms import Assignment, MatrixNorm, Norm
 from wellnormed.optim.admission import (
     assign_later,
+    refuse_cast,
     refuse_gradient,
     refuse_parameter,
     refuse_state,
@@ -307,7 +308,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             return {}
         held = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
         for name, gradient in held.items():
-            refuse_gradient(name, self._owner[name][1], gradient)
+            parameter = self._owner[name][1]
+            refuse_gradient(name, parameter, gradient)
+            refuse_cast(name, parameter, self.state.get(parameter, {}))
         if not held and not self._warned_without_gradients:
             self._warned_without_gradients = True
             warnings.warn(
