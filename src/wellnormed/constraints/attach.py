@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import torch
 
 from wellnormed._inputs import require_patterns
-from wellnormed.constraints.attached import ACTIVE, Constrained, Constraints
+from wellnormed.constraints.attached import ACTIVE, Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
+from wellnormed.constraints.constrained import Constrained
 from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.optim import ConditionalGradient
 from wellnormed.optim.admission import refuse_parameter

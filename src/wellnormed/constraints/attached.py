@@ -3,16 +3,23 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from wellnormed.constraints.base import Constraint, Promise, State, held
+from wellnormed.constraints.base import Promise, State
+from wellnormed.constraints.constrained import (
+    Constrained,
+    Measure,
+    allowed_distance,
+    distance,
+    mark,
+    rounded,
+    upper_bound,
+)
 from wellnormed.norms import MatrixNorm, Norm
 from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
@@ -24,20 +31,6 @@ DOUBTED, WRITTEN = 1.0, 2.0
 """What may have happened to a weight: its values may have been loaded; it was written, or put into other memory."""
 ROUNDS = 4
 """Of projections in one `project_`: more than one only where 16 bits round a weight away from its projection."""
-
-
-@dataclass(frozen=True)
-class Constrained:
-    """A parameter with its name, the norm it is measured in, and its constraint."""
-
-    name: str
-    parameter: Tensor
-    norm: Norm
-    constraint: Constraint
-
-
-Measure = Callable[[Constrained, Tensor], Tensor]
-"""A number for every weight of a batch, which are all constrained alike."""
 
 
 class Constraints:
@@ -102,8 +95,8 @@ class Constraints:
         self._meet(self._constrained)
         valued = [c for c in self._constrained if isinstance(c.constraint, Promise) and c.constraint.tolerance]
         for _ in range(ROUNDS):
-            astray = self._measure_own(valued, _distance)
-            if not (valued := [c for c in valued if astray[c.name] > _allowed_distance(c)]):
+            astray = self._measure_own(valued, distance)
+            if not (valued := [c for c in valued if astray[c.name] > allowed_distance(c)]):
                 break
             self._begin(valued)
         self._remember()
@@ -148,7 +141,7 @@ class Constraints:
         """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
-        proved = self._measure(one_by_one, _upper_bound)
+        proved = self._measure(one_by_one, upper_bound)
         return {name: bound / promised[name] for name, bound in proved.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -200,9 +193,10 @@ class Constraints:
         self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
 
     def _hook(self) -> None:
+        before, after = torch.compiler.disable(self._before), torch.compiler.disable(self._after)  # they look at memory
         self._hooks = (
-            self._optimizer.register_step_pre_hook(lambda *_: self._before()),
-            self._optimizer.register_step_post_hook(lambda *_: self._after()),
+            self._optimizer.register_step_pre_hook(lambda *_: before()),
+            self._optimizer.register_step_post_hook(lambda *_: after()),
             self._optimizer.register_load_state_dict_post_hook(lambda *_: self._doubt()),
         )
         ACTIVE.setdefault(self._optimizer, []).append(self)
@@ -258,7 +252,7 @@ class Constraints:
         return self._placement.agree({c.name: here[c.name] for c in among}, [c.name for c in among])
 
     def _changes_here(self) -> dict[str, float]:
-        written = {c.name: WRITTEN for c in self._constrained if _mark(c.parameter) != self._seen[c.name]}
+        written = {c.name: WRITTEN for c in self._constrained if mark(c.parameter) != self._seen[c.name]}
         return dict.fromkeys(self.names, 0.0) | self._unproved | written
 
     def _meet(self, changed: Sequence[Constrained]) -> None:
@@ -269,7 +263,7 @@ class Constraints:
 
     def _settle(self, among: Sequence[Constrained]) -> None:
         """Bring back weights that are not proved to keep their promise; the others are not written."""
-        promised, proved = self.promised(), self._measure_own(among, _upper_bound)
+        promised, proved = self.promised(), self._measure_own(among, upper_bound)
         if ruined := [name for name, bound in proved.items() if not bound < math.inf]:
             raise ValueError(
                 f"the constrained weights {', '.join(ruined)} hold NaN or infinity, which nothing bounds; load other "
@@ -353,14 +347,14 @@ class Constraints:
         def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             constrained, state = action(first, widened(weights), dict(zip(keys, values, strict=True)))
             if weights.dtype.itemsize < 4:
-                constrained = _rounded(first, constrained, state, weights.dtype)
+                constrained = rounded(first, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in keys)
 
         inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
         return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
     def _remember(self) -> None:
-        self._seen = {c.name: _mark(c.parameter) for c in self._constrained}
+        self._seen = {c.name: mark(c.parameter) for c in self._constrained}
 
     def _measure_own(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
         """The largest number of any process for every weight, each by its own copy; infinity where it is not finite."""
@@ -395,14 +389,6 @@ class Constraints:
         return own | {"_state": self._state, "_reach": self._reach, "_unproved": dict(changes)}
 
 
-def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
-    """A batch in 16 bits that still keeps what was promised; one by one, for the proof makes float64 copies."""
-    states = states or c.constraint.initial_state(weights, c.norm)
-    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
-    pairs = zip(weights, bounds, strict=True)
-    return torch.stack([w.to(dtype) if bound is None else held(w, c.norm, bound, dtype) for w, bound in pairs])
-
-
 def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple[Any, ...]:
     """What `copy` and `pickle` ask an optimizer for: its own state, and its constraints, to be attached to the copy."""
     state = type(optimizer).__reduce_ex__(optimizer, protocol)[2]
@@ -434,35 +420,6 @@ def _require_state(state: object) -> None:
 def _exceeds(bound: float | None, checked: float | None) -> bool:
     """Whether a step may have been longer than the bound that was checked before it; None is no bound."""
     return checked is not None and (bound is None or bound > checked)
-
-
-def _upper_bound(c: Constrained, weights: Tensor) -> Tensor:
-    """A proved bound on the norm of each weight; infinity where an entry is not finite."""
-    if not bool(weights.isfinite().all()):
-        return weights.new_full(weights.shape[:1], math.inf)
-    return c.norm.upper_bound(weights)
-
-
-def _distance(c: Constrained, weights: Tensor) -> Tensor:
-    """How far the weights are from their projections, in the norm."""
-    wide = widened(weights)
-    return c.norm.upper_bound(c.constraint.project(wide, c.norm) - wide)
-
-
-def _allowed_distance(c: Constrained) -> float:
-    """How far a weight that its constraint has moved may be from its projection; in 16 bits it is rounded as well."""
-    assert isinstance(c.constraint, Promise)
-    return c.constraint.bound * (c.constraint.tolerance + 8 * torch.finfo(c.parameter.dtype).eps)
-
-
-def _mark(parameter: Tensor) -> tuple[int, int, StorageWeakRef, int]:
-    """How often a parameter was written in place, and the memory it lies in.
-
-    Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
-    memory, and while it lives no other memory is equal to it.
-    """
-    part = local(parameter)
-    return parameter._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
 
 
 ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
