@@ -42,8 +42,9 @@ test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Li
 	$(PYTEST) tests/examples tests/models/test_export.py
 
 # NANOGPT is the path of nanoGPT's model.py; without it that model is left out.
-test-models: $(STAMP)  ## Certificates of public models with random weights, proved again; installs transformers
+test-models: $(STAMP)  ## Certificates of public models with random weights, proved again; installs what makes them
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[models]" -c constraints.txt
+	$(BIN)/python -m pytest tests/certificates/test_lipschitz_libraries.py
 	$(BIN)/python -m benchmarks.public_models $(NANOGPT)
 
 # Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
+from wellnormed.certificates.radius import certified_radius
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker.reading import word
 from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
@@ -103,6 +105,38 @@ class Certificate:
         """
         rows = [row for row in self.rows if row.operation == "margin"]
         return float_up(_greatest(rows[0], "gain")) if rows else None
+
+    def certified_radius(self, logits: Tensor, norm: str = "l2", std: float | Sequence[float] = 1.0) -> Tensor:
+        """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
+
+        No input of the certificate's domain that is as near as this, or nearer, is classified otherwise; certify with
+        `radius=math.inf`, or with `box=(0, 1)` for pixels. The gap of the two largest logits is divided by what any
+        gap changes by: `margin` where `certify(margins=True)` found one, and `sqrt(2)` times the constant otherwise,
+        whichever is less. A tie has the radius 0. Whether the class is the right one is not asked.
+
+        Args:
+            logits: Of the certified model, `(..., classes)`.
+            norm: Only `"l2"`.
+            std: What the pixels were divided by *before* the model, a number or one for each channel: the radius is
+                then in pixels, those of the channel with the smallest. A model whose first operation standardises its
+                input needs none, and loses less.
+
+        Returns:
+            Float64, `(...)`; the length of a change of all entries of the sample, or of the token, together.
+
+        Raises:
+            ValueError: The logits are not those of the model, or not finite; std is not positive; the norm is another.
+
+        Example:
+            >>> import torch, wellnormed as wn
+            >>> model = torch.nn.Linear(2, 2, bias=False)
+            >>> _ = model.weight.data.copy_(torch.eye(2))
+            >>> certificate = wn.certify(model, torch.zeros(1, 2), radius=float("inf"))
+            >>> x = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+            >>> certificate.certified_radius(model(x))  # (1, 1) is the nearest input with a tie, at sqrt(2)
+            tensor([1.4142, 0.0000], dtype=torch.float64)
+        """
+        return certified_radius(self, logits, norm, std)
 
     @property
     def largest_logit(self) -> float | None:

@@ -86,7 +86,10 @@ def product(row: Row) -> Bounds:
 
 
 def convolution(row: Row) -> Bounds:
-    """A convolution without padding, or the adjoint of one whose input is the result."""
+    """A convolution without padding, or the adjoint of one whose input is the result; `circular` axes wrap around.
+
+    The claim is of the circular convolution on the image, of which one without padding is a part.
+    """
     row.only(1, (1, 2))
     (x,), (r,), adjoint = row.inputs, row.bounds, of_type(row.constants.get("adjoint", False), bool, "adjoint")
     image, result = (row.shape, x.shape) if adjoint else (x.shape, row.shape)
@@ -103,8 +106,14 @@ def convolution(row: Row) -> Bounds:
     kernel = row.tensor(claim.tensors[0]).shape
     require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
+    circular = integers(row.constants.get("circular", []), "circular")
+    whole = not (circular and (adjoint or token_wise)) and all(
+        a < count and image[2 + a] % stride[a] == 0 for a in circular
+    )
+    require(whole, "it wraps around an axis that is none of its own, or that its stride does not divide")
     pixels = tuple(
-        (n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(image[2:], dilation, kernel[2:], stride, strict=True)
+        n // s if axis in circular else (n - d * (k - 1) - 1) // s + 1
+        for axis, (n, d, k, s) in enumerate(zip(image[2:], dilation, kernel[2:], stride, strict=True))
     )
     require(result[2:] == pixels and min(pixels) > 0, f"its pixels must be {pixels}")
     row.groups(*((1,) if token_wise else range(1, count + 2)))

@@ -67,14 +67,16 @@ def _same(row: Row) -> Bounds:
 
 
 def _contraction(row: Row) -> Bounds:
-    """1-Lipschitz in every group; the result is no larger than its group, in norm and in its largest entry."""
+    """1-Lipschitz in every group; the result is no larger in norm, and its entries are at most `growth` times those."""
     row.only(1)
     row.groups()
     (x,) = row.inputs
     require(len(x.shape) == len(row.shape), "its result has another number of axes")
     pairs = list(zip(x.shape, row.shape, strict=True))
     require(all(a == b or (i in row.axes and b == 1) for i, (a, b) in enumerate(pairs)), "its groups are not kept")
-    return row.bounds[0]
+    (x,), growth = row.bounds, Decimal(row.number("growth")) if "growth" in row.constants else ONE
+    require(growth >= 1, "its growth is less than 1")
+    return Bounds(x.radius, x.gain, x.largest if growth == 1 else least(x.radius, growth * x.largest))
 
 
 def _scaling(row: Row) -> Bounds:

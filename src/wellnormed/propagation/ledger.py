@@ -64,6 +64,10 @@ class Ledger:
         """Operation at work, for refusals."""
         self.logits: dict[str, list[Decimal]] = {}
         """Row of an attention -> for every head, what no logit exceeds."""
+        self.ordered: list[tuple[Value, int, Value]] = []
+        """Values whose lines along an axis were sorted, with the axis and the sorted value."""
+        self.pairs: dict[tuple[str, str], Value] = {}
+        """Names of two values -> both side by side along a new last axis."""
         self.dtype = torch.float32
         """Of the operation's result."""
         self._claims: dict[tuple, Claim] = {}

@@ -145,17 +145,19 @@ class Value:
         """Broadcast to a shape."""
         return self if shape == self.shape else self.move(name, lambda x: x.broadcast_to(shape))
 
-    def inner_axes(self) -> tuple[int, ...]:
-        """Axes along which all entries lie in one group of every base, and are not one entry repeated.
+    def inner_axes(self, *others: "Value") -> tuple[int, ...]:
+        """Axes along which all entries lie in one group of every base, and are not all one entry repeated.
 
         An operation on single entries asks for groups along these: no finer ones lose nothing, and no coarser ones have
-        to be gathered.
+        to be gathered. One on several values of a shape asks for those of all.
         """
-        return tuple(
-            axis
-            for axis, size in enumerate(self.shape)
-            if size > 1 and all(_is_inner(term, axis, self.shape) for term in self.terms)
-        )
+        terms = [term for value in (self, *others) for term in value.terms]
+
+        def inner(axis: int) -> bool:
+            found = [_extends(term, axis, self.shape) for term in terms]
+            return None not in found and (True in found or not any(isinstance(term.base, Base) for term in terms))
+
+        return tuple(axis for axis, size in enumerate(self.shape) if size > 1 and inner(axis))
 
     def with_inner_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
         """The given axes, with the inner ones along which no part of a linear map's outputs changes into another.
@@ -232,18 +234,19 @@ def _collapse(array: Decimals) -> Decimals:
     return array
 
 
-def _is_inner(term: Term, axis: int, shape: tuple[int, ...]) -> bool:
+def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
+    """Whether entries along an axis are different ones, all of one group, rather than one repeated; None for others."""
     if isinstance(term.base, Tensor):
-        return True
+        return False
     if term.index is None:
-        return axis in term.base.axes
+        return axis in term.base.axes or None
     index = term.index.numpy()
     groups = np.where(index < 0, -1, term.base.groups()[index])
     if bool((index == index.take([0], axis)).all()) and bool((index >= 0).any()):
         return False
     # entries that are missing lie in any group
     highest = groups.max(axis, keepdims=True)
-    return bool(((groups == highest) | (groups < 0)).all())
+    return bool(((groups == highest) | (groups < 0)).all()) or None
 
 
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured
+from wellnormed.propagation.contractions import CONTRACTIONS, rectified
 from wellnormed.propagation.dependence import dependence, packet, reached
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError, refusing
@@ -52,7 +53,8 @@ class Walk:
         self.depends = dependence(captured.nodes, captured.inputs)
         self.dependent = self.depends.variable
         self._same = repeats(captured.nodes)
-        self.patterns = {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
+        self.patterns = rectified(self.dependent, self._same)
+        self.patterns |= {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
     def run(self, margins: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Value:
         """The model's result, in the groups that a certificate speaks of; before it, if asked, a row of its margins.
@@ -113,7 +115,7 @@ class Walk:
         attention = attention_of(node, lambda each: isinstance(each, fx.Node) and each in self.dependent)
         if attention is not None:
             return spelled_attention, attention
-        for pattern, bound in PATTERNS:
+        for pattern, bound in (*PATTERNS, *CONTRACTIONS):
             if (found := match(pattern, node, {}, self._same)) is not None and found["x"] in self.dependent:
                 return bound, found
         return None

@@ -35,7 +35,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    """A convolution; its zero padding is a move of its own."""
+    """A convolution; its zero padding is a move of its own, and what wraps around an image is no padding."""
     if not isinstance(weight, Stored):
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
@@ -56,18 +56,24 @@ def convolution(
         x = moves.pick(step, x, lambda t: F.pad(t, flat))
     if groups == 1 and all(s > r for s, r in zip(stride, reach, strict=True)):
         return _patches(step, x, weight, bias, kernel, stride, dilation)
-    size = list(x.shape[2:])
-    pixels = [(n - r - 1) // s + 1 for n, r, s in zip(size, reach, stride, strict=True)]
+    pixels = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     settings: dict[str, Any] = {"groups": groups}
     inner, channels = set(x.inner_axes()), weight.tensor.shape[0]
+    constants: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
     if not inner.intersection(range(2, count + 2)):  # pixels are groups apart
         measure, axes = "taps", [1]
     else:
         measure, axes = "convolution", list(range(1, count + 2))
-        settings |= {"size": size, "stride": stride, "dilation": dilation}
+        circular = []
+        for number, (r, s) in enumerate(zip(reach, stride, strict=True)):
+            period = x.shape[2 + number] - r
+            if r and period > 0 and period % s == 0 and _repeats(x, 2 + number, period):
+                circular.append(number)
+                x = moves.pick(step, x, lambda t, axis=2 + number, period=period: t.narrow(axis, 0, period))
+        constants |= {"circular": circular} if circular else {}
+        settings |= {"size": list(x.shape[2:]), "stride": stride, "dilation": dilation}
     claims = [step.prove(measure, weight, **settings)]
     claims += [] if bias is None else [step.prove("group_norm", bias)]
-    constants = {"stride": stride, "dilation": dilation, "groups": groups}
     return step.derive(
         "convolution",
         [(x, axes)],
@@ -76,6 +82,17 @@ def convolution(
         constants=constants,
         claims=claims,
     )
+
+
+def _repeats(x: Value, axis: int, period: int) -> bool:
+    """Whether what lies beyond a number of entries along an axis is what lies at its beginning, as circular padding."""
+    more = x.shape[axis] - period
+    for term in x.terms:
+        factor = torch.ones(()) if term.factor is None else term.factor
+        for each in (term.positions(x.shape), factor.broadcast_to(x.shape)):
+            if not torch.equal(each.narrow(axis, 0, more), each.narrow(axis, period, more)):
+                return False
+    return more <= period
 
 
 def alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:

@@ -135,7 +135,7 @@ def along_channels(step: Ledger, stored: Any, after: int) -> Any:
 def _product(step: Ledger, a: Value, b: Value) -> Value:
     shape = tuple(np.broadcast_shapes(a.shape, b.shape))
     a, b = (moves.spread(step, x, shape) for x in (a, b))
-    axes = [axis for axis in a.inner_axes() if axis in b.inner_axes()]
+    axes = a.inner_axes(b)
     return step.derive("product", [(a, axes), (b, axes)], shape=shape)
 
 

@@ -153,6 +153,27 @@ def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
     return Bounds(radius, x.gain, least(least(x.largest, one), radius))
 
 
+def centre(step: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
+    """`x - mean x` over the given axes: a projection, and no entry grows by more than the mean."""
+    dims = _axes(x, dims)
+    return step.derive("contraction", [(x, {*dims, *x.inner_axes()})], shape=x.shape, constants={"growth": 2.0})
+
+
+@operation("aten.linalg_vector_norm.default")
+def euclidean_norm(
+    step: Ledger, x: Value, ord: float = 2, dim: Any = None, keepdim: bool = False, **keywords: Any
+) -> Value:
+    """Euclidean norms: `||x| - |y|| <= |x - y|`, and `|x|` is at most the root of its size times its largest entry."""
+    if ord != 2:
+        raise step.refuse(f"only Euclidean norms of vectors have a bound, not that of order {ord}")
+    dims = _axes(x, dim)
+    kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
+    reads = [(x, {*dims, *x.inner_axes()})]
+    result = step.derive("contraction", reads, shape=kept, constants={"growth": growth})
+    return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(tuple(dims)))
+
+
 def to_unit(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float) -> Value:
     """`x / max(|x|, eps)` over the given axes."""
     if not eps > 0:

@@ -1,63 +1,154 @@
 """Operations that pick or rearrange entries by size: every result is one of the entries, or changes by no more."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from wellnormed.propagation import moves
+from wellnormed.propagation.decimals import decimals, least
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.movement import as_value
 from wellnormed.propagation.registry import Read, operation, primitive, refusal
 from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
+from wellnormed.propagation.value import Base, Bounds, Value
 
 
-def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False) -> Value:
-    """The largest (or least) entry along an axis: `|max x - max y| <= |x - y|`."""
+def ordered(step: Ledger, x: Value, dim: int) -> Value:
+    """The entries of every line along an axis, rising: its sort, of which its largest and least entry are parts.
+
+    Sorting disjoint lines of one group is 1-Lipschitz as a whole. So lines that were sorted before, or their negatives,
+    are not sorted again, wherever they stand: a maximum and a minimum of the same pairs are parts of one contraction.
+    """
     dim %= len(x.shape)
-    axes = x.with_inner_axes([dim])
-    kept = [1 if axis == dim else size for axis, size in enumerate(x.shape)]
-    result = step.derive("contraction", [(x, axes)], shape=kept)
+    rest = [size for axis, size in enumerate(x.shape) if axis != dim]
+    for known, along, result in step.ordered:
+        for sign in (1, -1):
+            if (found := _same_lines(x, dim, known, along, sign)) is None:
+                continue
+
+            def move(t: Tensor, along: int = along, sign: int = sign, found: Tensor = found) -> Tensor:
+                lines = t.movedim(along, -1).reshape(-1, t.shape[along])[found]
+                return (lines if sign > 0 else lines.flip(-1)).reshape(*rest, -1).movedim(-1, dim)
+
+            picked = moves.pick(step, result, move)
+            return picked if sign > 0 else moves.times(step, picked, -1.0)
+    result = step.derive("contraction", [(x, {dim, *x.inner_axes()})], shape=x.shape)
+    step.ordered.append((x, dim, result))
+    return result
+
+
+def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tensor | None:
+    """For every line of a value, the number of a line of another one that has the same entries times a sign.
+
+    None unless all lines have one. Entries are the same if they are sums of the same constants and of the same entries
+    of bases, each times the same number; a factor that carries two rounding errors is not known to be the same.
+    """
+    n, values = x.shape[dim], (x, known)
+    if sign > 0 and (x.name, dim) == (known.name, along):
+        return torch.arange(math.prod(x.shape) // n)
+    bases = [{id(term.base) for term in value.terms if isinstance(term.base, Base)} for value in values]
+    inexact = any(term.roundings > 1 for value in values for term in value.terms)
+    if known.shape[along] != n or bases[0] != bases[1] or inexact:
+        return None
+    most = max(len(value.terms) for value in values)
+    addends = np.concatenate([_addends(x, dim, 1, most), _addends(known, along, sign, most)])
+    entries = _number(addends.reshape(-1, 3)).reshape(-1, most)
+    lines = _number(np.sort(_number(np.sort(entries)).reshape(-1, n)))
+    own, other = np.split(lines, [math.prod(x.shape) // n])
+    number = np.full(len(lines), -1)
+    number[other] = np.arange(len(other))
+    return None if (number[own] < 0).any() else torch.from_numpy(number[own])
+
+
+def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
+    """Base, position and factor of every addend of every entry, line by line, in integers `(lines, n, most, 3)`."""
+    shape = value.shape
+    result = np.full((*shape, most, 3), -1)
+    for place, term in enumerate(value.terms):
+        index = term.positions(shape).numpy()
+        factor = np.broadcast_to(sign * (1.0 if term.factor is None else term.factor.numpy()), shape)
+        base = np.full(shape, id(term.base))
+        if isinstance(term.base, Tensor):  # constants by what they are, with their sign
+            content = term.base.reshape(-1).numpy()[index] * np.sign(factor) + 0.0
+            base, factor = np.zeros_like(index), np.where(content == 0, 1.0, abs(factor))
+            addend = np.stack([base, content.view(np.int64), np.ascontiguousarray(factor).view(np.int64)], -1)
+        else:
+            addend = np.stack([base, index, np.ascontiguousarray(factor).view(np.int64)], -1)
+        result[..., place, :] = np.where(((index < 0) | (factor == 0))[..., None], -1, addend)
+    return np.moveaxis(result, dim, -3).reshape(-1, shape[dim], most, 3)
+
+
+def _number(rows: np.ndarray) -> np.ndarray:
+    """A number for every row, the same for rows that are equal."""
+    number = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        other = np.unique(column, return_inverse=True)[1].reshape(-1)
+        number = np.unique(number * len(rows) + other, return_inverse=True)[1].reshape(-1)
+    return number
+
+
+def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: bool = False) -> Value:
+    """The largest (or least) entry along an axis."""
+    place = 0 if lesser else x.shape[dim] - 1
+    result = moves.pick(step, ordered(step, x, dim), lambda t: t.narrow(dim, place, 1))
     return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(dim))
 
 
 @primitive("contraction")
 def _contraction(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and no entry beyond those of x."""
-    return reads[0].bounds
+    """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and entries of so many times those."""
+    ((_, _, x),) = reads
+    return Bounds(x.radius, x.gain, least(x.radius, decimals(c["growth"]) * x.largest) if "growth" in c else x.largest)
 
 
-@operation("aten.amax.default", "aten.amin.default")
-def extreme(step: Ledger, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
-    """Over several axes, one after another."""
+def extreme(step: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
+    """Over several axes, all if there are none, laid side by side first."""
     rank = len(x.shape)
-    axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim)} or range(rank))
-    for axis in axes:
-        x = largest(step, x, axis, keepdim=True)
-    return x if keepdim else moves.pick(step, x, lambda t: t.squeeze(tuple(axes)))
+    axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim or ())} or range(rank))
+    kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    lines = moves.pick(step, x, lambda t: t.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)))
+    result = moves.pick(step, largest(step, lines, -1, lesser=lesser), lambda t: t.reshape(kept))
+    return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(tuple(axes)))
 
 
-@operation("aten.max.dim", "aten.min.dim")
-def extreme_along(step: Ledger, x: Value, dim: int, keepdim: bool = False) -> list[Any]:
-    """Values; the positions have no bound."""
-    return [largest(step, x, dim, keepdim), None]
+for _name, _lesser in (("max", False), ("min", True)):
+    operation(f"aten.a{_name}.default")(
+        lambda step, x, dim=(), keepdim=False, lesser=_lesser: extreme(step, x, dim, keepdim, lesser)
+    )
+    operation(f"aten.{_name}.dim")(  # the positions have no bound
+        lambda step, x, dim, keepdim=False, lesser=_lesser: [largest(step, x, dim, keepdim, lesser), None]
+    )
+    operation(f"aten.{_name}imum.default", f"aten.{_name}.other")(
+        lambda step, a, b, lesser=_lesser: larger(step, a, b, lesser)
+    )
+
+
+@operation("aten.aminmax.default")
+def extremes(step: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
+    """Both."""
+    return [extreme(step, x, dim, keepdim, lesser) for lesser in (True, False)]
 
 
 @operation("aten.sort.default", "aten.msort.default")
 def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False) -> list[Any]:
-    """Sorting along an axis is 1-Lipschitz; the positions have no bound."""
-    return [step.derive("contraction", [(x, x.with_inner_axes([dim]))], shape=x.shape), None]
+    """Along an axis; the positions have no bound."""
+    result = ordered(step, x, dim)
+    return [moves.pick(step, result, lambda t: t.flip(dim)) if descending else result, None]
 
 
-@operation("aten.maximum.default", "aten.minimum.default", "aten.max.other", "aten.min.other")
-def maximum(step: Ledger, a: Any, b: Any) -> Value:
-    """The larger of two, entry by entry: a maximum along an axis of two."""
+def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
+    """The larger (or lesser) of two, entry by entry: an extreme along an axis of two."""
     a, b = as_value(step, a), as_value(step, b)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    wide = [moves.spread(step, x, shape) for x in (a, b)]
-    return largest(step, moves.side_by_side(step, wide, lambda ts: torch.stack(ts, -1)), -1)
+    first, second = sorted((a, b), key=lambda each: each.name)
+    if (first.name, second.name) not in step.pairs:
+        wide = [moves.spread(step, each, torch.broadcast_shapes(a.shape, b.shape)) for each in (first, second)]
+        step.pairs[first.name, second.name] = moves.side_by_side(step, wide, lambda ts: torch.stack(ts, -1))
+    return largest(step, step.pairs[first.name, second.name], -1, lesser=lesser)
 
 
 @operation("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
@@ -92,8 +183,8 @@ def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
 
 
 def windows(
-    t: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> torch.Tensor:
+    t: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
     """The entries of every window along a last axis of their own."""
     count = len(kernel)
     t = F.pad(t, [p for each in reversed(padding) for p in (each, each)])

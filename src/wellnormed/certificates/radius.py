@@ -1,0 +1,53 @@
+"""The radius within which a prediction cannot change, from the gap of two logits and a certificate's constant."""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from wellnormed.propagation.decimals import float_up, rounding_up, sqrt_up
+
+if TYPE_CHECKING:
+    from wellnormed.certificates.certificate import Certificate
+
+_ROUNDING = 1e-9
+"""Share taken off: more than the rounding of a difference and two quotients, so that no radius ends in a tie."""
+
+
+def certified_radius(
+    certificate: "Certificate", logits: Tensor, norm: str = "l2", std: float | Sequence[float] = 1.0
+) -> Tensor:
+    """See `Certificate.certified_radius`."""
+    if norm != "l2":
+        raise ValueError(
+            f'certified_radius: norm={norm!r} must be "l2"; a change of l-infinity size r has l2 <= sqrt(n) r'
+        )
+    deviations = [float(each) for each in (std if isinstance(std, Sequence) else [std])]
+    if not deviations or not all(0 < each < math.inf for each in deviations):
+        raise ValueError(f"certified_radius: std={std} must be positive and finite: what every channel was divided by")
+    classes = certificate.rows[-1].shape[-1]
+    if not logits.is_floating_point() or not logits.ndim or logits.shape[-1] != classes or classes < 2:
+        raise ValueError(
+            f"certified_radius: logits of shape {tuple(logits.shape)} and {logits.dtype} must be floats, of which the "
+            f"last axis has the {classes} entries of the certified result, at least 2"
+        )
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError("certified_radius: logits have entries that are not finite; no prediction follows from them")
+    first, second = logits.detach().double().topk(2, dim=-1).values.unbind(-1)
+    gap, slope = first - second, _slope_of_a_gap(certificate)
+    return torch.where(gap > 0, gap / slope, 0.0) * (min(deviations) * (1 - _ROUNDING))
+
+
+def _slope_of_a_gap(certificate: "Certificate") -> float:
+    """Most by which the difference of two logits changes, over the Euclidean norm of the change of the input."""
+    whole = certificate.exact_l2_lipschitz
+    if whole is None:
+        raise ValueError("certified_radius: the inputs have groups of several sizes, of which no one radius can speak")
+    with rounding_up():
+        size = next(row.group_size for row in certificate.rows if row.operation == "input")
+        root = Decimal(size).sqrt().next_minus()
+        margins = [row.bounds for row in certificate.rows if row.operation == "margin"]
+        return float_up(min([sqrt_up(2) * whole, *(max(each.gain.flat) / root for each in margins if each)]))

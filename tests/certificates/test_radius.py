@@ -1,0 +1,95 @@
+"""Certified radii: what a certificate says of a prediction, against attacks, closed forms and wrong input."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+
+def _classifier(standardise=False):
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)]
+    return nn.Sequential(nn.BatchNorm2d(3), *layers).eval() if standardise else nn.Sequential(*layers)
+
+
+def test_a_linear_map_has_its_distance_to_the_nearest_tie():
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.data = torch.tensor([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
+    certificate = wn.certify(model, torch.zeros(1, 3), radius=math.inf, margins=True)
+    x = torch.tensor([[0.5, 0.25, 9.0], [1.0, -1.0, 0.0]])
+    radii = certificate.certified_radius(model(x))
+    assert radii[0] == pytest.approx(0.75 / math.sqrt(2), rel=2e-9)  # what is taken off
+    assert radii[1] == 0
+
+
+def test_no_attack_inside_the_radius_succeeds_and_some_outside_do():
+    model = _classifier().double()
+    x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    certificate = wn.certify(model, x[:1], radius=math.inf)
+    logits = model(x)
+    radii, label = certificate.certified_radius(logits), logits.argmax(1)
+    assert bool((radii > 0).all())
+    flipped = {}
+    for factor in (1.0, 30.0):
+        moved = x.clone()
+        for _ in range(20):
+            moved.requires_grad_()
+            (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(moved), label, reduction="sum"), moved)
+            change = (
+                moved.detach() + gradient / gradient.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None, None] - x
+            )
+            size = change.flatten(1).norm(dim=1)
+            moved = x + change * (factor * radii / size)[:, None, None, None]
+        flipped[factor] = int((model(moved).argmax(1) != label).sum())
+    assert flipped[1.0] == 0
+    assert flipped[30.0] > 0
+
+
+def test_the_margin_is_used_where_it_is_less():
+    model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    plain, with_margin = (wn.certify(model, x, margins=each) for each in (False, True))
+    ratio = with_margin.certified_radius(model(x)) / plain.certified_radius(model(x))
+    slope = with_margin.margin / math.sqrt(12)
+    assert slope < math.sqrt(2) * plain.l2_lipschitz
+    torch.testing.assert_close(ratio, torch.full((4,), math.sqrt(2) * plain.l2_lipschitz / slope).double())
+
+
+def test_pixels_are_counted_by_the_smallest_deviation_or_by_the_model():
+    inner, x = _classifier(), torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    std, mean = torch.tensor([0.2, 0.3, 0.4]), torch.tensor([0.4, 0.5, 0.6])
+    whole = _classifier(standardise=True)
+    whole[0].running_mean, whole[0].running_var, whole[0].eps = mean, std.square() - 1e-5, 1e-5
+    standardised = (x - mean[:, None, None]) / std[:, None, None]
+    outside = wn.certify(inner, x).certified_radius(inner(standardised), std=std.tolist())
+    within = wn.certify(whole, x).certified_radius(whole(x))
+    torch.testing.assert_close(outside, 0.2 * wn.certify(inner, x).certified_radius(inner(standardised)))
+    assert bool((within >= outside * (1 - 1e-5)).all())  # float32 logits of two ways to standardise
+
+
+def test_a_constant_model_keeps_its_class_everywhere_and_its_ties_nowhere():
+    model = nn.Linear(3, 2)
+    model.weight.data.zero_()
+    certificate = wn.certify(model, torch.zeros(1, 3))
+    assert certificate.certified_radius(torch.tensor([[1.0, 0.0], [1.0, 1.0]])).tolist() == [math.inf, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"logits": torch.zeros(2, 4)}, "5 entries"),
+        ({"logits": torch.zeros(())}, "5 entries"),
+        ({"logits": torch.zeros(2, 5, dtype=torch.long)}, "floats"),
+        ({"logits": torch.tensor([[0.0, 1.0, math.nan, 0.0, 0.0]])}, "not finite"),
+        ({"norm": "linf"}, "norm"),
+        ({"std": 0.0}, "std"),
+        ({"std": []}, "std"),
+        ({"std": [0.1, math.nan]}, "std"),
+    ],
+)
+def test_what_is_refused(change, says):
+    certificate = wn.certify(_classifier(), torch.zeros(1, 3, 2, 2))
+    with pytest.raises(ValueError, match=says):
+        certificate.certified_radius(**{"logits": torch.zeros(2, 5)} | change)

@@ -1,0 +1,365 @@
+"""Maxima, minima and sorts of the same disjoint entries are together a contraction; of others they are not.
+
+The first half states the bound of every way in which libraries write MaxMin, after linear maps, on vectors and images;
+the second half looks for pairs that only seem to be the same, each beside a gain that was computed.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from adversary import Net, attack, bounds_of, search, walked
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.checker import CheckError, check
+from wellnormed.propagation.errors import UncertifiableError
+
+
+def _split(x, dim=1):
+    a, b = x.split(x.shape[dim] // 2, dim)
+    return a, b
+
+
+def _cat_of_halves(x):
+    a, b = _split(x)
+    return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], 1)
+
+
+def _other_order(x):
+    a, b = _split(x)
+    return torch.cat([torch.max(a, b), torch.min(b, a)], 1)
+
+
+def _stack_of_neighbours(x):
+    return torch.stack([torch.maximum(x[:, ::2], x[:, 1::2]), torch.minimum(x[:, ::2], x[:, 1::2])], 2).flatten(1, 2)
+
+
+def _view(x):
+    pairs = x.unflatten(1, (-1, 2))
+    return torch.cat([pairs.amax(2, keepdim=True), pairs.amin(2, keepdim=True)], 2).reshape(x.shape)
+
+
+def _view_of_positions(x):
+    pairs = x.view(x.shape[0], x.shape[1] // 2, 2, *x.shape[2:])
+    return torch.stack([pairs.max(2)[0], pairs.min(2)[0]], 1).reshape(x.shape)
+
+
+def _view_and_halves(x):
+    a, b = _split(x)
+    return torch.cat([x.unflatten(1, (2, -1)).amax(1), torch.minimum(a, b)], 1)
+
+
+def _groups_of_four(x):
+    return x.unflatten(1, (-1, 4)).sort(2, descending=True).values.flatten(1, 2)
+
+
+def _sort_along_the_other_axis(x):
+    return x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape)
+
+
+def _comparison(x):
+    a, b = _split(x)
+    return torch.cat([torch.where(a > b, a, b), torch.where(a > b, b, a)], 1)
+
+
+def _comparison_of_two_kinds(x):
+    a, b = _split(x)
+    return torch.cat([torch.where(a <= b, b, a), torch.minimum(a, b)], 1)
+
+
+def _negated(x):
+    a, b = _split(x)
+    return torch.cat([torch.maximum(a, b), -torch.maximum(-a, -b)], 1)
+
+
+def _extremes(x):
+    return torch.cat(torch.aminmax(x.unflatten(1, (-1, 2)), dim=2), 1)
+
+
+def _written_into(x):
+    a, b = _split(x)
+    result = torch.empty_like(x)
+    result[:, ::2] = torch.maximum(a, b)
+    result[:, 1::2] = torch.minimum(a, b)
+    return result
+
+
+def _scaled_and_shifted(x):
+    scale = torch.linspace(-1, 1, x.shape[1]).reshape(1, -1, *[1] * (x.ndim - 2)).to(x)
+    return _cat_of_halves(x * scale + 3)
+
+
+def _permuted(x):
+    return _cat_of_halves(x.flip(1).roll(1, 1))
+
+
+def _halves_of_a_residual(x):
+    return _cat_of_halves(0.5 * x + 0.5 * torch.tanh(x))
+
+
+def _pairs_in_another_order(x):
+    a, b = _split(x)
+    return torch.cat([torch.maximum(a, b), torch.minimum(a.flip(1), b.flip(1))], 1)
+
+
+def _divided(x):
+    return _cat_of_halves(x / 3) * 3
+
+
+def _positive_and_negative(x):
+    return torch.cat([F.relu(x), F.relu(-x)], 1)
+
+
+def _clamped(x):
+    return torch.cat([x.clamp(min=0), x.clamp(max=0)], 1)
+
+
+CONTRACTIONS = [
+    _cat_of_halves, _other_order, _stack_of_neighbours, _view, _view_of_positions, _view_and_halves, _groups_of_four,
+    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into,
+    _scaled_and_shifted, _permuted, _pairs_in_another_order, _divided, _halves_of_a_residual,
+    _positive_and_negative, _clamped,
+]  # fmt: skip
+
+
+def _first(kind):
+    if kind == "raw vectors":
+        return nn.Identity(), torch.zeros(2, 16)
+    if kind == "vectors":
+        first, example = nn.Linear(16, 16), torch.zeros(2, 16)
+    elif kind == "images":
+        first, example = nn.Conv2d(3, 16, 3, padding=1), torch.zeros(2, 3, 4, 4)
+    else:
+        first, example = nn.Conv2d(16, 16, 1), torch.zeros(2, 16, 4, 4)
+    nn.init.orthogonal_(first.weight)
+    return first, example
+
+
+@pytest.mark.parametrize("kind", ["raw vectors", "vectors", "images", "1x1 images"])
+@pytest.mark.parametrize("function", CONTRACTIONS)
+def test_max_and_min_of_the_same_entries_cost_nothing(function, kind):
+    torch.manual_seed(0)
+    first, example = _first(kind)
+    flat = Net(lambda s, x: function(s.first(x)).flatten(1))
+    flat.first = first
+    found, alone = (max(bounds_of(each, example).gain.flat) for each in (flat, nn.Sequential(first, nn.Flatten())))
+    assert float(found / alone) == pytest.approx(1, abs=1e-9)  # the margin of a Gram matrix's rounding
+
+
+def test_the_checker_accepts_what_is_shared():
+    torch.manual_seed(0)
+    _, example = _first("1x1 images")
+    layers = [nn.Conv2d(16, 16, 1) for _ in CONTRACTIONS]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)
+
+    def run(s, x):
+        for layer, function in zip(s.layers, CONTRACTIONS, strict=True):
+            x = layer(function(x)[:, :16])
+        return x.flatten(1)
+
+    model = Net(run)
+    model.layers = nn.ModuleList(layers)
+    certificate = wn.certify(model, example)
+    wn.verify(certificate, model.state_dict())
+    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of 20 proved norms
+
+
+_PAIRS = (1, 4)
+SEEMING = {
+    # name: function of a vector of 4, its gain in Euclidean norms
+    "overlapping pairs": (
+        lambda x: torch.cat([torch.maximum(x, x.roll(1, 1)), torch.minimum(x, x.roll(1, 1))], 1),
+        math.sqrt(2),
+    ),
+    "max of one pairing, min of another": (
+        lambda x: torch.cat(
+            [torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(x[:, ::2], x[:, 1::2])],
+            1,
+        ),
+        math.sqrt(2),
+    ),
+    "max twice": (lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:])] * 2, 1), math.sqrt(2)),
+    "max in both orders": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.maximum(x[:, 2:], x[:, :2])], 1),
+        math.sqrt(2),
+    ),
+    "members of different scales": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], 3 * x[:, 2:]), torch.minimum(x[:, :2], 3 * x[:, 2:])], 1),
+        3.0,
+    ),
+    "one scale in the max, another in the min": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], 3 * x[:, 2:]), torch.minimum(x[:, :2], x[:, 2:])], 1),
+        math.sqrt(10),
+    ),
+    "opposite signs": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(-x[:, :2], x[:, 2:])], 1),
+        math.sqrt(2),
+    ),
+    "both negated, and max twice": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(-x[:, :2], -x[:, 2:])], 1),
+        math.sqrt(2),
+    ),
+    "shifted in one of them": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(x[:, :2], x[:, 2:] + 0.1)], 1),
+        math.sqrt(2),
+    ),
+    "an entry beside its maximum": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), x[:, :2]], 1),
+        math.sqrt(2),
+    ),
+    "an entry against itself": (lambda x: torch.cat([torch.maximum(x, x), torch.minimum(x, x)], 1), math.sqrt(2)),
+    "shuffled in one of them against the other": (
+        lambda x: torch.cat([torch.maximum(x[:, :2], x[:, 2:]), torch.minimum(x[:, :2], x[:, 2:].flip(1))], 1),
+        math.sqrt(2),
+    ),
+    "rectified once with a shift": (lambda x: torch.cat([F.relu(x), F.relu(0.1 - x)], 1), math.sqrt(2)),
+    "rectified twice": (lambda x: torch.cat([F.relu(x), F.relu(2 * x)], 1), math.sqrt(5)),
+    "comparison of others": (
+        lambda x: torch.where(x[:, :2] > x[:, 2:], x[:, :2], x[:, 2:].flip(1)),
+        None,  # not continuous
+    ),
+    "comparison with a threshold": (lambda x: torch.where(x > 0.5, x, 0.0), None),
+}
+
+
+@pytest.mark.parametrize("name", SEEMING)
+def test_what_only_seems_to_be_the_same_pairs_is_charged(name):
+    function, gain = SEEMING[name]
+    model, example = Net(lambda _, x: function(x)), torch.zeros(_PAIRS)
+    if gain is None:
+        with pytest.raises(UncertifiableError, match="continuous"):
+            walked(model, example)
+        return
+    walk, out = walked(model, example)
+    bounds = walk.step.rows[out.name].bounds
+    found = float(max(search(model, example, restarts=6, steps=40).gain.flat)) / 2
+    assert found == pytest.approx(gain, rel=1e-3)  # a search that does not reach the gain would prove nothing
+    assert gain <= float(max(bounds.gain.flat)) / 2 * (1 + 1e-9)  # the root of a decimal as a float
+
+
+def test_branches_that_are_two_functions_keep_the_root_of_the_sum():
+    torch.manual_seed(0)
+    a, b = (nn.init.orthogonal_(torch.empty(8, 8)) for _ in range(2))
+    model = Net(lambda s, x: torch.maximum(x @ s.a, 2 * x @ s.b), a=a, b=b)
+    largest = max(bounds_of(model, torch.zeros(1, 8)).gain.flat)
+    assert float(largest) / math.sqrt(8) == pytest.approx(math.sqrt(5), rel=1e-6)
+
+
+def test_factors_that_round_to_the_same_number_are_not_the_same():
+    tenth, third = 0.1, 0.3
+    product = tenth * third  # rounded: the pairs below differ by its error
+    model = Net(
+        lambda _, x: torch.cat(
+            [torch.maximum(x[:, :2] * product, x[:, 2:]), torch.minimum(x[:, :2] * tenth * third, x[:, 2:])], 1
+        )
+    )
+    largest = max(bounds_of(model, torch.zeros(_PAIRS)).gain.flat)
+    assert float(largest) / 2 == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize("kind", ["raw vectors", "images", "1x1 images"])
+def test_centring_is_a_projection(kind):
+    first, example = _first(kind)
+    dims = (2, 3) if example.ndim > 2 else 1
+    flat = Net(lambda s, x: (s.first(x) - s.first(x).mean(dims, keepdim=True) + 0.3).flatten(1))
+    flat.first = first
+    found, alone = (max(bounds_of(each, example).gain.flat) for each in (flat, nn.Sequential(first, nn.Flatten())))
+    assert found == alone
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+def test_euclidean_pooling_is_a_contraction(ceil):
+    first, example = _first("images")
+    pooled = Net(lambda s, x: F.lp_pool2d(s.first(x), 2, 2, ceil_mode=ceil).flatten(1))
+    pooled.first = first
+    if ceil:  # a window may be cut off
+        with pytest.raises(UncertifiableError, match="windows"):
+            walked(pooled, example)
+        return
+    alone = max(bounds_of(nn.Sequential(first, nn.Flatten()), example).gain.flat)
+    assert float(max(bounds_of(pooled, example).gain.flat) / alone) == pytest.approx(1, abs=1e-9)
+
+
+def test_overlapping_windows_are_charged_and_other_orders_are_refused():
+    image = torch.zeros(1, 1, 3, 3)
+    largest = max(bounds_of(Net(lambda _, x: F.lp_pool2d(x, 2, 2, stride=1).flatten(1)), image).gain.flat)
+    assert float(largest) / 3 == pytest.approx(2)  # the entry in the middle is in all four windows
+    for order in (1, 3):
+        with pytest.raises(UncertifiableError):
+            walked(Net(lambda _, x, order=order: F.lp_pool2d(x, order, 2).flatten(1)), image)
+        with pytest.raises(UncertifiableError):
+            walked(Net(lambda _, x, order=order: torch.linalg.vector_norm(x, order, (1, 2, 3))[:, None]), image)
+
+
+def test_tanhshrink_has_slopes_from_0_to_1_and_a_steeper_one_has_not():
+    x = torch.zeros(1, 4)
+    shrunk, steeper = (
+        float(max(bounds_of(Net(function), x).gain.flat)) / 2
+        for function in (lambda _, x: x - torch.tanh(x), lambda _, x: x - torch.tanh(3 * x))
+    )
+    assert shrunk == 1
+    assert steeper >= 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, gate: (x - x.tanh()) * gate + x.tanh(),
+        lambda x, gate: x.tanh() + gate * (x - x.tanh()),
+        lambda x, gate: x * gate + x.tanh() * (1 - gate),
+    ],
+)
+def test_a_gate_and_its_rest_are_no_more_than_1_each(function):
+    model, x = Net(lambda _, x: function(x, torch.sigmoid(4 * x))), torch.zeros(1, 4)
+    found = float(max(bounds_of(model, x).gain.flat)) / 2
+    assert found <= 1 + 1 + (2 + 1) + 1e-9  # x, tanh x, and both largest entries (2 and 1) times the gate's slope, 1
+    assert attack(model, x) <= 1
+
+
+def test_a_number_for_every_channel_does_not_take_an_image_apart():
+    example = torch.zeros(1, 4, 4, 4)
+    model = Net(lambda _, x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)))
+    found = float(max(bounds_of(model, example).gain.flat)) / 8
+    # max s |dx|, and the largest |x|, 8, times a quarter of the mean's change, which is 1/4, at 16 pixels: times 4
+    assert found <= 1 + 8 * 0.25 + 1e-6
+
+
+def _circular(stride=1, size=3, **settings):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, size, stride, padding_mode="circular", **settings)
+    return conv, torch.zeros(1, 2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"padding": 1}, {"padding": 2, "size": 5}, {"padding": 1, "stride": 2}, {"padding": (1, 0)}, {"padding": 2},
+        {"padding": 1, "size": 2}, {"padding": 2, "dilation": 2},
+    ],
+)  # fmt: skip
+def test_circular_padding_costs_nothing_where_an_image_is_wrapped_around_once(settings):
+    conv, x = _circular(**settings)
+    unit = torch.eye(48, dtype=torch.float64).reshape(48, 2, 4, 6)
+    wide = nn.Sequential(conv).double()
+    with torch.no_grad():
+        truth = torch.linalg.matrix_norm((wide(unit) - wide(torch.zeros_like(unit[:1]))).flatten(1), 2).item()
+    largest = float(max(bounds_of(conv.float(), x).gain.flat)) / math.sqrt(48)
+    assert truth * (1 - 1e-6) <= largest  # float32 weights are exact in float64, the certificate has a slack of 1e-9
+    if settings.get("padding") in (1, 2) and settings != {"padding": 2} and settings != {"padding": 1, "size": 2}:
+        assert largest <= truth * (1 + 1e-6)
+
+
+def test_the_checker_proves_a_circular_convolution_and_refuses_one_that_does_not_fit():
+    conv, x = _circular(padding=1)
+    certificate = wn.certify(conv, x)
+    wn.verify(certificate, conv.state_dict())
+    assert any(row.constants.get("circular") == [0, 1] for row in certificate.rows)
+    for circular in ([0], [0, 2], []):
+        document = certificate.document()
+        (row,) = [row for row in document["rows"] if row["operation"] == "convolution"]
+        row["constants"]["circular"] = circular
+        with pytest.raises(CheckError):
+            check(document, {name: each.detach().numpy() for name, each in conv.state_dict().items()})
