@@ -19,7 +19,7 @@ from wellnormed.experiments._header import header, write_result
 
 PAGE = Path("docs/certified-mnist.md")
 OUTPUT = Path("results/certified-mnist.json")
-HEADING = "## On MNIST\n\n"
+HEADING = "\n\n## On MNIST\n\n"
 SEED = 0
 RADII = (0.25, 0.5, 1.0, 1.58, 2.0)
 
@@ -107,8 +107,8 @@ def main() -> None:
         "seconds": round(time.perf_counter() - start, 1),
     }
     write_result(OUTPUT, content)
-    before, heading, _ = PAGE.read_text(encoding="utf-8").partition(HEADING)
-    PAGE.write_text(before + heading + section(content), encoding="utf-8")
+    before = PAGE.read_text(encoding="utf-8").partition(HEADING)[0]
+    PAGE.write_text(before.rstrip() + HEADING + section(content), encoding="utf-8")
 
 
 if __name__ == "__main__":
