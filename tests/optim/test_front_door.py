@@ -115,7 +115,7 @@ def radii_in(optimizer: wn.optim.ConditionalGradient) -> dict[str, float]:
 
 
 def test_vectors_move_by_their_size_at_the_start_unless_a_radius_is_given():
-    """Without it a network that starts with small weights is drowned by its biases: issue 34, section 5."""
+    """Without it a network that starts with small weights is drowned by its biases."""
     by_start = {"0.bias": 0.25, "1.bias": 0.125}
     for make in (wn.Scion, wn.Muon, wn.optim.Almond):
         assert radii_in(make(small(), lr=0.02)) == by_start
