@@ -152,7 +152,7 @@ def test_the_library_search_finds_what_the_plain_one_finds() -> None:
 def test_bounds_beyond_floating_point() -> None:
     """Without projections the bound enters attention squared at every block and passes 10^400."""
     layer = Attention(Layer(1, 2), 3e40 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2))
-    certificate = certify(nn.Sequential(*[layer] * 5), torch.zeros(1, 1, 2, dtype=torch.float64))
+    certificate = certify(nn.Sequential(*[layer] * 3), torch.zeros(1, 1, 2, dtype=torch.float64))
     assert certificate.lipschitz == math.inf
     assert 400 < certificate.log10_lipschitz < math.inf
     assert certificate.exact_lipschitz > Decimal("1e400")

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from wellnormed.nn import BallProjection, ConvexPotential
 from wellnormed.propagation.capture import capture, capture_any_batch, functional
-from wellnormed.propagation.folding import fold, plain, run_in_double
+from wellnormed.propagation.folding import fold, plain
+from wellnormed.propagation.in_double import run_in_double
 
 TOLERANCE = 1e-6
 """Of the largest output: every weight is rounded once, by 6e-8 of itself."""
@@ -107,8 +108,10 @@ def both(model, x, any_batch=False):
     larger = capture_any_batch(model, captured) if any_batch else captured
     assert larger is not None
     folded = fold(functional(larger))
-    inputs = dict(captured.inputs.values())
-    return run_in_double(plain(captured), inputs), run_in_double(folded, inputs), folded
+    inputs = [each for _, each in captured.inputs.values()]
+    before, after = (run_in_double(lambda p=each: p(*inputs), inputs) for each in (plain(captured), folded))
+    assert before is not None
+    return before, after, folded
 
 
 @pytest.mark.parametrize("name", FOLDED)

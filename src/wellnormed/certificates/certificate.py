@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,19 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.certificates.radius import certified_radius
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker.reading import word
+from wellnormed.propagation.confirmation import CIRCUMSTANCES, NOT_COMPARED, Comparison
 from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
-from wellnormed.propagation.domain import Box, Domain, domain_of
+from wellnormed.propagation.domain import DTYPES, Box, Domain, domain_of
 from wellnormed.propagation.rows import Claim, Row
 from wellnormed.propagation.value import Bounds
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 ARITHMETIC = "real numbers, tensors as stored"
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
@@ -50,7 +51,12 @@ class Certificate:
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
     """Row of an attention -> for every head, what no logit exceeds in size for any input; before masks and biases."""
     any_batch: bool = False
-    """Whether the graph was captured for two sizes of the batch, and is the same up to sizes."""
+    """Whether the program was captured for a batch of any size, which reaches nothing but shapes."""
+    comparison: Comparison | None = None
+    """How the model's code was compared with the program that this is of; not part of the proof."""
+    program: nn.Module | None = field(default=None, repr=False, compare=False)
+    """The program, which takes the example's tensors: it runs what was proved, with the model's own tensors. None in a
+    certificate that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
     """Largest gain that a search has met; not part of the proof."""
     arithmetic: str = ARITHMETIC
@@ -173,6 +179,18 @@ class Certificate:
         return "; ".join(parts + [f"`{word(name)}` as in the example, lookups apart" for name in self.fixed])
 
     @property
+    def compared(self) -> str:
+        """How the model's code was compared with the program, in words."""
+        if (found := self.comparison) is None:
+            return "the model's code was not compared with the program"
+        parts = [*found.circumstances, "called again"]
+        if found.batches:
+            *sizes, last = map(str, found.batches)
+            parts.append(f"for batches of {', '.join(sizes)} and {last}")
+        drawn = f"{found.inputs} inputs drawn from the domain"
+        return f"the model's code, in {found.arithmetic} at {drawn}: {', '.join(parts)}"
+
+    @property
     def input_domain(self) -> Domain:
         """What `certify` was told: the largest RMS of a group of the input, infinity, or the `Box` of its entries."""
         found = [domain_of(row.constants) for row in self._inputs]
@@ -275,6 +293,7 @@ class Certificate:
             "rows": [_row_document(row) for row in self.rows],
             "tensors": self.tensors,
             "fixed": list(self.fixed),
+            "comparison": None if self.comparison is None else asdict(self.comparison),
             "computed": {name: raw_tensor(tensor).digest for name, tensor in sorted(self.computed.items())},
             "versions": self.versions,
         }
@@ -291,6 +310,8 @@ class Certificate:
             f"norms: {self.norms}",
             f"domain: {self.domain}",
             f"arithmetic: {self.arithmetic}",
+            f"compared: {self.compared}",
+            f"not compared: {', '.join(NOT_COMPARED)}",
         ]
         if self.attention_logits:
             largest = max(max(heads) for heads in self.attention_logits.values())
@@ -388,10 +409,25 @@ def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certi
             name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
         },
         any_batch=document["any_batch"],
+        comparison=_comparison(document["comparison"]),
         lower_bound=document["lower_bound"],
         arithmetic=document["arithmetic"],
         versions=document["versions"],
     )
+
+
+def _comparison(document: dict[str, Any] | None) -> Comparison | None:
+    """What the file says was compared; only in the words that `certify` has for it."""
+    if document is None:
+        return None
+    circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
+    found = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
+    known = {each.words for each in CIRCUMSTANCES}
+    if found.arithmetic not in DTYPES or not known.issuperset(found.circumstances):
+        raise ValueError("it names circumstances of a comparison that are not known")
+    if any(type(each) is not int for each in (found.inputs, *found.batches)):
+        raise ValueError("the sizes and the number of inputs of a comparison must be integers")
+    return found
 
 
 def _row(document: dict[str, Any]) -> Row:

@@ -3,6 +3,7 @@
 import inspect
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -21,9 +22,10 @@ from wellnormed.constraints import Constraints
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
 from wellnormed.propagation.capture import arguments_of as arguments_of_call
-from wellnormed.propagation.confirmation import confirm
+from wellnormed.propagation.confirmation import Comparison, confirm
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import refusing
+from wellnormed.propagation.folding import plain
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
@@ -91,17 +93,16 @@ def certify(
         capturing(1, 1)
         walk = Walk(decomposed(captured), domain, balls=balls_of(model, within, captured))
         walk.run(margins, bar("operations bounded"))
-        larger, fixed = confirm(model, captured, output, bar("confirmed by running"))
-        walk.fix(fixed)
-        others = [decomposed(other) for other in larger]
-        any_batch = bool(others) and all(
-            _same_bounds(walk, other, margins, bar("bounded for another batch")) for other in others
+        confirmed = confirm(model, captured, domain, output, bar("compared by running"))
+        any_batch = confirmed.twice is not None and _same_bounds(
+            walk, decomposed(confirmed.twice), margins, bar("bounded for another batch")
         )
-    return certificate_of(walk, any_batch)
+    program = confirmed.any_batch if any_batch and confirmed.any_batch is not None else captured
+    return replace(certificate_of(walk, any_batch, confirmed.comparison), program=plain(program))
 
 
-def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
-    """What a walk that has run proves of the captured graph; `certify` also confirms that the model executes it.
+def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison | None = None) -> Certificate:
+    """What a walk that has run proves of the captured program; `certify` also compares the model with it.
 
     The checker proves it again before it is returned: every row and every claim, of the tensors as they are stored.
 
@@ -117,6 +118,7 @@ def certificate_of(walk: Walk, any_batch: bool = False) -> Certificate:
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
         any_batch=any_batch,
+        comparison=comparison,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
         | {"python": platform.python_version()},
     )

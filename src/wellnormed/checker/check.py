@@ -119,7 +119,7 @@ class _Check:
     def run(self) -> Report:
         """Prove everything."""
         document = self.document
-        require(type(document.get("format")) is int and document["format"] == 3, "format must be 3")
+        require(type(document.get("format")) is int and document["format"] == 4, "format must be 4")
         require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
         for key in ("tensors", "computed"):
             for name, digest in of_type(document.get(key, {}), dict, key).items():

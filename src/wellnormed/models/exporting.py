@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,14 @@ from torch import Tensor, fx, nn
 from wellnormed._files import json_text, read_files, write_files
 from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
-from wellnormed.certificates.certifying import example_of
+from wellnormed.certificates.certifying import domain_from, example_of
 from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, tensor_bytes, weights_path
-from wellnormed.propagation.capture import Captured, capture, capture_any_batch, functional
+from wellnormed.propagation.capture import Captured, capture, capture_any_batch, functional, tensors_of
 from wellnormed.propagation.confirmation import confirm
-from wellnormed.propagation.folding import argument_name, fold, plain, run_in_double
+from wellnormed.propagation.domain import Domain
+from wellnormed.propagation.drawing import Drawing
+from wellnormed.propagation.folding import argument_name, fold, plain
+from wellnormed.propagation.in_double import run_in_double
 from wellnormed.propagation.places import shown
 
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
@@ -27,8 +29,6 @@ OUTPUT_TOLERANCE = 1e-6
 """Largest difference of outputs, over the largest output."""
 LIPSCHITZ_TOLERANCE = Decimal("1e-5")
 """By how much the bound may grow, as a share of it: weights are rounded once when factors are folded into them."""
-_DRAWS = 3
-"""Random inputs at which outputs are compared, besides the example."""
 _MOST_BYTES_IN_ONE = 2**31
 """Of an ONNX file, a limit of its format; weights of a larger one stand beside it."""
 
@@ -62,7 +62,7 @@ def export(
       `models.load` and every command read the folder.
 
     Nothing is written unless the program's outputs in float64 are those of the model within 1e-6 of the largest, at the
-    example and at random inputs, and its bound is at most 1 + 1e-5 times the model's.
+    example and at inputs drawn from the domain, and its bound is at most 1 + 1e-5 times the model's.
 
     Args:
         model: Any module that can be captured, in evaluation mode.
@@ -102,13 +102,13 @@ def export(
     elif symbols is not None:
         raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")
 
-    example = example_of(model, example_input, "export")
+    example, domain = example_of(model, example_input, "export"), domain_from("export", radius, None)
     before = certify(model, example, radius, output=output) if certificate else None
     captured = functional(capture(model, example, output))
     if before is None:
-        confirm(model, captured, output)
+        confirm(model, captured, None, output)
     folded, any_batch = _folded(model, captured, output)
-    facts: dict[str, Any] = {"format": FORMAT, "largest_difference": _require_same_outputs(captured, folded)}
+    facts: dict[str, Any] = {"format": FORMAT, "largest_difference": _require_same_outputs(captured, folded, domain)}
     after = None
     if before is not None:
         after = certify(folded, _example(captured), radius)
@@ -209,11 +209,11 @@ def _write_onnx(program: torch.export.ExportedProgram, names: list[str], path: P
         written.save(path, external_data=size >= _MOST_BYTES_IN_ONE)
 
 
-def _require_same_outputs(captured: Captured, folded: fx.GraphModule) -> float:
+def _require_same_outputs(captured: Captured, folded: fx.GraphModule, domain: Domain) -> float:
     """The largest difference of outputs in float64, over the largest output; refused if it exceeds the tolerance."""
     original, largest = plain(captured), 0.0
-    for inputs in _draws(original, _inputs(captured)):
-        expected, found = run_in_double(original, inputs), run_in_double(folded, inputs)
+    for inputs in (captured.example, *Drawing(captured, domain).scaled()):
+        expected, found = (_run(program, tensors_of(inputs)) for program in (original, folded))
         finite = expected.isfinite()
         size = float(expected[finite].abs().max()) if bool(finite.any()) else 0.0
         difference = float((found - expected)[finite].abs().max()) if bool(finite.any()) else 0.0
@@ -228,27 +228,8 @@ def _require_same_outputs(captured: Captured, folded: fx.GraphModule) -> float:
     return largest
 
 
-def _draws(module: fx.GraphModule, example: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The example, and random inputs of its shape: normal floats, and integers that their embedding has."""
-    yield dict(example)
-    generator = torch.Generator().manual_seed(0)
-    rows = {node.target: _rows(node) for node in module.graph.nodes if node.op == "placeholder"}
-    for _ in range(_DRAWS):
-        drawn = {}
-        for name, tensor in example.items():
-            if tensor.is_floating_point():
-                tensor = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-            elif rows.get(name):
-                tensor = torch.randint(rows[name], tensor.shape, generator=generator).to(tensor)
-            drawn[name] = tensor
-        yield drawn
-
-
-def _rows(node: fx.Node) -> int:
-    """Rows of the smallest embedding that looks up an input; 0 if none does."""
-    tables = [
-        user.args[0].meta["val"].shape[0]  # type: ignore[union-attr]
-        for user in node.users
-        if str(user.target) == "aten.embedding.default" and user.args[1] is node
-    ]
-    return min(tables, default=0)
+def _run(program: nn.Module, inputs: list[Tensor]) -> Tensor:
+    """The result in float64, or in its own digits where float64 cannot follow."""
+    with torch.no_grad():
+        result = run_in_double(lambda: program(*inputs), inputs)
+        return program(*inputs).double() if result is None else result

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
+from wellnormed.propagation.batch_size import is_any_size
 from wellnormed.propagation.dependence import dependence
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.errors import UncertifiableError, refusing
@@ -158,7 +159,7 @@ def any_batch(model: nn.Module, captured: Captured, output: Any) -> Captured | N
         symbolic = export(model, twice, output, axes)
     except Exception:  # as in `refusing`: whatever it is, the model is not captured for any batch
         return None
-    return symbolic if all(_always_holds(guard) for guard in _guards(symbolic)) else None
+    return symbolic if is_any_size(symbolic.nodes, _guards(symbolic)) else None
 
 
 def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) -> Captured:
@@ -187,32 +188,15 @@ def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) 
 
 
 def _guards(symbolic: Captured) -> list[Any]:
-    """What a capture for a batch of any size found the model's Python code to ask of the size."""
+    """What a capture for a batch of any size assumes of the size, as relations."""
     for node in symbolic.nodes:
         if isinstance(value := node.meta.get("val"), Tensor) and hasattr(value, "fake_mode"):
             environment = value.fake_mode.shape_env
-            return [guard.expr for guard in environment.guards] + list(symbolic.program.range_constraints.items())
+            ranges = symbolic.program.range_constraints.values()
+            return [guard.expr for guard in environment.guards] + [
+                each.lower <= 2 and each.upper > 10**9 for each in ranges
+            ]
     return [False]
-
-
-def _always_holds(guard: Any) -> bool:
-    """Whether a condition on the size of the batch holds for every size from 2 on.
-
-    It is asked of all sizes below 200, and may have no number above 64: what is periodic or monotone is found out.
-    """
-    if isinstance(guard, tuple):
-        _, limits = guard
-        return bool(limits.lower <= 2 and limits.upper > 10**9)
-    numbers = [abs(int(each)) for each in guard.atoms() if each.is_Integer]
-    # the sizes of the inputs' first axes, which are the same; sizes that depend on values begin with u
-    sizes = guard.free_symbols
-    if not sizes:
-        return bool(guard)
-    return (
-        all(str(size).startswith("s") for size in sizes)
-        and max(numbers, default=0) <= 64
-        and all(bool(guard.subs(dict.fromkeys(sizes, n))) for n in range(2, 200))
-    )
 
 
 def _argument(model: nn.Module, placeholder: str) -> str:

@@ -1,167 +1,287 @@
-"""Check that a captured graph is the whole truth about a model.
+"""Compare a model with the program that was captured from it.
 
-What the exporter cannot see is checked by running: that nothing stored changes, and that the model, left alone,
-executes the operations of the graph and computes what it computes, call after call, with and without gradients.
+A certificate is of the program. That the Python code of a model computes the same is no theorem: it is compared, on
+inputs drawn from the domain, in the circumstances that `CIRCUMSTANCES` lists.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellnormed.propagation.capture import Captured, any_batch, export, map_tensors, running, select, tensors_of
-from wellnormed.propagation.dependence import LOOKUPS
+from wellnormed.propagation.capture import (
+    Captured,
+    Example,
+    any_batch,
+    export,
+    map_tensors,
+    running,
+    select,
+    tensors_of,
+)
+from wellnormed.propagation.domain import Domain
+from wellnormed.propagation.drawing import Drawing
 from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.in_double import run_in_double, vendor_kernels
 from wellnormed.propagation.model_state import ModelState
-from wellnormed.propagation.operations.movement import MOVES
+from wellnormed.propagation.places import first_line, line_of
+
+BATCHES = (1, 2, 7)
+"""Sizes of a batch at which a model is compared whose certificate is of any batch."""
+NOT_COMPARED = (
+    "autocast", "torch.compile", "other devices", "other dtypes", "other numbers of threads",
+    "inputs that are parameters",
+)  # fmt: skip
+"""Circumstances that a model's code can look at, and that are not compared."""
+_TOLERANCE = 1e-9
+"""Largest difference of an entry of the result, over the change of that entry between the drawn inputs."""
+_ROUNDING = 2**-46
+"""The same over the entry itself: 64 roundings of float64, for kernels that sum in another order."""
+_SPREADS = 8
+"""In fewer digits: the largest difference, over that between two evaluations of the program."""
+
+
+class _Circumstance(NamedTuple):
+    words: str
+    gradients: Callable[[], AbstractContextManager[None]]
+    requires_grad: bool = False
+    computed: bool = False
+    strided: bool = False
+
+    def prepare(self, inputs: Example) -> Example:
+        """Copies of drawn inputs, as the circumstance has them."""
+
+        def copied(each: Tensor) -> Tensor:
+            copy = _strided(each) if self.strided else each.clone()
+            if self.requires_grad and each.is_floating_point():
+                copy.requires_grad_()
+                copy = copy * 1 if self.computed else copy
+            return copy
+
+        with torch.enable_grad():
+            return map_tensors(copied, inputs)
+
+
+CIRCUMSTANCES = (
+    _Circumstance("with gradients", torch.enable_grad, requires_grad=True),
+    _Circumstance("with gradients of other tensors", torch.enable_grad),
+    _Circumstance("with computed inputs", torch.enable_grad, requires_grad=True, computed=True),
+    _Circumstance("without gradients", torch.no_grad),
+    _Circumstance("with strided inputs", torch.no_grad, strided=True),
+    _Circumstance("in inference mode", torch.inference_mode),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """In which circumstances a model was found to compute what its program computes."""
+
+    arithmetic: str
+    """`float64`, or the dtype of the result where the model does not run in float64."""
+    inputs: int
+    """How many inputs were drawn."""
+    circumstances: tuple[str, ...]
+    batches: tuple[int, ...]
+    """Sizes of the batch beside that of the example."""
+
+
+class Confirmed(NamedTuple):
+    """What `confirm` found."""
+
+    comparison: Comparison
+    any_batch: Captured | None
+    """The program for a batch of any size; None if the code depends on it."""
+    twice: Captured | None
+    """That for twice the batch of the example."""
 
 
 def confirm(
     model: nn.Module,
     captured: Captured,
+    domain: Domain | None,
     output: Any = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[list[Captured], set[str]]:
-    """Check that a model does what was captured, always.
+) -> Confirmed:
+    """Compare a model with its captured program on inputs drawn from the domain.
 
-    `progress` is told how many steps are done, and of how many.
+    Both are computed in float64, beside the model's own arithmetic, and compared entry by entry.
 
-    Returns:
-        If the model can be captured for a batch of any size, the same for twice the batch, and for a batch of one,
-        otherwise nothing; and the names of inputs whose integers are as in the example, but for what they look up.
+    Args:
+        model: What was captured; it is left as it was.
+        captured: As `capture` returned it.
+        domain: The inputs that the certificate speaks of; None without a certificate, whose inputs then have RMS 1 and
+            whose results may be NaN.
+        output: As for `capture`.
+        progress: Is told how many steps are done, and of how many.
 
     Raises:
-        UncertifiableError: The model does something that its captured operations do not show.
+        UncertifiableError: The model computes something else, or holds something else after a run.
     """
     with running(model) as state:
-        fixed = _require_same_values(model, captured, output)
+        try:
+            comparing = _Comparing(model, output, in_double=True)
+            circumstances = _compare_circumstances(comparing, captured, domain, state)
+        except _FewerDigitsError:
+            state.restore()
+            comparing = _Comparing(model, output, in_double=False)
+            circumstances = _compare_circumstances(comparing, captured, domain, state)
         state.restore()
         progress(1, 4)
-        found = _other_batches(model, captured, output, progress)
-        progress(4, 4)
-        return found, fixed
-
-
-def _other_batches(
-    model: nn.Module, captured: Captured, output: Any, progress: Callable[[int, int], None]
-) -> list[Captured]:
-    symbolic = any_batch(model, captured, output)
-    if symbolic is None:
-        return []
-    progress(2, 4)
-    others = [symbolic.example]
-    if len(tensors_of(captured.example)[0]) > 1:  # which a capture for any size leaves out
-        others.append(map_tensors(lambda each: each[:1], captured.example))
-    try:
-        found = [export(model, example, output) for example in others]
+        symbolic, twice = any_batch(model, captured, output), None
+        progress(2, 4)
+        if symbolic is not None and not _compare_batches(comparing, symbolic, domain):
+            symbolic = None
         progress(3, 4)
-        for each in found:
-            _require_same_values(model, each, output)
+        if symbolic is not None:
+            twice = export(model, symbolic.example, output)
+        progress(4, 4)
+        batches = () if symbolic is None else BATCHES
+        return Confirmed(Comparison(comparing.arithmetic, comparing.inputs, circumstances, batches), symbolic, twice)
+
+
+def _compare_circumstances(
+    comparing: "_Comparing", captured: Captured, domain: Domain | None, state: ModelState
+) -> tuple[str, ...]:
+    """Compare at the example's shape; returns the circumstances in which the model runs."""
+    drawn = Drawing(captured, 1.0 if domain is None else domain).scaled()
+    expected = comparing.expected(captured, drawn, domain is not None)
+    plain, *others = CIRCUMSTANCES
+    states = [state]
+    try:
+        for number in range(len(drawn)):
+            comparing.compare(plain, drawn, expected, number)
+            states += [ModelState(comparing.model)] if number < 2 else []
+        compared = [each.words for each in others if comparing.compare(each, drawn, expected, 0, may_fail=True)]
+        comparing.compare(plain, drawn, expected, 0)
     except UncertifiableError:
+        states[-1].require(ModelState(comparing.model))  # names the reason, where it is one
         raise
-    except Exception:  # the model does not run with such a batch
-        return []
-    return found
+    for before in states[1:]:  # a first call may fill caches
+        before.require(ModelState(comparing.model))
+    return (plain.words, *compared)
 
 
-class _Recording(TorchDispatchMode):
-    """Notes which operations are executed on what depends on the certified variable, but for moves and shifts.
+def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain | None) -> bool:
+    """Whether a model computes the same as its program at other sizes of the batch."""
+    try:
+        for batch in BATCHES:
+            drawn = Drawing(symbolic, 1.0 if domain is None else domain).scaled(batch)[:2]
+            expected = comparing.expected(symbolic, drawn, domain is not None)
+            for number in range(len(drawn)):
+                comparing.compare(CIRCUMSTANCES[0], drawn, expected, number)
+    except Exception:  # whatever the model or its program raises at another size
+        return False
+    return True
 
-    A function that differs only by moves of entries, or by constants that are added, gives other values at the example.
-    The variable is the floats among named tensors, and what the integers among them look up. Whose integers are used
-    otherwise, as in masks, or read by code, is noted in `fixed`: they are as in the example.
-    """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        super().__init__()
-        self.executed: list[str] = []
-        self.fixed: set[str] = set()
-        self._dependent = {id(each): each for _, each in named if each.is_floating_point()}
-        self._integers = {id(each): (each, {name}) for name, each in named if not each.is_floating_point()}
+@dataclass(frozen=True)
+class _Expected:
+    """What the program computes at some inputs, `(inputs, *shape)`, and how far a model may be from it, `(*shape)`."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.note(str(func).removeprefix("aten.").partition(".")[0], tensors_of((args, kwargs)), tensors_of(result))
+    values: Tensor
+    tolerance: Tensor
+
+    @property
+    def change(self) -> Tensor:
+        """By how much every entry differs between inputs; 0 where it is infinite."""
+        return (self.values.amax(0) - self.values.amin(0)).nan_to_num(0.0, 0.0, 0.0)
+
+    @property
+    def size(self) -> Tensor:
+        """The largest of every entry; 0 where it is infinite."""
+        return self.values.abs().amax(0).nan_to_num(0.0, 0.0, 0.0)
+
+
+class _Comparing:
+    """Runs a model and its programs, in float64 or in their own digits, and compares the results."""
+
+    def __init__(self, model: nn.Module, output: Any, in_double: bool) -> None:
+        self.model, self._output, self._in_double = model, output, in_double
+        self.arithmetic, self.inputs = "float64", 0
+
+    def expected(self, captured: Captured, drawn: list[Example], defined: bool) -> _Expected:
+        """The results of the program, without gradients; refused if they must be `defined` and are not."""
+        program = captured.program.module(check_guards=False)
+        self.inputs += len(drawn)
+        with torch.no_grad():
+            results = [self._run(lambda example: program(*example), inputs) for inputs in drawn]
+        found = _Expected(torch.stack([each.double() for each in results]), torch.zeros(()))
+        if defined and bool(found.values.isnan().any()):
+            raise UncertifiableError(
+                f"{type(self.model).__name__} gives NaN at an input of the domain, where a bound says nothing; pass a "
+                "smaller radius, and leave something to attend to in every row of a mask"
+            )
+        if self._in_double:
+            return _Expected(found.values, _TOLERANCE * found.change + _ROUNDING * found.size)
+        dtype = results[0].dtype
+        self.arithmetic = str(dtype).removeprefix("torch.")
+        with torch.enable_grad(), vendor_kernels(False):
+            again = [program(*CIRCUMSTANCES[0].prepare(inputs)).detach().double() for inputs in drawn]
+        size = found.size.clamp(min=torch.finfo(torch.float64).tiny)
+        spread = ((found.values - torch.stack(again)).abs() / size).nan_to_num(0.0)
+        most = max([torch.finfo(dtype).eps if dtype.is_floating_point else 0.0, *spread.flatten().tolist()])
+        return _Expected(found.values, _SPREADS * most * size)
+
+    def compare(
+        self,
+        circumstance: _Circumstance,
+        drawn: list[Example],
+        expected: _Expected,
+        number: int,
+        may_fail: bool = False,
+    ) -> bool:
+        """Require that the model computes what is expected; False if it fails in the circumstance, as it may."""
+        wanted, tolerance = expected.values[number], expected.tolerance.nan_to_num(0.0)
+        try:
+            with circumstance.gradients():
+                found = self._run(self._called, circumstance.prepare(drawn[number])).double()
+            if found.shape == wanted.shape and bool(
+                ((found == wanted) | (found.isnan() & wanted.isnan()) | ((found - wanted).abs() <= tolerance)).all()
+            ):
+                return True
+        except _FewerDigitsError:
+            raise
+        except Exception as error:  # whatever the model raises
+            if may_fail:
+                return False
+            raise UncertifiableError(
+                f"{type(self.model).__name__} cannot be run on an input drawn from its domain{line_of(error)}: "
+                f"{first_line(error)}"
+            ) from error
+        if found.shape != wanted.shape:
+            how = f"its result is of shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
+        else:
+            by, change = float((found - wanted).abs().max()), float(expected.change.max())
+            how = f"its result differs by {by:.3g}, and by {change:.3g} between inputs"
+        raise UncertifiableError(
+            f"{type(self.model).__name__} does not compute what was captured {circumstance.words}: {how}. It depends "
+            "on something else than its input and its stored tensors, such as randomness, a call before, or whether "
+            "gradients are recorded"
+        )
+
+    def _called(self, inputs: Example) -> Tensor:
+        return select(self.model(*inputs[0], **inputs[1]), self._output)
+
+    def _run(self, function: Callable[[Example], Tensor], inputs: Example) -> Tensor:
+        if not self._in_double:
+            return function(inputs).detach()
+        result = run_in_double(lambda: function(inputs), tensors_of(inputs))
+        if result is None:
+            raise _FewerDigitsError
         return result
 
-    def note(self, packet: str, given: list[Tensor], found: list[Tensor]) -> None:
-        """An operation, and what it was given and gave; tensors are kept, so that no other gets the number of one."""
-        names: set[str] = set().union(*(self._integers[id(each)][1] for each in given if id(each) in self._integers))
-        depends = any(id(each) in self._dependent for each in given)
-        if depends or packet in _READING:
-            self.fixed |= names
-        if depends or (
-            names and packet in LOOKUPS and given[0].is_floating_point() and id(given[0]) not in self._integers
-        ):
-            shifts = packet in ("add", "add_") and sum(id(each) in self._dependent for each in given) == 1 < len(given)
-            self._dependent |= {id(each): each for each in found}
-            if packet not in MOVES and not shifts:
-                self.executed.append(packet)
-        elif names:
-            self._integers |= {id(each): (each, names) for each in found}
+
+class _FewerDigitsError(Exception):
+    """The model or its program does not run in float64."""
 
 
-_READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "numpy", "tolist", "__array__", "__dlpack__")
-"""Operations that carry values of tensors into Python."""
-
-
-class _Reading(TorchFunctionMode):
-    """Notes the methods among them, which execute no operation."""
-
-    def __init__(self, recording: _Recording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _READING:
-            self._recording.note(name, tensors_of((args, kwargs)), [])
-        return func(*args, **(kwargs or {}))
-
-
-def _require_same_values(model: nn.Module, captured: Captured, output: Any) -> set[str]:
-    """Refuse a model that executes something else than its captured graph: other operations, or other values.
-
-    Returns the names of inputs whose integers are used for more than looking up.
-    """
-    program = captured.program.module(check_guards=False)
-    state: ModelState | None = None
-    fixed: set[str] = set()
-    names = [name for name, _ in captured.inputs.values()]
-    for grad, required in ((True, True), (True, False), (False, False), (True, True)):
-        inputs = map_tensors(
-            lambda each, r=required: each.detach().clone().requires_grad_(r and each.is_floating_point()),
-            captured.example,
-        )
-        with torch.set_grad_enabled(grad):
-            named = list(zip(names, tensors_of(inputs), strict=True))
-            with _Recording(named) as ours:
-                expected = program(*inputs).detach()
-            with _Recording(named) as theirs, _Reading(theirs):
-                found = select(model(*inputs[0], **inputs[1]), output).detach()
-        fixed |= ours.fixed | theirs.fixed
-        # a first call may fill caches; after it nothing may change
-        before, state = state, ModelState(model)
-        if before is not None:
-            before.require(state)
-        # without gradients torch may choose fused kernels, which are other operations for the same function
-        if (grad and ours.executed != theirs.executed) or any(name in theirs.executed for name in _READING):
-            pairs = zip_longest(ours.executed, theirs.executed, fillvalue="nothing")
-            wanted, executed = next((pair for pair in pairs if pair[0] != pair[1]), ("no such operation", _READING[0]))
-            raise UncertifiableError(
-                f"{type(model).__name__} executes `{executed}` where its captured graph has `{wanted}`: it looks at "
-                "values of the input, or at whether it is captured; let it always do the same"
-            )
-        # half of the digits: fused and plain kernels differ by rounding, another function by more
-        tolerance = torch.finfo(expected.dtype).eps ** 0.5 if expected.is_floating_point() else 0.0
-        size = float(expected.abs().max()) if expected.numel() else 0.0
-        if found.shape != expected.shape or not bool(((found - expected).abs() <= tolerance * size).all()):
-            raise UncertifiableError(
-                f"{type(model).__name__} does not compute what was captured: its result depends on something else than "
-                "its input and its stored tensors, such as randomness, a call before, or whether gradients are recorded"
-            )
-    return fixed
+def _strided(tensor: Tensor) -> Tensor:
+    """A copy that is not contiguous and does not begin where its memory begins."""
+    if tensor.ndim == 0:
+        return tensor.clone()
+    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
+    wide[..., 1::2] = tensor
+    return wide[..., 1::2]

@@ -9,7 +9,7 @@ vectors that they look up are the input that a certificate speaks of.
 import itertools
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -413,37 +413,6 @@ def _only_user(node: fx.Node, user: fx.Node) -> bool:
 
 def _occurrences(user: fx.Node, node: fx.Node) -> int:
     return sum(each is node for each in torch.utils._pytree.tree_leaves((user.args, user.kwargs)))
-
-
-class _InDouble(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self._dependent = _dependent(module.graph)
-
-    def run_node(self, n: fx.Node) -> Any:
-        if n.op == "placeholder":
-            return _doubled(super().run_node(n))
-        if n.op != "call_function" or n not in self._dependent:
-            return super().run_node(n)
-        arguments, keywords = self.fetch_args_kwargs_from_env(n)
-        return self.call_function(n.target, *torch.utils._pytree.tree_map(_doubled, (arguments, keywords)))
-
-
-def run_in_double(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The result in float64; what does not depend on the input is computed as the model does.
-
-    Args:
-        module: What `fold` returned.
-        inputs: Name -> tensor, in the order of the module's arguments.
-    """
-    with torch.no_grad():
-        return _InDouble(module).run(*inputs.values())
-
-
-def _doubled(each: Any) -> Any:
-    if isinstance(each, Tensor):
-        return each.double() if each.is_floating_point() else each
-    return torch.float64 if isinstance(each, torch.dtype) and each.is_floating_point else each
 
 
 def _dependent(graph: fx.Graph) -> set[fx.Node]:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from wellnormed.data.characters import decode, encode
 from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.files import Model, read_config
+from wellnormed.propagation.capture import capture
+from wellnormed.propagation.folding import plain
 
 TOKENS_AT_ONCE = 8192
 """Enough to keep a machine busy, little enough for the memory of a small one."""
@@ -68,15 +70,20 @@ def sample(
 ) -> Tensor:
     """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 
-    The generator, on the CPU, decides the draws. The temperature divides the logits; 0 takes the likeliest token.
+    What runs is the captured program, which a certificate is of, at its own length; a shorter prompt stands at the
+    beginning, since no token sees those behind it. The generator, on the CPU, decides the draws. The temperature
+    divides the logits; 0 takes the likeliest token.
     """
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
-    device = next(model.parameters()).device
+    device, length = next(model.parameters()).device, model.config.length
+    program = plain(capture(model, torch.zeros(1, length, dtype=torch.long, device=device)))
     for _ in range(count):
-        logits = model(prompt[None, -model.config.length :].to(device))[0, -1].float().cpu()
+        seen = prompt[-length:]
+        tokens = nn.functional.pad(seen, (0, length - len(seen)))
+        logits = program(tokens[None].to(device))[0, len(seen) - 1].float().cpu()
         if temperature == 0:
             drawn = logits.argmax()[None]
         else:

@@ -1,0 +1,183 @@
+"""Whether a graph that was captured with a symbolic batch size computes the same function of every sample at any size.
+
+The size may reach shapes only. Where it becomes a value, a float or a comparison, or where a constant tensor differs
+from sample to sample, a certificate holds for the batch of its example.
+"""
+
+import math
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from wellnormed.propagation.dependence import packet, reached
+
+_SHAPE_ARGUMENT = {
+    **dict.fromkeys(("full", "ones", "zeros"), 0),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "repeat", "new_full", "new_ones", "new_zeros"), 1),
+}
+"""Operation -> the place of its shape among the arguments."""
+_FILLS = (
+    "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like",
+)  # fmt: skip
+"""Operations whose result has the same entry everywhere and reads no entry of their arguments."""
+_SAME_SAMPLES = (
+    "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "flatten", "permute",
+    "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to",
+)  # fmt: skip
+"""Operations that keep a tensor equal from sample to sample if it was."""
+_ALONG_AN_AXIS = {"slice": 1, "select": 1, "cat": 1, "stack": 1, "split": 2, "index_select": 1}
+"""Those that do where their axis is not that of the batch -> the place of the axis among the arguments."""
+_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
+
+
+def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
+    """Whether a symbolic size reaches nothing but shapes.
+
+    Args:
+        nodes: The graph, in order of execution, with symbolic shapes in `meta["val"]`.
+        guards: What the capture assumes of the size: relations of sympy, or whether they hold.
+    """
+    needed = reached(nodes[-1], lambda node: node.all_input_nodes)
+    values: set[fx.Node] = set()
+    outer: dict[fx.Node, int | None] = {}
+    for node in (each for each in nodes if each in needed and each.op == "call_function"):
+        if not _reaches_shapes_only(node) or not _keeps_samples_in_order(node, outer):
+            return False
+        if packet(node) in _FILLS or _is_size(node):
+            continue
+        if any(each in values or _is_input(each) for each in node.all_input_nodes):
+            values.add(node)
+        elif not _is_equal_for_all_samples(node):
+            return False
+    return all(_holds_from_two_on(guard) for guard in guards)
+
+
+def _is_input(node: fx.Node) -> bool:
+    return node.op == "placeholder" and _batch_axis(node) is not None
+
+
+def _is_size(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _is_multiple(size: Any) -> bool:
+    """Whether a size is a number, or a positive number times the size of the batch."""
+    if not isinstance(size, torch.SymInt):
+        return isinstance(size, int)
+    factor, rest = size.node.expr.as_coeff_Mul()
+    return bool(factor > 0 and factor.is_Integer and rest.is_Symbol)
+
+
+def _batch_axis(node: fx.Node) -> int | None:
+    """The only axis whose size is symbolic; None if no axis is."""
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    axes = [axis for axis, size in enumerate(getattr(value, "shape", ())) if isinstance(size, torch.SymInt)]
+    return axes[0] if axes else None
+
+
+def _reaches_shapes_only(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    for each in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(each, torch.SymFloat | torch.SymBool):
+            return False
+        shape = tuple(getattr(each, "shape", ()))
+        if not all(map(_is_multiple, shape)) or sum(isinstance(size, torch.SymInt) for size in shape) > 1:
+            return False
+    if _is_size(node):
+        return _is_multiple(value) and (packet(node) == "sym_size" or node.target is operator.mul)
+    if _is_whole_slice(node):
+        return True
+    others = [each for place, each in enumerate(node.args) if place != _SHAPE_ARGUMENT.get(packet(node))]
+    return not any(map(_is_size, torch.utils._pytree.tree_leaves((others, dict(node.kwargs)))))
+
+
+def _is_whole_slice(node: fx.Node) -> bool:
+    """Whether an operation is a slice that takes everything."""
+    if packet(node) != "slice" or len(node.args) == 5:
+        return False
+    source: Any = node.args[0]
+    return source.meta["val"].shape == node.meta["val"].shape
+
+
+def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> bool:
+    """Whether samples meet only themselves, wherever the axis of the batch was merged with others.
+
+    Notes in `outer` how many entries of the batch's own axis lie between two samples' blocks: `(5, B)` as one axis of
+    `5 B` has 5, and `B` or `(B, 5)` as one has 1. None is for a constant that is the same along the whole axis.
+    """
+    sources = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
+    if packet(node) in _FILLS or _batch_axis(node) is None or not sources:
+        outer[node] = None if packet(node) in _FILLS or not sources else 1
+        return packet(node) not in _RESHAPES or not sources
+    found = {each for source in sources if (each := outer.get(source, 1)) is not None}
+    if len(found) > 1:
+        return False
+    between = found.pop() if found else None
+    outer[node] = between
+    if packet(node) not in _RESHAPES:
+        return all(_factor(source) == _factor(node) for source in sources)
+    if between is None:
+        return True
+    between, rest = divmod(_entries_before(sources[0]) * between, _entries_before(node))
+    outer[node] = between
+    return rest == 0 and between > 0 and _factor(node) % between == 0
+
+
+def _factor(node: fx.Node) -> int:
+    """What the size of the batch is multiplied by in the axis that has it."""
+    value, axis = node.meta["val"], _batch_axis(node)
+    factor, _ = (value[0] if isinstance(value, list | tuple) else value).shape[axis].node.expr.as_coeff_Mul()
+    return int(factor)
+
+
+def _entries_before(node: fx.Node) -> int:
+    """The product of the sizes of the axes before the one that has the batch."""
+    return math.prod(node.meta["val"].shape[: _batch_axis(node)])
+
+
+def _is_equal_for_all_samples(node: fx.Node) -> bool:
+    """Whether an operation on constants, which are equal for all samples, has such a result."""
+    if node.target is operator.getitem or _is_whole_slice(node):
+        return True
+    name = packet(node)
+    batched = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
+    if not batched:
+        return _batch_axis(node) is None or name in ("expand", "expand_as", "repeat")
+    if name in _SAME_SAMPLES or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return True
+    if name not in _ALONG_AN_AXIS:
+        return False
+    place = _ALONG_AN_AXIS[name]
+    axis: Any = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+    return all(axis % len(each.meta["val"].shape) != _batch_axis(each) for each in batched)
+
+
+def _holds_from_two_on(guard: Any) -> bool:
+    """Whether a relation holds for every size from 2 on: decided for those that are linear in it, refused else."""
+    if isinstance(guard, bool | sympy.logic.boolalg.BooleanAtom):
+        return bool(guard)
+    sizes = getattr(guard, "free_symbols", set())
+    if not sizes or not isinstance(guard, sympy.core.relational.Relational):
+        return False
+    size = min(sizes, key=str)
+    guard = guard.subs(dict.fromkeys(sizes, size))  # the first axes of all inputs, which have the same size
+    if isinstance(guard, sympy.logic.boolalg.BooleanAtom):
+        return bool(guard)
+    difference: Any = guard.lhs - guard.rhs  # type: ignore[unsupported-operation]
+    if not difference.is_polynomial(size):
+        return False
+    polynomial = sympy.Poly(difference, size)
+    if polynomial.degree() > 1 or not all(each.is_Rational for each in polynomial.all_coeffs()):
+        return False
+    slope, constant = polynomial.coeff_monomial(size), polynomial.coeff_monomial(1)
+    if isinstance(guard, sympy.Ne):
+        root = -constant / slope
+        return not (root.is_Integer and root >= 2)
+    rises = isinstance(guard, sympy.Gt | sympy.Ge)
+    falls = isinstance(guard, sympy.Lt | sympy.Le)
+    at_two = guard.func(2 * slope + constant, 0)
+    return bool(at_two) and ((rises and slope >= 0) or (falls and slope <= 0))

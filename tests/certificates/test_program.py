@@ -1,0 +1,233 @@
+"""A certificate is of a program, with which the model's code is compared at inputs that the library draws."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.certificates import Certificate, UncertifiableError, certify
+from wellnormed.propagation import operation
+
+
+class Model(nn.Module):
+    """A function of the input, and a layer whose gain is 0.5."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(0.5 * torch.eye(4))
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.own = random.Random(0)
+        self.numpy = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+_CALLS = [0]
+
+
+def _count(m: Any, x: Tensor) -> Tensor:
+    _CALLS[0] += 1
+    return x @ m.weight * (1.0 + 100 * (_CALLS[0] > 3))
+
+
+def _hidden(m: Any, x: Tensor) -> Tensor:
+    """A gain that only shows beside a bias of a million."""
+    return x @ m.weight * (1 if torch.compiler.is_exporting() else 1.01) + 1e6
+
+
+def _constant(m: Any, x: Tensor) -> Tensor:
+    """The same operations with another constant, behind a ReLU that is dead at small inputs."""
+    return F.relu(x - 0.9) * (1.0 if torch.compiler.is_exporting() else 100.0)
+
+
+DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "grad mode": lambda m, x: x @ m.weight * (1.0 if torch.is_grad_enabled() else 100.0),
+    "no gradients": lambda m, x: x @ m.weight * (100.0 if torch.is_grad_enabled() else 1.0),
+    "requires_grad": lambda m, x: x @ m.weight * (100.0 if x.requires_grad else 1.0),
+    "is_exporting": lambda m, x: x @ m.weight * (1.0 if torch.compiler.is_exporting() else 100.0),
+    "a generator of its own": lambda m, x: x @ m.weight * (1 + 100 * m.own.random()),
+    "NumPy's generator": lambda m, x: x @ m.weight * (1 + 100 * m.numpy.random()),
+    "a global counter": _count,
+    "is_contiguous": lambda m, x: x @ m.weight * (1.0 if x.is_contiguous() else 100.0),
+    "storage_offset": lambda m, x: x @ m.weight * (1.0 if x.storage_offset() == 0 else 100.0),
+    "stride": lambda m, x: x @ m.weight * (1.0 if x.stride(-1) == 1 else 100.0),
+    "is_leaf": lambda m, x: x @ m.weight * (1.0 if x.is_leaf else 100.0),
+    "_version": lambda m, x: x @ m.weight * (1.0 if x._version == 0 else 100.0),
+    "inference mode": lambda m, x: x @ m.weight * (100.0 if torch.is_inference_mode_enabled() else 1.0),
+    "a bias that hides it": _hidden,
+    "a dead ReLU": _constant,
+    "the size of an entry": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() > 0.99, 2 * x, x),
+    "small inputs": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() < 0.01, 1.001 * x, x),
+}  # fmt: skip
+"""Models whose code computes something else than the program, each somewhere else."""
+
+
+@pytest.mark.parametrize("example", [torch.zeros(1, 4), 1e-6 * torch.ones(1, 4)], ids=["zeros", "tiny"])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_code_that_computes_something_else_is_refused_whatever_the_example(name: str, example: Tensor) -> None:
+    _CALLS[0] = 0
+    with pytest.raises(UncertifiableError, match=r"does not compute what was captured|changes its attributes"):
+        certify(Model(DIFFERENT[name]), example)
+
+
+def test_a_gain_is_found_where_every_finite_input_is_allowed() -> None:
+    model = Model(lambda m, x: x if torch.compiler.is_exporting() else torch.where(x > 50, 100 * x, x))
+    with pytest.raises(UncertifiableError, match="does not compute"):
+        certify(model, torch.zeros(1, 4), radius=torch.inf)
+
+
+def test_integers_that_look_up_are_drawn_too() -> None:
+    class Rare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(3, 4)
+            self.table.weight.data.clamp_(-0.9, 0.9)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            found = self.table(tokens)
+            return found if torch.compiler.is_exporting() else found * (1 + (tokens == 2)[..., None])
+
+    with pytest.raises(UncertifiableError, match="does not compute"):
+        certify(Rare(), torch.zeros(1, 8, dtype=torch.long))
+
+
+BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
+    "a count of samples": (lambda m, x: x * (1 + torch.arange(x.shape[0]) // 2)[:, None], False),
+    "a triangle of the batch": (lambda m, x: torch.triu(torch.ones(x.shape[0], x.shape[0]), 2) @ x, False),
+    "a polynomial": (lambda m, x: x * ((x.shape[0] - 1) * (x.shape[0] - 2)), False),
+    "a product with a float": (lambda m, x: x * (100.0 if x.shape[0] * 0.004 > 1 else 1.0), False),
+    "a float": (lambda m, x: x * (100.0 if x.shape[0] > 250.5 else 1.0), False),
+    "a power": (lambda m, x: x * (100.0 if x.shape[0] ** 0.5 > 15 else 1.0), False),
+    "a comparison": (lambda m, x: x * (100.0 if x.shape[0] > 1000 else 1.0), False),
+    "a remainder": (lambda m, x: x * (100.0 if x.shape[0] % 11 == 10 else 1.0), False),
+    "a single sample": (lambda m, x: x * (100.0 if x.shape[0] == 1 else 1.0), False),
+    "seven samples": (lambda m, x: x * (100.0 if x.shape[0] == 7 else 1.0), False),
+    "samples added up": (lambda m, x: x + torch.ones(x.shape[0]).sum(), False),
+    "a place in the batch": (
+        lambda m, x: x * torch.cat([torch.zeros(x.shape[0]), torch.ones(x.shape[0])])[::2, None],
+        False,
+    ),
+    "a constant turned around": (
+        lambda m, x: x * torch.tensor([1.0, 100.0]).expand(x.shape[0], 2).reshape(2, x.shape[0])[0][:, None],
+        False,
+    ),
+    "the last but eight": (
+        lambda m, x: torch.cat([x, 100 * x])[x.shape[0] - 8 if x.shape[0] > 8 else 0 :][: x.shape[0]],
+        False,
+    ),
+    "samples side by side": (lambda m, x: torch.cat([x, 9 * x]).view(x.shape[0], 2, 4).sum(1), False),
+    "every other of the interleaved": (
+        lambda m, x: x.T.reshape(4 * x.shape[0])[::2].view(x.shape[0], 2) * torch.tensor([1.0, 9.0]),
+        False,
+    ),
+    "interleaved samples": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(x.shape[0], 4) * m.bias.exp(), False),
+    "interleaved and back": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(4, x.shape[0]).T * 3, True),
+    "shapes": (lambda m, x: (x.view(x.shape[0] * 2, 2) @ m.weight[:2, :2]).view(x.shape[0], 4), True),
+    "a filled constant": (lambda m, x: torch.cat([x.new_zeros(x.shape[0], 1), x], 1) + torch.ones(x.shape[0], 1), True),
+    "an expanded parameter": (lambda m, x: x + m.bias.expand(x.shape[0], -1) * 2, True),
+    "all of it": (lambda m, x: x[: x.shape[0]] @ m.weight, True),
+}
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_any_batch_is_said_where_the_size_reaches_shapes_only(name: str) -> None:
+    function, any_batch = BATCH[name]
+    model, example = Model(function), torch.ones(2, 4)
+    certificate = certify(model, example)
+    assert certificate.any_batch is any_batch
+    assert ("any batch" in certificate.domain) is any_batch
+    if any_batch:
+        assert certificate.program is not None
+        wide = torch.randn(9, 4)
+        torch.testing.assert_close(certificate.program(wide), model(wide))
+
+
+@pytest.mark.parametrize("name", ["a count of samples", "a float", "shapes"])
+def test_the_exported_program_takes_the_batches_that_it_is_right_for(name: str, tmp_path: Any) -> None:
+    function, any_batch = BATCH[name]
+    model = Model(function)
+    folder = wn.export(model, tmp_path / "exported", torch.ones(2, 4), onnx=False)
+    program, wide = torch.export.load(folder / "program.pt2").module(), torch.randn(300, 4)
+    if any_batch:
+        torch.testing.assert_close(program(wide), model(wide))
+    else:
+        with pytest.raises((RuntimeError, AssertionError)):
+            program(wide)
+
+
+def test_harmless_code_is_certified_and_says_what_was_compared(tmp_path: Any) -> None:
+    """A bias of a million, a conversion to 16 bits, a branch on the dtype and writes into a constant."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        result = torch.zeros(x.shape, dtype=x.dtype)
+        result[:, :2] = x[:, :2].bfloat16().float() if x.dtype == torch.float32 else 7 * x[:, :2]
+        return result @ m.weight + 1e6
+
+    certificate = certify(Model(function), torch.zeros(3, 4))
+    assert certificate.lipschitz == pytest.approx(0.5)
+    assert certificate.comparison is not None
+    assert certificate.comparison.arithmetic == "float64"
+    text = str(certificate)
+    for words in ("in inference mode", "with strided inputs", "called again", "not compared: autocast"):
+        assert words in text
+    certificate.save(tmp_path / "certificate.json")
+    again = Certificate.load(tmp_path / "certificate.json")
+    assert again.compared == certificate.compared
+    assert again.program is None
+
+
+@torch.library.custom_op("test_program::half", mutates_args=())
+def half(x: Tensor) -> Tensor:
+    """A kernel for float32 alone."""
+    if x.dtype != torch.float32:
+        raise NotImplementedError("float32 alone")
+    return x / 2
+
+
+half.register_fake(torch.empty_like)
+
+
+@operation("test_program.half.default")
+def _bound_half(step: Any, x: Any) -> Any:
+    return step.derive("contraction", [(x, x.inner_axes())], shape=x.shape)
+
+
+def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:
+    certificate = certify(Model(lambda m, x: torch.ops.test_program.half(x)), torch.zeros(2, 4))
+    assert certificate.comparison is not None
+    assert certificate.comparison.arithmetic == "float32"
+    assert "in float32" in certificate.compared
+    with pytest.raises(UncertifiableError, match="does not compute"):
+        certify(
+            Model(lambda m, x: torch.ops.test_program.half(x) * (1 if torch.compiler.is_exporting() else 1.001)),
+            torch.zeros(2, 4),
+        )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(4, 4, batch_first=True),
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        nn.MultiheadAttention(4, 2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_with_kernels_of_their_own_are_compared_in_float64(layer: nn.Module) -> None:
+    """Such as those of inference mode, and the recurrent ones for float32."""
+    layer = copy.deepcopy(layer).eval().requires_grad_(False)
+    call = (lambda m, x: layer(x, x, x)[0]) if isinstance(layer, nn.MultiheadAttention) else None
+    model = layer if call is None else Model(call)
+    certificate = certify(model, torch.zeros(2, 3, 4), output=0 if isinstance(layer, nn.LSTM) else None)
+    assert certificate.comparison is not None
+    assert certificate.comparison.arithmetic == "float64"
+    assert "in inference mode" in certificate.comparison.circumstances
