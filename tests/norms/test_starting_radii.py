@@ -69,14 +69,14 @@ def test_other_vectors_move_by_their_own_size_and_at_least_by_a_quarter_of_their
     assert found["norm.bias"] == found["mask_token"] == found["register_token"] == around / 4
 
 
-def test_tables_move_by_their_own_size_and_at_least_by_that_of_their_surroundings():
+def test_tables_move_by_their_own_size_and_at_least_by_twice_that_of_their_surroundings():
     model = nn.ModuleDict(
         {"small": nn.Embedding(9, 64), "large": nn.Embedding(9, 64), "layer": nn.Linear(64, 64, False)}
     )
     normal(model["layer"].weight, 1 / 32)
     normal(model["small"].weight, 0.02)
-    normal(model["large"].weight, 0.5)
-    assert radii_of(model) == {"small.weight": 0.25, "large.weight": 0.5}
+    normal(model["large"].weight, 1.0)
+    assert radii_of(model) == {"small.weight": 0.5, "large.weight": 1.0}
 
 
 def test_a_table_that_is_a_head_as_well_is_a_table_under_any_name():
@@ -86,7 +86,7 @@ def test_a_table_that_is_a_head_as_well_is_a_table_under_any_name():
         model["table"].weight = model["head"].weight
         normal(model["head"].weight, 0.02)
         normal(model["body"].weight, 1 / 32)
-        assert radii_of(model) == {f"{first}.weight": 0.25}
+        assert radii_of(model) == {f"{first}.weight": 0.5}
 
 
 def test_a_start_in_the_norm_leaves_biases_at_1_and_nothing_exceeds_it():
