@@ -6,6 +6,7 @@ WELLNORMED_DATA=data python -m benchmarks.certified_mnist
 import argparse
 import lzma
 import re
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,14 @@ def run(epochs: int, train: int | None = None, test: int | None = None) -> dict[
 
 def section(content: dict[str, Any]) -> str:
     """The end of the page, from a result."""
-    lines = [
+    words = (
         f"[One run](../results/certified-mnist.json), `{content['command']}`, seed {content['seed']}, commit "
         f"{content['commit'][:10]}, on {content['machine']}: {content['epochs']} epochs of {content['train_images']:,} "
         f"images. Of the 10,000 test images {content['accuracy']:.1%} are classified rightly, half of all within "
-        f"{content['median_radius']:.2f} and more. The attack is of the first {content['attacked']}.",
+        f"{content['median_radius']:.2f} and more. The attack is of the first {content['attacked']}."
+    )
+    lines = [
+        textwrap.fill(words, 138, break_on_hyphens=False),
         "",
         "| radius | certified, of 10,000 | certified, of those attacked | not broken by the attack |",
         "|--:|--:|--:|--:|",

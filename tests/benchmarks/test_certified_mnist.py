@@ -1,5 +1,6 @@
-"""The blocks of the guide's page on certified classifiers run on MNIST where it lies."""
+"""The guide's page on MNIST: its figures are those of the result, and its blocks run where MNIST lies."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ from benchmarks import certified_mnist
 from wellnormed.data._download import places
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_shows_the_result():
+    content = json.loads((ROOT / certified_mnist.OUTPUT).read_text(encoding="utf-8"))
+    page = (ROOT / certified_mnist.PAGE).read_text(encoding="utf-8")
+    assert page.partition(certified_mnist.HEADING)[2] == certified_mnist.section(content)
+    assert all(row["broken_inside_radius"] == 0 for row in content["rows"])
 
 
 @pytest.mark.skipif(
