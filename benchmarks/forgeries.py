@@ -395,6 +395,7 @@ def insert(draft: Draft, rng: Generator) -> None:
         "constant": (pick(rng, ({"number": number}, {"tensor": tensor})), [], 0),
         "add": ({}, [], 2),
         "idle_ball": ({"scale": pick(rng, (1e-4, 0.01, 0.3, 1.0)), "over": axes}, [], 1),
+        "rounding": ({"dtype": pick(rng, ("bfloat16", "float32", "float8_e4m3fn"))}, [], 1),
         "pick": ({"offset": 0, "tables": [pick(rng, (0, 1, n)) for n in shape]}, [], 1),
         "contraction": ({}, [], 1),
         "linear": ({"parts": pick(rng, (1, 2))}, [{"measure": "spectral", "tensors": [square]}], 1),

@@ -23,7 +23,7 @@ from torch import Tensor
 SLACK = 1e-9
 """Relative share of a measured number that rounding may have added."""
 STARTS, STEPS = 10, 3
-MOVES = ("pick", "times", "add", "constant", "idle_ball")
+MOVES = ("pick", "times", "add", "constant", "idle_ball", "rounding")
 KINDS = ("radius", "gain", "largest")
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu, "abs": torch.abs, "asinh": torch.asinh, "tanhshrink": F.tanhshrink, "softshrink": F.softshrink,
@@ -113,6 +113,8 @@ class Function:
             return each.expand(count, *shape)
         if operation == "pick":
             return self._pick(x, c, shape)
+        if operation == "rounding":
+            return x
         if operation == "times":
             given = c.get("factor", c.get("divisor"))
             factor = self.tensor(given) if isinstance(given, str) else torch.tensor(given, dtype=torch.float64)

@@ -7,6 +7,7 @@ import pytest
 from wellnormed._files import read_json, write_json
 from wellnormed.cli import main
 from wellnormed.models import export, load
+from wellnormed.models.files import config_sha256
 
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
@@ -110,8 +111,15 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     path = place / "exported" / "config.json"
     config = read_json(path, "", sealed=True)
     write_json(path, config | {"model": config["model"] | {"attention_logit": 0.4}}, sealed=True)
+    for command in ("verify", "certify", "sample"):
+        assert main([command, "exported"]) in (1, 2)
+        assert "config.json is another config than the one that" in capsys.readouterr().err
+    manifest = read_json(place / "exported/manifest.json", "", sealed=True)
+    forged = manifest | {"config_sha256": config_sha256(read_json(path, "", sealed=True))}
+    write_json(place / "exported/manifest.json", forged, sealed=True)
     assert main(["verify", "exported"]) == 1
     assert "of the model has constants" in capsys.readouterr().err
+    write_json(place / "exported/manifest.json", manifest, sealed=True)
     write_json(path, config, sealed=True)
     for name in ("model.safetensors", "certificate.json"):
         path = place / "exported" / name

@@ -33,6 +33,13 @@ def attention(self: Any, x: Tensor) -> Tensor:
     return self.output(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)) + x
 
 
+def rounded(self: Any, x: Tensor) -> Tensor:
+    """Heads of fused projections that are rounded before attention, and a difference from what was rounded."""
+    half = x.to(torch.bfloat16).float()
+    q, k, v = self.fused(half).half().unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) + 0.5 * x - half
+
+
 def moves(self: Any, x: Tensor) -> Tensor:
     """Sums of moved entries of one base, with constants."""
     turned = torch.cat([x[..., 3:] * 0.1, -x[..., :3]], -1)
@@ -64,6 +71,8 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
         pair = Function(attention, fused=linear(16, 48, bias=False), output=linear(16, 16)), torch.randn(2, 3, 16)
     elif name == "attention with biases":
         pair = Function(attention, fused=linear(16, 48), output=linear(16, 16)), torch.randn(2, 3, 16)
+    elif name == "rounded":
+        pair = Function(rounded, fused=linear(16, 48, bias=False)), torch.randn(2, 3, 16)
     elif name == "gpt":
         pair = GPT(GPTConfig(width=16, blocks=1, length=6)), tokens
     elif name == "rotary gpt":
@@ -115,5 +124,5 @@ def constraints_of(name: str, model: nn.Module) -> Constraints | None:
 NAMES = (
     "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "moves",
     "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations",
-    "within caps",
+    "within caps", "rounded",
 )  # fmt: skip

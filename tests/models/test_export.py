@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed._files import read_json
+from wellnormed._files import read_json, write_json
 from wellnormed.certificates import Certificate, UncertifiableError
 from wellnormed.checker import CheckError, check_folder
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, export, load
 from wellnormed.models.exporting import LIPSCHITZ_TOLERANCE, certified
+from wellnormed.models.files import config_sha256
 from wellnormed.nn import Scale
 from wellnormed.norms import assign_norms
 
@@ -165,6 +166,30 @@ def test_a_changed_byte_is_found(tmp_path):
     (folder / "weights.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(CheckError):
         check_folder(folder)
+
+
+def test_the_config_is_tied_to_the_folded_weights(tmp_path):
+    """`logit_scale` times 1000 was verified with the bound of the model before."""
+    folder = export(gpt(), tmp_path / "m", onnx=False)
+    path, manifest = folder / "config.json", read_json(folder / "manifest.json", "", sealed=True)
+    config = read_json(path, "", sealed=True)
+    for factor in (1000, 1 + 1e-4):
+        changed = config | {"model": config["model"] | {"logit_scale": factor * config["model"]["logit_scale"]}}
+        write_json(path, changed, sealed=True)
+        write_json(folder / "manifest.json", manifest, sealed=True)
+        for read in (load, certified):
+            with pytest.raises(
+                ValueError, match=r"config\.json is another config than the one that .*model\.safetensors"
+            ):
+                read(folder)
+        # whoever also writes a fitting manifest has a model, but not that of the certificate
+        write_json(folder / "manifest.json", manifest | {"config_sha256": config_sha256(changed)}, sealed=True)
+        load(folder)
+        with pytest.raises(ValueError, match=r"weights\.safetensors: head\..*_folded is not what config\.json"):
+            certified(folder)
+    write_json(path, config, sealed=True)
+    write_json(folder / "manifest.json", manifest, sealed=True)
+    certified(folder)
 
 
 def linear():

@@ -9,6 +9,7 @@ import torch
 
 from wellnormed._files import parse_json, read_json, write_json
 from wellnormed.models import export, load
+from wellnormed.models.files import config_sha256
 from wellnormed.models.gpt import GPT
 from wellnormed.train import RunFolder, resume, train
 from wellnormed.train.config import TrainConfig
@@ -104,7 +105,8 @@ def test_export_and_load_give_the_same_function(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     export(GPT(MODEL), tmp_path / "m")
     path = tmp_path / "m" / "config.json"
-    config = read_json(path, "", sealed=True)
+    config, place = read_json(path, "", sealed=True), path.with_name("manifest.json")
+    manifest = read_json(place, "", sealed=True)
     for change, message in (
         ({"width": 16}, "the config asks for .*different models"),
         ({"blocks": 2}, "lacks tensor"),
@@ -116,9 +118,15 @@ def test_weights_of_another_model_are_refused(tmp_path):
         ({"stream_radius": "1"}, "stream_radius='1' is none of"),
         ({"attention_scale": 10**400}, "attention_scale=.* is none of float"),
     ):
-        write_json(path, config | {"model": config["model"] | change}, sealed=True)
+        changed = config | {"model": config["model"] | change}
+        write_json(path, changed, sealed=True)
+        write_json(place, manifest | {"config_sha256": config_sha256(changed)}, sealed=True)
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "m")
+    write_json(path, config | {"model": config["model"] | {"logit_scale": 3.0}}, sealed=True)
+    write_json(place, manifest, sealed=True)
+    with pytest.raises(ValueError, match="is another config than the one that"):
+        load(tmp_path / "m")
     write_json(path, config, sealed=True)
     truncate(tmp_path / "m" / "model.safetensors")
     with pytest.raises(ValueError, match="truncated or changed"):

@@ -25,6 +25,11 @@ from wellnormed.propagation.value import Bounds
 
 FORMAT_VERSION = 4
 ARITHMETIC = "real numbers, tensors as stored"
+PROOF = (
+    "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
+    "arithmetic, not of the rounding errors and overflows of its execution in floats"
+)
+"""What every certificate is a proof of, and what it is not."""
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
 )  # fmt: skip
@@ -66,6 +71,18 @@ class Certificate:
     def layers(self) -> tuple[Row, ...]:
         """The rows that bound something; the others only move entries, scale and add."""
         return tuple(row for row in self.rows if row.bounds is not None)
+
+    @property
+    def rounds(self) -> dict[str, tuple[str, ...]]:
+        """Dtype -> the rows that round to it what depends on the input, which in real arithmetic is the identity.
+
+        Tensors that the model converts before they meet the input are tensors of their own, with converted values.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for row in self.rows:
+            if row.operation == "rounding":
+                found[row.constants["dtype"]] = (*found.get(row.constants["dtype"], ()), row.name)
+        return found
 
     @property
     def exact_lipschitz(self) -> Decimal:
@@ -168,7 +185,7 @@ class Certificate:
             sizes = ["any batch" if axis == 0 and self.any_batch else str(n) for axis, n in enumerate(row.shape)]
             domain, which, where = domain_of(row.constants), "all", ""
             if domain == math.inf:
-                which = "all finite"
+                which, where = "all finite", " in real arithmetic (executed, large ones may overflow)"
             elif isinstance(domain, Box):
                 where = f" with entries from {domain.low} to {domain.high}"
             else:
@@ -309,10 +326,11 @@ class Certificate:
             f"Lipschitz bound {short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
             f"norms: {self.norms}",
             f"domain: {self.domain}",
-            f"arithmetic: {self.arithmetic}",
+            f"proof: {PROOF}",
             f"compared: {self.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
+        lines += [f"rounds: {_count(rows, dtype)}" for dtype, rows in self.rounds.items()]
         if self.attention_logits:
             largest = max(max(heads) for heads in self.attention_logits.values())
             lines.append(f"largest attention logit, proved: {short(largest)}")
@@ -329,6 +347,12 @@ class Certificate:
             for (name, operation), row in zip(names, self.layers, strict=True)
         ]
         return "\n".join(lines)
+
+
+def _count(rows: tuple[str, ...], dtype: str) -> str:
+    """How many conversions there are, and the first of them."""
+    shown = ", ".join(map(word, rows[:3])) + ", ..." * (len(rows) > 3)
+    return f"{len(rows)} conversion{'s' * (len(rows) > 1)} to {word(dtype)}, counted as the identity ({shown})"
 
 
 def largest_rms(row: Row, what: str) -> Decimal:

@@ -48,15 +48,21 @@ def certify(
     The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples where it has more
     axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. Where the input is integers, it
     is the vectors that embeddings look up; what else depends on integers and flags, such as masks, and all arguments
-    that are no tensors, are as in the example. The bound holds in real arithmetic, for the tensors as they are stored.
+    that are no tensors, are as in the example.
+
+    The proof is of the captured program, the graph with its stored tensors that `wellnormed.export` writes and runs, in
+    real arithmetic; the rounding errors and overflows of its execution in floats come on top. A conversion between
+    floats of 16 bits or more counts as the identity, is listed in `Certificate.rounds` if it rounds, and is part of no
+    recognised function; to fewer bits it is refused.
 
     Args:
         model: Any module, in evaluation mode.
         example_input: What the model is called with: a tensor, a tuple of arguments, or a dictionary of keywords. May
             be left out for a model with a method `example_input()`, such as those of `wellnormed.models`.
-        radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input. Then the bound is
-            that of the largest numbers of the input's dtype: enormous where it grows with the input, as that of
-            attention does without a norm layer or balls before it, and no larger where it does not.
+        radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input, as real arithmetic
+            has it: executed in floats, large ones may overflow. Then the bound is that of the largest numbers of the
+            input's dtype: enormous where it grows with the input, as that of attention does without a norm layer or
+            balls before it, and no larger where it does not.
         box: Two numbers between which all entries of the input lie, in the place of `radius`: `(0, 1)` for pixels.
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
         margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a

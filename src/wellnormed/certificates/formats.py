@@ -165,7 +165,7 @@ def number_formats(
     """
     seen = dict(observed or {})
     proved = _proved(certificate, dict(weights or {}))
-    rows = [row for row in certificate.rows if row.operation != "pick" and "/" not in row.name]
+    rows = [row for row in certificate.rows if row.operation not in ("pick", "rounding") and "/" not in row.name]
     last = {_layer(row.name): _operation(row.name) for row in rows}
     ranges = []
     for name, size in proved:
@@ -282,6 +282,8 @@ class _Inputs:
             return graph.add(inputs, row.name, row.shape)
         if row.operation == "idle_ball":
             return inputs[0]
+        if row.operation == "rounding":
+            return graph.rounded(inputs[0], row.name)
         move = {"times": graph.times, "pick": graph.pick}[row.operation]
         return move(inputs[0], row.name, row.shape, row.constants, self._tensor)
 

@@ -95,14 +95,15 @@ def require_same_model(
             f"the example fixes the inputs {fresh.fixed} of the model, the certificate {certificate.fixed}"
         )
     for name, tensor in fresh.computed.items():
-        if name not in certificate.computed or not _close(tensor, certificate.computed[name]):
+        if name not in certificate.computed or not close(tensor, certificate.computed[name]):
             what = "which the example fixes" if name in fresh.fixed else "which the model computes"
             raise CheckError(f"{name}, {what}, is another tensor than in the certificate")
     if certificate.any_batch and not fresh.any_batch:
         raise CheckError("the certificate is of any batch, which could not be confirmed")
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors are equal up to rounding, which differs between machines."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():

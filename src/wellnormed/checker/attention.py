@@ -29,8 +29,9 @@ def _origin(x: Value, source: Value) -> _Origin:
         f"{word(x.name)} is not made of heads of a linear map of {word(source.name)}",
     )
     base = term.base
-    if not isinstance(base, Base) or base.row.operation != "linear" or len(x.terms) > 1 or len(x.shape) < 3:
+    if not isinstance(base, Base) or base.row is None or base.row.operation != "linear":
         raise CheckError(what)
+    require(len(x.terms) == 1 and len(x.shape) > 2, what)
     factors, outputs = np.ones(1) if term.factor is None else term.factor.reshape(-1), base.shape[-1]
     whole = base.axes == (len(base.shape) - 1,) and base.row.constants["parts"] == 1 and outputs % width == 0
     token, feature = np.divmod(term.index, outputs)

@@ -17,9 +17,9 @@ from wellnormed.checker.products import margin_of
 from wellnormed.checker.proofs import prove, read_claim
 from wellnormed.checker.reading import UP, CheckError, decimal_number, field, integers, of_type, require, texts, word
 from wellnormed.checker.row import Row, weight_of
-from wellnormed.checker.rules import LARGEST, RULES, domain_of, idle_ball
+from wellnormed.checker.rules import LARGEST, ROUNDED, RULES, domain_of, idle_ball
 
-MOVES = ("pick", "times", "add", "constant", "idle_ball")
+MOVES = ("pick", "times", "add", "constant", "idle_ball", "rounding")
 _ENTRIES = (2**27, 2**30)
 """Of one row, and of all together. The checker keeps a position for each: more are too many for a machine."""
 _ROUNDED = 1 + Decimal(2) ** -50
@@ -44,6 +44,8 @@ class Report:
     """What a group of the output changes by in RMS when any tokens are replaced, and what is fixed stays; or None."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention and head, what no logit exceeds."""
+    rounds: dict[str, tuple[str, ...]]
+    """Dtype -> the rows that round to it, which in real arithmetic are the identity."""
     rows: int
     claims: int
     unused: tuple[str, ...]
@@ -58,7 +60,9 @@ class Report:
         lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
         if self.substitution is not None:
             lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
+        lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
+        lines += ["of the program that these rows describe, without the rounding errors of its execution in floats"]
         lines += [f"no row uses {', '.join(map(word, self.unused))}"] if self.unused else []
         return "\n".join(lines)
 
@@ -102,6 +106,7 @@ class _Check:
         self.values: dict[str, Value] = {}
         self.rows: list[Row] = []
         self.proved: set[str] = set()
+        self.rounded: dict[str, str] = {}
 
     def tensor(self, name: Any) -> np.ndarray:
         """A stored tensor, which must be finite."""
@@ -197,6 +202,13 @@ class _Check:
         if operation == "idle_ball":
             idle_ball(inputs[0], c)
             return inputs[0]
+        if operation == "rounding":
+            known = c.keys() == {"dtype"} and c["dtype"] in ROUNDED
+            require(
+                known, f"it rounds to {str(c.get('dtype'))[:60]!r}; only {', '.join(ROUNDED)} count as the identity"
+            )
+            self.rounded[name] = c["dtype"]
+            return graph.rounded(inputs[0], name)
         if operation == "times":
             return graph.times(inputs[0], name, shape, c, self.tensor)
         return graph.pick(inputs[0], name, shape, c, self.tensor)
@@ -265,12 +277,17 @@ class _Check:
         distances = [Decimal(row.claims[1].values[0]) / _root_down(row.entries()) for row in inputs if row.claims]
         most = 2 * self.output.radius.max() / _root_down(output.entries())
         substitution = min(lipschitz * max(distances), most) if distances else None
+        rounds: dict[str, tuple[str, ...]] = {}
+        for name, dtype in self.rounded.items():
+            rounds[dtype] = (*rounds.get(dtype, ()), name)
         domains = (
             *(_domain(row) for row in inputs),
             *(f"{word(name)} as stored, lookups apart" for name in fixed),
         )
         shown = f"{_shown(output)}, in {_groups(output)},"
-        return Report(domains, shown, lipschitz, l2, margin, substitution, logits, count, len(self.proved), unused)
+        return Report(
+            domains, shown, lipschitz, l2, margin, substitution, logits, rounds, count, len(self.proved), unused
+        )
 
     def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
         """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""
@@ -299,7 +316,9 @@ def _domain(row: Row) -> str:
         words = f"RMS <= {float(radius)}"
     else:
         whole = box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]
-        words = "any finite entries" if whole else f"entries from {box[0]} to {box[1]}"
+        words = (
+            "any finite entries (executed, large ones may overflow)" if whole else f"entries from {box[0]} to {box[1]}"
+        )
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
     return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 

@@ -8,7 +8,7 @@ most the sum over the terms that A_g is made of.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import pairwise
@@ -42,8 +42,11 @@ class Base:
     axes: tuple[int, ...]
     bounds: Bounds
     row: Any
+    """None for what is rounded: no rule may rest on where its entries come from."""
     cuts: "dict[int, Base]" = field(default_factory=dict)
     """The same entries in smaller groups, by the number of equal parts of the last axis."""
+    parts: "dict[int, Base]" = field(default_factory=dict)
+    """Those among them that were asked for; what is rounded has others than what it was."""
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -131,6 +134,18 @@ def _steps(table: Any, size: int, axis: int) -> np.ndarray:
     step = integer(table, "a table's step", -(2**40))
     require(abs(step) * size < 2**44, "its table's step is too large")
     return np.arange(size) * step
+
+
+def rounded(value: Value, name: str) -> Value:
+    """The value after a conversion that rounds: of bases of its own, which know nothing but their bounds."""
+    whole = {id(term.base): term.base for term in value.terms if isinstance(term.base, Base)}
+    own = {key: replace(base, row=None, parts={}) for key, base in whole.items()}
+    terms = []
+    for term in value.terms:
+        base = own.get(id(term.base), term.base)
+        in_order = isinstance(term.base, Base) and isinstance(base, Base) and term.index is term.base.order
+        terms.append(replace(term, base=base, index=base.order if in_order else term.index))
+    return Value(name, value.shape, tuple(terms))
 
 
 def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
@@ -269,7 +284,7 @@ def _finest(base: Base, column: np.ndarray) -> Base:
     for parts in sorted(base.cuts, reverse=True):
         width = base.shape[-1] // parts
         if ((low // width == high // width) | (high < 0)).all():
-            return base.cuts[parts]
+            return base.parts.setdefault(parts, replace(base.cuts[parts]))
     return base
 
 

@@ -183,6 +183,7 @@ def margin_of(row: Row, logits: Value) -> Decimal:
     require(len(logits.terms) == 1 and isinstance(term.base, Base), "the margin is of a result that is a sum")
     require(logits.shape[-1] == term.base.shape[-1], "the margin is of several vectors side by side")
     own: Row = term.base.row  # type: ignore[union-attr]
+    require(own is not None, "the margin is of a result that is rounded")
     claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
     require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
     require(weight_of(own) == (claim.tensors[0], claim.settings["transposed"]), "the margin is of another weight")

@@ -24,6 +24,8 @@ LARGEST = {
     "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
 }  # fmt: skip
 """Dtype of an input -> the largest finite number that it holds."""
+ROUNDED = ("float32", "bfloat16", "float16")
+"""Dtypes to which a conversion counts as the identity in real arithmetic; those of 8 bits are steps."""
 
 
 def _input(row: Row) -> Bounds:

@@ -15,7 +15,18 @@ from wellnormed._files import json_text, read_files, write_files
 from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
 from wellnormed.certificates.certifying import domain_from, example_of
-from wellnormed.models.files import FORMAT, WEIGHTS, Model, load, read_config, tensor_bytes, weights_path
+from wellnormed.certificates.verifying import close
+from wellnormed.models.files import (
+    FORMAT,
+    WEIGHTS,
+    Model,
+    config_sha256,
+    load,
+    read_config,
+    read_tensors,
+    tensor_bytes,
+    weights_path,
+)
 from wellnormed.propagation.capture import Captured, capture, capture_any_batch, functional, tensors_of
 from wellnormed.propagation.confirmation import confirm
 from wellnormed.propagation.domain import Domain
@@ -24,6 +35,7 @@ from wellnormed.propagation.folding import argument_name, fold, plain
 from wellnormed.propagation.in_double import run_in_double
 from wellnormed.propagation.places import shown
 
+_AGAIN = "export the model again"
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
 OUTPUT_TOLERANCE = 1e-6
 """Largest difference of outputs, over the largest output."""
@@ -97,8 +109,11 @@ def export(
     if onnx and packages:
         raise ValueError(f"onnx=True needs {' and '.join(packages)}; install `wellnormed[onnx]`, or leave onnx out")
     files: dict[str, bytes | str] = {}
+    facts: dict[str, Any] = {"format": FORMAT}
     if isinstance(model, Model):
-        files = _own_files(model, example_input, symbols)
+        config = _config(model, example_input, symbols)
+        files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
+        facts["config_sha256"] = config_sha256(config)
     elif symbols is not None:
         raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")
 
@@ -108,7 +123,7 @@ def export(
     if before is None:
         confirm(model, captured, None, output)
     folded, any_batch = _folded(model, captured, output)
-    facts: dict[str, Any] = {"format": FORMAT, "largest_difference": _require_same_outputs(captured, folded, domain)}
+    facts |= {"largest_difference": _require_same_outputs(captured, folded, domain)}
     after = None
     if before is not None:
         after = certify(folded, _example(captured), radius)
@@ -135,18 +150,25 @@ def export(
 def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     """What the certificate of a folder is of: a model, its example, and where its weights are: a file, or parts.
 
-    Of a run it is the model, and of an export the folded program, folded again from the model's own weights. Files of
-    the program that were changed are a `ValueError`.
+    Of a run it is the model, and of an export the folded program, folded again from the config and the model's own
+    weights. Weights of the program that differ from those of this folding, by more than the rounding that machines
+    differ by, are a `ValueError`; so are files that are not those of the manifest, by which alone `program.pt2` and
+    `model.onnx` are known here, since reading a program may run what it holds.
     """
     model, shape = load(folder), read_config(folder).get("example_shape")
     if shape is None:
         return model, None, weights_path(folder)
-    for name in (PROGRAM, PROGRAM_WEIGHTS, ONNX):
+    for name in (PROGRAM, ONNX):
         if name != ONNX or (Path(folder) / name).exists():
-            read_files(Path(folder), "export the model again", only=name)
+            read_files(Path(folder), _AGAIN, only=name)
     captured = functional(capture(model, torch.zeros(shape, dtype=torch.long)))
     folded, _ = _folded(model, captured)
-    return folded, _example(captured), Path(folder) / PROGRAM_WEIGHTS
+    weights, made = Path(folder) / PROGRAM_WEIGHTS, folded.state_dict()
+    found = read_tensors(read_files(Path(folder), _AGAIN, only=PROGRAM_WEIGHTS)[1][PROGRAM_WEIGHTS], str(weights))
+    for name in sorted(made.keys() | found.keys()):
+        if name not in made or name not in found or not close(made[name], found[name]):
+            raise ValueError(f"{weights}: {name} is not what config.json and {WEIGHTS} make of it; {_AGAIN}")
+    return folded, _example(captured), weights
 
 
 def _folded(model: nn.Module, captured: Captured, output: Any = None) -> tuple[fx.GraphModule, Captured | None]:
@@ -155,15 +177,14 @@ def _folded(model: nn.Module, captured: Captured, output: Any = None) -> tuple[f
     return fold(captured if any_batch is None else functional(any_batch)), any_batch
 
 
-def _own_files(model: Model, example: Any, symbols: str | None) -> dict[str, bytes | str]:
-    """What `load` reads."""
+def _config(model: Model, example: Any, symbols: str | None) -> dict[str, Any]:
+    """What `load` makes a model of, beside its weights."""
     size = model.config.vocabulary_size
     if symbols is not None and len(symbols) != size:
         raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
     text = {} if symbols is None else {"text": {"symbols": symbols}}
     shape = list((model.example_input() if example is None else example).shape)
-    config = {"format": FORMAT, "model": dataclasses.asdict(model.config), "example_shape": shape, **text}
-    return {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
+    return {"format": FORMAT, "model": dataclasses.asdict(model.config), "example_shape": shape, **text}
 
 
 def _inputs(captured: Captured) -> dict[str, Tensor]:

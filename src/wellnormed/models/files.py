@@ -1,5 +1,6 @@
 """Models on disk: `config.json` beside safetensors, in a run folder or an exported one. Never unpickles."""
 
+import hashlib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, overload
@@ -10,7 +11,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from wellnormed._files import MANIFEST, is_there, parse_dataclass, read_files, read_json
+from wellnormed._files import MANIFEST, is_there, json_text, parse_dataclass, read_files, read_json
 from wellnormed.models.config import (
     CharacterModelConfig,
     GPTConfig,
@@ -56,16 +57,24 @@ def build(config: ModelConfig, generator: torch.Generator | None = None) -> Mode
 def load(folder: str | Path) -> Model:
     """Load the model of an export or of a run (its newest checkpoint while unfinished), in eval mode on the CPU.
 
-    A folder, config or weights that are missing, damaged, or do not fit each other are a `ValueError`.
+    A folder, config or weights that are missing, damaged, or do not fit each other are a `ValueError`; so is another
+    config than the one that the weights were written with, which their manifest names.
 
     Example:
         >>> load("runs/nowhere")
         Traceback (most recent call last):
         ValueError: runs/nowhere is no folder; pass a run folder of `wellnormed train` or ...
     """
-    config = parse_dataclass(ModelConfig, read_config(folder).get("model"), f"{Path(folder) / 'config.json'}: model")
+    content, place = read_config(folder), Path(folder) / "config.json"
+    config = parse_dataclass(ModelConfig, content.get("model"), f"{place}: model")
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
+    written = read_json(path.with_name(MANIFEST), remedy, sealed=True).get("config_sha256")
+    if written != config_sha256(content):
+        raise ValueError(
+            f"{place} is another config than the one that {path} was written with: restore it, or make a new folder "
+            "for the model that it describes"
+        )
     if path.name == PARTS:
         weights = read_parts(path)
     else:
@@ -102,6 +111,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if content.get("format") != FORMAT:
         raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
     return content
+
+
+def config_sha256(content: dict[str, Any]) -> str:
+    """The digest of a config, by which the manifest beside weights says which config they were written with."""
+    return hashlib.sha256(json_text(content).encode()).hexdigest()
 
 
 def weights_path(folder: str | Path) -> Path:

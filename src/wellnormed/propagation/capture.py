@@ -62,6 +62,14 @@ class _Selecting(nn.Module):
         self.model, self._output = model, output
 
     def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            # the conversions of an autocast that the caller is in are part of the program only if it begins inside
+            for device in {each.device.type for each in (*tensors_of((arguments, keywords)), *self.parameters())}:
+                if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, torch.get_autocast_dtype(device)))
+            return self._select(arguments, keywords)
+
+    def _select(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
         if not isinstance(self.model, fx.GraphModule):
             return select(self.model(*arguments, **keywords), self._output)
         # run node by node, its operations keep the places that they were captured at

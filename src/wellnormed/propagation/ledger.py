@@ -1,7 +1,7 @@
 """What operations write to: rows in order, proved claims on stored tensors, refusals that say where they happened."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -99,6 +99,7 @@ class Ledger:
         constants: Mapping[str, Any] | None = None,
         claims: Sequence[Claim] = (),
         linear: Linear | None = None,
+        cut: Callable[[int], Base] | None = None,
         name: str | None = None,
     ) -> Value:
         """Apply a primitive of the registry, write its row and return the result.
@@ -111,6 +112,7 @@ class Ledger:
             constants: Numbers that the executed operation applies; refused if they are not finite.
             claims: What `prove` returned for its weights.
             linear: Set if the result is linear in an input.
+            cut: Number of equal parts of the last axis -> the base with those parts as groups.
             name: Of the row; that of the operation at work if None.
 
         Raises:
@@ -146,7 +148,7 @@ class Ledger:
             bounds=bounds,
         )
         self.rows[row.name] = row
-        base = Base(row.name, row.shape, axes, bounds, linear)
+        base = Base(row.name, row.shape, axes, bounds, linear, cut)
         return Value(row.name, row.shape, (Term(base),))
 
     def moved(self, move: str, inputs: Sequence[Value], value: Value, constants: Mapping[str, Any]) -> Value:

@@ -1,10 +1,12 @@
-"""Moves: operations that leave no bound of their own. There are four of them, and the checker knows all.
+"""Moves: operations that leave no bound of their own. The checker knows all of them.
 
 - `pick`: entries of one input, in any order, repeated or left out, with zeros in between. Where an entry comes from is
   written as `offset + sum of tables[axis][position]`, or, if it is no such sum, as a stored tensor of positions.
 - `times`: the product with a number or a stored tensor.
 - `add`: the sum of inputs of shapes that broadcast.
 - `constant`: a stored tensor or a number.
+- `idle_ball`: the projection onto a ball that nothing lies outside of.
+- `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `propagation.rounding`.
 """
 
 import math

@@ -19,6 +19,7 @@ from wellnormed.propagation.operations.attention import attend
 from wellnormed.propagation.operations.normalization import normalize, project, to_unit
 from wellnormed.propagation.operations.potential import convex_potential, convolutional_potential
 from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.rounding import rounds
 from wellnormed.propagation.value import Value
 
 Found = dict[str, Any]
@@ -112,7 +113,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
         return {**found, pattern.name: node} if equal else None
     if not isinstance(pattern, Op):
         return found if not isinstance(node, fx.Node) and node == pattern else None
-    if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names:
+    if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names or rounds(node):
         return None
     given = list(node.args) + [node.kwargs[key] for key in sorted(node.kwargs)]
     count = len(pattern.arguments)
@@ -129,8 +130,8 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
 
 
 def peel(node: Any) -> Any:
-    """The node under conversions between floating dtypes and copies, which are the identity in real arithmetic."""
-    while isinstance(node, fx.Node) and name_of(node.target) in _PEELED:
+    """The node under copies, and under conversions to a floating dtype that holds all numbers of the one before."""
+    while isinstance(node, fx.Node) and name_of(node.target) in _PEELED and not rounds(node):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and all(_is_float(each) for each in (node, source))):
             return node
@@ -247,10 +248,12 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         node: The last product.
         dependent: Whether a node depends on the input.
     """
-    if name_of(node.target) not in _PRODUCTS:
+    if name_of(node.target) not in _PRODUCTS or rounds(node):
         return None
     weights, v = _under(node.args[0], _DROPOUT), node.args[1]
-    if not isinstance(weights, fx.Node) or name_of(weights.target) not in _SOFTMAX or not dependent(v):
+    if not isinstance(weights, fx.Node) or name_of(weights.target) not in _SOFTMAX or rounds(weights):
+        return None
+    if not dependent(v):
         return None
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
@@ -258,6 +261,8 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
     fills: list[tuple[float, float]] = []  # each with the factor by which it is multiplied later, as in `added`
     added: list[tuple[Any, float]] = []
     while isinstance(logits, fx.Node) and name_of(logits.target) not in (*_PRODUCTS, _SUM_WITH_PRODUCT):
+        if rounds(logits):
+            return None
         name, arguments = name_of(logits.target), list(logits.args)
         if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
             if not isinstance(arguments[1], float | int) or not arguments[1]:
@@ -282,7 +287,7 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         else:
             return None
         logits = _under(arguments[0], ())
-    if not isinstance(logits, fx.Node):
+    if not isinstance(logits, fx.Node) or rounds(logits):
         return None
     factors = logits.args
     if name_of(logits.target) == _SUM_WITH_PRODUCT:

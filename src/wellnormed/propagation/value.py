@@ -55,8 +55,6 @@ class Linear:
     """Whether it is stored as `(inputs, outputs)`."""
     bias: Any
     """b, a `Stored`, or None."""
-    cut: Callable[[int], "Base"]
-    """Number of equal parts -> the base whose groups are those parts of the outputs, each with a bound of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +67,8 @@ class Base:
     """Axes of a group, rising."""
     bounds: Bounds
     linear: Linear | None = None
+    cut: "Callable[[int], Base] | None" = None
+    """Number of equal parts -> the base whose groups are those parts of the last axis, each with a bound of its own."""
 
     def groups(self) -> np.ndarray:
         """Number of every entry's group, over the flat entries."""
@@ -141,6 +141,12 @@ class Value:
         terms = self.spread(name, shape).terms
         return Value(name, shape, tuple(term.times(factor.double(), roundings) for term in terms))
 
+    def apart(self) -> "Value":
+        """The same entries, of bases of their own, of which nothing is known but their bounds."""
+        whole = {id(term.base): term.base for term in self.terms if isinstance(term.base, Base)}
+        own = {key: replace(base, linear=None) for key, base in whole.items()}
+        return replace(self, terms=tuple(replace(t, base=own.get(id(t.base), t.base)) for t in self.terms))
+
     def spread(self, name: str, shape: tuple[int, ...]) -> "Value":
         """Broadcast to a shape."""
         return self if shape == self.shape else self.move(name, lambda x: x.broadcast_to(shape))
@@ -170,7 +176,7 @@ class Value:
     def _parts(self, axis: int) -> bool:
         """Whether entries along an axis are different outputs of one linear map."""
         for term in self.terms:
-            if isinstance(term.base, Base) and term.base.linear is not None:
+            if isinstance(term.base, Base) and term.base.cut is not None:
                 feature = term.positions(self.shape).numpy() % term.base.shape[-1]
                 if (feature != feature.take([0], axis)).any():
                     return True
@@ -351,7 +357,7 @@ def _as_array(values: list[Decimal], shape: list[int]) -> Decimals:
 
 def _cut(base: Any, terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Base:
     """The base, cut into parts of its outputs if every group asked for lies in one such part."""
-    if base.linear is None or all(term.index is None for term in terms):
+    if base.cut is None or all(term.index is None for term in terms):
         return base
     outputs = base.shape[-1]
     lows, highs = [], []
@@ -365,4 +371,4 @@ def _cut(base: Any, terms: list[Term], shape: tuple[int, ...], axes: tuple[int, 
     width = int((high - low)[some].max(initial=0)) + 1
     if width >= outputs or outputs % width or (low[some] % width).any():
         return base
-    return base.linear.cut(outputs // width)
+    return base.cut(outputs // width)

@@ -21,6 +21,7 @@ from wellnormed.propagation.operations.source import default_axes, embedding, so
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
 from wellnormed.propagation.places import first_line, owner, place
 from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
+from wellnormed.propagation.rounding import rounded, rounds
 from wellnormed.propagation.value import Value
 
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
@@ -52,6 +53,7 @@ class Walk:
         """Inputs, such as masks, that are as in the example but for what they look up, by name."""
         self.depends = dependence(captured.nodes, captured.inputs)
         self.dependent = self.depends.variable
+        self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
         self._same = repeats(captured.nodes)
         self.patterns = rectified(self.dependent, self._same)
         self.patterns |= {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
@@ -133,9 +135,7 @@ class Walk:
         if node in self.patterns:
             bound, found = self.patterns[node]
             self.fix(self.depends.names(self._sources(node)))
-            result = bound(self.step, fx.node.map_aggregate(found, self._known))
-            self._check(node, result)
-            return result
+            return self._checked(node, bound(self.step, fx.node.map_aggregate(found, self._known)))
         known: Any = fx.node.map_aggregate((node.args, node.kwargs), self._known)
         arguments, keywords = known
         if node not in self.dependent:
@@ -149,7 +149,7 @@ class Walk:
             chosen = arguments[0][arguments[1]]
             if chosen is None:
                 raise self.step.refuse("the positions of entries in their order are used, which have no bound")
-            return chosen
+            return self._checked(node, chosen)
         return self._bound(node, arguments, keywords)
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
@@ -157,9 +157,7 @@ class Walk:
         indices = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else indices
         if not isinstance(indices, Stored) or packet(node) not in ("embedding", "index"):
             raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
-        result = embedding(self.step, table, tuple(indices.tensor.shape))
-        self._check(node, result)
-        return result
+        return self._checked(node, embedding(self.step, table, tuple(indices.tensor.shape)))
 
     def _known(self, each: Any) -> Any:
         return self.values[each] if isinstance(each, fx.Node) else each
@@ -176,11 +174,10 @@ class Walk:
             raise self.step.refuse(f"its result is of {executed.dtype}; compute with real and imaginary parts apart")
         keywords = {key: each for key, each in keywords.items() if key not in ("memory_format", "pin_memory")}
         result = function(self.step, *arguments, **keywords)
-        if isinstance(result, Value):
-            self._check(node, result)
-        return result
+        return self._checked(node, result) if isinstance(result, Value) else result
 
-    def _check(self, node: fx.Node, result: Value) -> None:
+    def _checked(self, node: fx.Node, result: Value) -> Value:
+        """A result, if it is of floats of 16 bits or more, and rounded where the operation does that."""
         executed = node.meta["val"]
         if not all(isinstance(size, int) for size in executed.shape):
             raise self.step.refuse("the size of its result depends on values of an index; index by integers, not flags")
@@ -190,6 +187,13 @@ class Walk:
             raise self.step.refuse(
                 f"its result is of {executed.dtype}, which is not continuous; keep it a float of 16 bits or more"
             )
+        if not rounds(node, self.dependent):
+            return result
+        # the same tensor, rounded in the same way several times, is one
+        key = result, executed.dtype
+        if key not in self._rounded:
+            self._rounded[key] = rounded(self.step, result, executed.dtype)
+        return self._rounded[key]
 
     def _placeholder(self, node: fx.Node) -> Any:
         if node.name in self.captured.stored:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from wellnormed._files import read_files, read_json, write_atomically
-from wellnormed.certificates.certificate import Certificate, largest_rms
+from wellnormed.certificates.certificate import PROOF, Certificate, largest_rms
 from wellnormed.certificates.formats import number_formats
 from wellnormed.checker.reading import word
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
@@ -277,7 +277,7 @@ def _certificate_table(certificate: Certificate) -> str:
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
         bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
         rows.append(_row([word(row.name), word(row.operation), constants], bounds))
-    about = f"{certificate.norms}. Domain: {certificate.domain}. Arithmetic: {certificate.arithmetic}."
+    about = f"{certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
     return f"<p>{html.escape(about)}</p>{_table(rows)}"
 
 

@@ -6,7 +6,6 @@ and a checkpoint holds a copy of it.
 """
 
 import dataclasses
-import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from torch import Tensor
 from wellnormed import _files
 from wellnormed._files import MANIFEST, json_text
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.models.files import FORMAT, WEIGHTS, read_config, read_tensors, tensor_bytes
+from wellnormed.models.files import FORMAT, WEIGHTS, config_sha256, read_config, read_tensors, tensor_bytes
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.lock import locked, require_new, resume_command
 from wellnormed.train.token_config import TokenTrainConfig
@@ -87,7 +86,7 @@ class RunFolder:
 
     def config_sha256(self) -> str:
         """The digest of the config, which says of a checkpoint whose it is."""
-        return hashlib.sha256(json_text(read_config(self.path)).encode()).hexdigest()
+        return config_sha256(read_config(self.path))
 
     def is_of_tokens(self) -> bool:
         """Whether the run is of a language model on tokens, and not of characters."""
@@ -159,7 +158,7 @@ class RunFolder:
             self.sample_file.name: results["sample"],
             self.results_file.name: json_text(results, sealed=True, indent=2),
         }
-        _files.write_files(self.path, files, {"format": FORMAT})
+        _files.write_files(self.path, files, {"format": FORMAT, "config_sha256": self.config_sha256()})
 
     def unfinished(self) -> str | None:
         """What keeps this from being a finished run with all its files intact, in words; None if nothing does."""

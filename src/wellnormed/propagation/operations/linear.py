@@ -87,7 +87,8 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
                 claims=[step.prove("spectral", weight, parts=parts, **settings)]
                 + ([] if bias is None else [step.prove("group_norm", bias, parts=parts)]),
                 name=f"{whole.name}/{parts}" if several else None,
-                linear=Linear(x, weight, transposed, bias, cut),
+                linear=Linear(x, weight, transposed, bias),
+                cut=cut,
             )
             .terms[0]
             .base
@@ -212,7 +213,10 @@ def margin(step: Ledger, logits: Value) -> Value:
     base = term.base
     one_factor = term.factor is None or term.factor.numel() == 1
     if len(logits.terms) != 1 or not isinstance(base, Base) or base.linear is None or term.index is not None:
-        raise step.refuse("its result is no linear map, so that differences of its entries have no bound of their own")
+        raise step.refuse(
+            "its result is no linear map, or is rounded after it, so that differences of its entries have no bound of "
+            "their own"
+        )
     if not one_factor:
         raise step.refuse("the entries of its result have factors of their own; multiply all by one number")
     linear, settings = base.linear, {"transposed": True} if base.linear.transposed else {}

@@ -41,10 +41,9 @@ _SEVERAL_RESULTS = {
     "int": "unbind",
 }
 """Overload -> operations that have it."""
-_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive"
-_CONVERSIONS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default")
+_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive type_as _to_copy"
 
-_PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to type_as _to_copy"
+_PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to"
 MOVES = frozenset(
     " ".join(
         [*_ONE_RESULT.values(), *_SEVERAL_RESULTS.values(), _IDENTITIES, _PLACING, "_assert_tensor_metadata"]
@@ -91,17 +90,9 @@ for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
 
 
 @operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()))
+@operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")))
 def identity(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
-    """The same entries."""
-    return x
-
-
-@operation(*(f"aten.{name}" for name in _CONVERSIONS))
-def convert(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
-    """Another floating dtype: the same in real arithmetic; others round or cut off."""
-    for each in (*arguments, *keywords.values()):
-        if isinstance(each, torch.dtype) and not each.is_floating_point:
-            raise step.refuse(f"it converts to {each}, which is not continuous; keep it a float")
+    """The same entries. The walk refuses what is no float of 16 bits or more, and notes what rounds."""
     return x
 
 
@@ -135,7 +126,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
 def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
     def scatter(step: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
         """Entries of one replaced by those of another."""
-        xs = [as_value(step, x), as_value(step, source)]
+        xs = [as_value(step, x), _written(step, source)]
         return side_by_side(step, xs, lambda ts: target(*ts, *arguments, **keywords))
 
     return scatter
@@ -148,7 +139,7 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 @operation("aten.copy.default")
 def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The second in the shape of the first."""
-    value = as_value(step, source)
+    value = _written(step, source)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
     return spread(step, value, shape)
 
@@ -157,15 +148,22 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
 def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
     """One number in the shape of a tensor: what the assignment of a number to a slice becomes."""
     if isinstance(content, Stored):
-        content = float(content.tensor)
+        content = float(content.tensor.to(step.dtype))
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
     return spread(step, as_value(step, content), shape)
+
+
+def _written(step: Ledger, source: Value | Stored) -> Value:
+    """What is written into a tensor of another dtype: converted, a stored tensor is another one."""
+    if isinstance(source, Stored) and source.tensor.dtype != step.dtype:
+        source = step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
+    return as_value(step, source)
 
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
     def make(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
         """A constant in the shape of a value."""
-        return step.computed(step.name, target(torch.empty(x.shape), *arguments, **keywords))
+        return step.computed(step.name, target(torch.empty(x.shape, dtype=step.dtype), *arguments, **keywords))
 
     return make
 

@@ -1,0 +1,50 @@
+"""Conversions between floating dtypes: those that round are the identity in real arithmetic, and part of no pattern."""
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from wellnormed.propagation.ledger import Ledger
+from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.value import Value
+
+
+def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
+    """Whether a result is of floats that do not hold all numbers of those that it is computed from.
+
+    So does a conversion, also a silent one: a `dtype=` of an operation, or what is written into a tensor of another
+    dtype. A single number beside tensors counts as a constant of the operation.
+
+    Args:
+        node: The operation.
+        among: Which operands count; all, if None.
+    """
+    result = _floats(node)
+    source = node.args[0] if name_of(node.target) == "<built-in function getitem>" else node
+    if result is None or not isinstance(source, fx.Node):
+        return False
+    nodes = [each for each in source.all_input_nodes if among is None or each in among]
+    operands = [own for each in nodes if (own := _floats(each)) is not None]
+    return any(not _holds(result.dtype, own.dtype) for own in operands if own.ndim or len(operands) == 1)
+
+
+def rounded(step: Ledger, x: Value, dtype: torch.dtype) -> Value:
+    """A value rounded to another dtype: as large as it was, with gains as they were, and nothing else is known of it.
+
+    Where its entries come from is left behind: that keys and values are linear in the same tokens, say.
+    """
+    return step.moved("rounding", [x], x.apart(), {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def _floats(node: fx.Node) -> Tensor | None:
+    value: Any = node.meta.get("val")
+    return value if isinstance(value, Tensor) and value.is_floating_point() else None
+
+
+def _holds(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether a dtype has every number of another one."""
+    ours, theirs = torch.finfo(dtype), torch.finfo(other)
+    smallest = [each.smallest_normal * each.eps for each in (ours, theirs)]
+    return ours.eps <= theirs.eps and ours.max >= theirs.max and smallest[0] <= smallest[1]
