@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
+from wellnormed.checker import CheckError
 from wellnormed.propagation import claims, registry
 
 
@@ -309,3 +310,30 @@ def test_what_no_file_can_hold_is_not_returned(monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(UncertifiableError, match=r"the checker refuses .*not JSON serializable"):
         certify(nn.ReLU(), torch.rand(1, 4))
+
+
+class _Unreadable:
+    def __array__(self, *_: Any, **keywords: Any) -> Any:
+        raise KeyError("no array")
+
+
+NOT_VERIFIED: dict[str, tuple[Any, Any, str]] = {
+    "no certificate": (3, {}, "not proved: .*not int"),
+    "a missing file": ("nowhere.json", {}, "not proved: .*No such file"),
+    "no name of a file": ("a\0b", {}, "not proved: embedded null byte"),
+    "no weights": (None, None, "weights=NoneType is no path and no state dict; pass either"),
+    "no name of weights": (None, "a\0b", "cannot be read: embedded null byte"),
+    "sparse weights": (None, {"weight": torch.eye(3).to_sparse()}, "not proved: weight cannot be read: unsupported"),
+    "meta weights": (None, {"weight": torch.zeros(3, 3, device="meta")}, "weight cannot be read: .*meta tensor"),
+    "complex weights": (None, {"weight": torch.zeros(3, 3) * 1j}, "weight cannot be read: dtype complex64 is not one"),
+    "foreign weights": (None, {"weight": _Unreadable()}, "weight cannot be read: 'no array'"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_VERIFIED)
+def test_verify_raises_its_own_error_alone(name: str) -> None:
+    certificate, weights, message = NOT_VERIFIED[name]
+    if certificate is None:
+        certificate = certify(nn.Linear(3, 3, bias=False), torch.rand(1, 3))
+    with pytest.raises(CheckError, match=message):
+        verify(certificate, weights)

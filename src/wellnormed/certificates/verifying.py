@@ -13,6 +13,7 @@ from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.certificates.safetensors_file import raw_tensor
 from wellnormed.checker import CheckError, Report, check
 from wellnormed.checker.files import Stored, read_safetensors
+from wellnormed.checker.reading import word
 from wellnormed.constraints import Constraints
 
 
@@ -40,15 +41,15 @@ def verify(
     try:
         if not isinstance(certificate, Certificate):
             certificate = Certificate.load(certificate)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, TypeError) as error:
         raise CheckError(f"not proved: {error}") from error
     if isinstance(weights, str | os.PathLike):
         tensors = read_safetensors(Path(weights))
     elif not isinstance(weights, Mapping):
         raise CheckError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
     else:
-        tensors = {name: _stored(value) for name, value in weights.items() if name in certificate.tensors}
-    computed = {name: _stored(tensor) for name, tensor in certificate.computed.items()}
+        tensors = {name: _stored(name, value) for name, value in weights.items() if name in certificate.tensors}
+    computed = {name: _stored(name, tensor) for name, tensor in certificate.computed.items()}
     return check(certificate.document(), tensors | computed)
 
 
@@ -113,8 +114,8 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool(((a.double() - b.double()).abs() <= tolerance).all())
 
 
-def _stored(value: Any) -> Stored:
+def _stored(name: str, value: Any) -> Stored:
     try:
         return raw_tensor(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise CheckError(f"not proved: {error}") from error
+    except Exception as error:  # tensors of other kinds, and objects of other libraries, may raise anything
+        raise CheckError(f"not proved: {word(name)} cannot be read: {error or type(error).__name__}") from error

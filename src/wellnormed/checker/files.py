@@ -108,5 +108,5 @@ def merge(tensors: dict[str, Stored], more: Mapping[str, Stored], where: str) ->
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CheckError(f"{path} cannot be read: {error}") from error
