@@ -42,7 +42,7 @@ def test_the_hammer_exceeds_where_many_values_grow():
 def test_only_the_published_hammer_raises(as_published):
     model = nn.Linear(6, 6, bias=False)
     nn.init.orthogonal_(model.weight, 0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     constraints = wn.constrain(optimizer, {"weight": Hammer(2.0, as_published)}, norms=wn.assign_norms(model))
     model.weight.grad = torch.ones(6, 6)
     optimizer.step()
@@ -56,7 +56,7 @@ def test_spectral_weight_decay_takes_from_the_largest_in_every_head():
         for head, size in zip(model.weight.view(2, 4, 6), (1.0, 3.0), strict=True):
             head.zero_()
             head[0, 0], head[1, 1] = size, size / 2
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     norms = wn.assign_norms(model, overrides={"weight": norm})
     wn.constrain(optimizer, {"weight": SpectralWeightDecay(0.25)}, norms=norms)
     model.weight.grad = torch.zeros(8, 6)

@@ -80,7 +80,7 @@ def _extremes(x):
 
 def _written_into(x):
     a, b = _split(x)
-    result = torch.empty_like(x)
+    result = torch.zeros_like(x)
     result[:, ::2] = torch.maximum(a, b)
     result[:, 1::2] = torch.minimum(a, b)
     return result

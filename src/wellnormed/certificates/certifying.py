@@ -227,7 +227,7 @@ def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"certify: {name} is a tensor, but a setting; pass an input of that name by "
+                f"certify: {name} is a setting and no tensor; pass a plain value, or an input of that name by "
                 f"example_input={{{name!r}: ...}}"
             )
     if not inputs:

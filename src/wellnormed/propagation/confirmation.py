@@ -147,7 +147,7 @@ def _compare_circumstances(
 ) -> tuple[str, ...]:
     """Compare at the example's shape; returns the circumstances in which the model runs."""
     drawn = Drawing(captured, 1.0 if domain is None else domain).scaled()
-    expected = comparing.expected(captured, drawn, domain is not None)
+    expected = comparing.expected(captured.program.module(check_guards=False), drawn, domain is not None)
     plain, *others = CIRCUMSTANCES
     states = [state]
     try:
@@ -166,10 +166,11 @@ def _compare_circumstances(
 
 def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain | None) -> bool:
     """Whether a model computes the same as its program at other sizes of the batch."""
+    program = symbolic.program.module(check_guards=False)
     try:
         for batch in BATCHES:
             drawn = Drawing(symbolic, 1.0 if domain is None else domain).scaled(batch)[:2]
-            expected = comparing.expected(symbolic, drawn, domain is not None)
+            expected = comparing.expected(program, drawn, domain is not None)
             for number in range(len(drawn)):
                 comparing.compare(CIRCUMSTANCES[0], drawn, expected, number)
     except Exception:  # whatever the model or its program raises at another size
@@ -202,9 +203,8 @@ class _Comparing:
         self.model, self._output, self._in_double = model, output, in_double
         self.arithmetic, self.inputs = "float64", 0
 
-    def expected(self, captured: Captured, drawn: list[Example], defined: bool) -> _Expected:
+    def expected(self, program: nn.Module, drawn: list[Example], defined: bool) -> _Expected:
         """The results of the program, without gradients; refused if they must be `defined` and are not."""
-        program = captured.program.module(check_guards=False)
         self.inputs += len(drawn)
         with torch.no_grad():
             results = [self._run(lambda example: program(*example), inputs) for inputs in drawn]
