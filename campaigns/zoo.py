@@ -1,0 +1,78 @@
+"""Models whose certificates the golden record holds: those that the tests use, random ones, and some to refuse."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from benchmarks.random_models import draw_model
+from tests.checker.models import NAMES, Function, constraints_of, small
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.certificates import UncertifiableError
+
+RANDOM = 40
+"""Random models: the first of the campaign."""
+MARGINS = ("mlp", "convolutions", "rotary gpt", "encoder")
+"""Models that are certified for margins and another radius too, or refused."""
+PLACE = re.compile(r" at \S+:\d+( `[^`]*`)?")
+"""Where a message says that code stands."""
+REFUSED: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "rounding": lambda: (Function(lambda self, x: x.round()), torch.randn(2, 3)),
+    "an infinite slope": lambda: (Function(lambda self, x: x.abs().sqrt()), torch.randn(2, 3)),
+    "a jump": lambda: (Function(lambda self, x: torch.where(x > 0, x + 1, x)), torch.randn(2, 3)),
+    "a quotient": lambda: (Function(lambda self, x: x / x.sum(-1, keepdim=True)), torch.randn(2, 3)),
+    "code that reads a value": lambda: (Function(lambda self, x: x if x.sum() > 0 else -x), torch.randn(2, 3)),
+    "softplus": lambda: (Function(lambda self, x: F.softplus(x)), torch.randn(2, 3)),
+    "training mode": lambda: (nn.Sequential(nn.BatchNorm1d(3)).train(), torch.randn(2, 3)),
+    "weights that are not finite": lambda: (_infinite(), torch.randn(2, 3)),
+}
+
+
+def _infinite() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.weight.data[0, 0] = float("inf")
+    return model
+
+
+def _described(model: nn.Module, example: Tensor, **settings: Any) -> dict[str, Any]:
+    try:
+        certificate = wn.certify(model, example, **settings)
+    except UncertifiableError as error:
+        return {"refused": PLACE.sub("", str(error))}
+    document = json.loads(json.dumps(certificate.document(), default=str))
+    rows = document["rows"]
+    return {
+        "bound": str(certificate.exact_lipschitz),
+        "l2": str(certificate.exact_l2_lipschitz),
+        "logits": {name: [str(each) for each in heads] for name, heads in certificate.attention_logits.items()},
+        "operations": [f"{row.name}: {row.operation}" for row in certificate.rows],
+        "rows": hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest(),
+        "tensors": sorted(certificate.tensors),
+    }
+
+
+def certificates() -> Iterator[tuple[str, Any]]:
+    """Of every model: bounds, rows, and the names of the tensors that they rest on; or the refusal."""
+    for name in NAMES:
+        model, example = small(name)
+        within = constraints_of(name, model)
+        settings = {} if within is None else {"within": within}
+        yield name, _described(model.eval(), example, **settings)
+        if name in MARGINS:
+            yield f"{name}, margins", _described(model, example, radius=0.5, margins=True)
+    for number in range(RANDOM):
+        drawn = draw_model(0, number)
+        yield f"random model {number}", _described(drawn.model, drawn.example, radius=drawn.radius)
+
+
+def refusals() -> Iterator[tuple[str, Any]]:
+    """What cannot be certified, and the sentence that says so."""
+    for name, build in REFUSED.items():
+        torch.manual_seed(0)
+        model, example = build()
+        yield name, _described(model, example)
