@@ -78,7 +78,7 @@ def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
     assert rows == [
         ["parameter", "shape", "norm", "radius", "lr", "why"],
         ["embed.weight", "(7, 4)", "ColNorm(input_axis=0, max_inflation=16)", "1", "0.5", "nn.Embedding"],
-        ["blocks.{0..11}.norm.weight", "12 x (4,)", "Gain()", "1", "0.5", "gain of a norm layer"],
+        ["blocks.{0..11}.norm.weight", "12 x (4,)", "Gain()", "0.25", "0.5", "gain of a norm layer"],
         ["blocks.{0..2,4,7,8,10,11}.up.weight", "8 x (8, 4)", spectral, "1", "0.5", "nn.Linear"],
         ["blocks.3.up.weight", "(8, 4)", spectral, "1", "0.25", "nn.Linear"],
         ["blocks.9.up.weight", "(8, 4)", "Sign()", "1", "0.5", "override 'blocks.9.up'"],

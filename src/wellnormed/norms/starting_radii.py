@@ -1,4 +1,4 @@
-"""How far a vector may move: as far as it, or the layer that it is added to, is large at the start of training.
+"""How far a vector may move: as far as it, or the layer that it serves, is large at the start of training.
 
 A step of norm 1 has RMS 1 in `BiasRMS`, and in every row of a table of embeddings: as much as what a layer of norm 1
 makes of an input of RMS 1. A layer that starts smaller makes less, and such vectors would drown it within a few steps.
@@ -10,6 +10,7 @@ So their radius is a size at the start:
   nearest module around it that has one.
 - Another vector (a class token, a table of positions, the bias of a norm layer) has its own RMS, and at least a quarter
   of the size of the nearest module around it that has one, since many start at zero.
+- A gain multiplies outputs of a norm layer, whose RMS is 1, and has a quarter of that.
 - A table of embeddings has its own RMS, and at least twice the size of the nearest module around it that has one.
 
 A size above 1 is 1, the norm's own unit. All are rounded to powers of two, so that neither the layout of a weight over
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from wellnormed.norms.assignment import Assignment
 from wellnormed.norms.base import widened
+from wellnormed.norms.entries import Gain
 from wellnormed.norms.roles import module_path
 from wellnormed.norms.root_mean_square import BiasRMS
 
@@ -48,7 +50,7 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
         >>> _ = nn.init.normal_(model[0].weight, std=0.02)  # the RMS of its output is 0.02 * 8 = 0.16
         >>> starting_radii(assign_norms(model))
-        {'0.bias': 0.125, '1.bias': 0.03125}
+        {'0.bias': 0.125, '1.weight': 0.25, '1.bias': 0.03125}
     """
 
     def size(tensor: Tensor, count: int) -> float:
@@ -73,7 +75,9 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
         path = module_path(a.name)
         logs = beside.get(path) or next((around[module] for module in _upwards(path) if module in around), [0.0])
         layer, vector = math.exp(statistics.fmean(logs)), isinstance(a.norm, BiasRMS)
-        if vector and path in layers:
+        if isinstance(a.norm, Gain):
+            sizes = [LEAST_OF_VECTOR]
+        elif vector and path in layers:
             sizes = [layer]
         else:
             sizes = [layer * (LEAST_OF_VECTOR if vector else LEAST_OF_TABLE), size(a.parameter, a.parameter.numel())]
