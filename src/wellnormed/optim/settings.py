@@ -31,7 +31,7 @@ class EngineSettings(TypedDict, total=False):
         nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`; False.
         step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
         radius: Radius of the norm ball, in units of each parameter's norm; 1, but under the recipe "modular" the
-            size of vectors and tables at the start, or of their layer: see `wellnormed.norms.starting_radii`.
+            size of vectors, gains and tables at the start, or of their layer: see `wellnormed.norms.starting_radii`.
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
