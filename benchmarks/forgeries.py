@@ -5,9 +5,10 @@ and for every claim the number itself, so that only the edit can be wrong.
 """
 
 import copy
+import decimal
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -17,13 +18,11 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks import statements
-from wellnormed.checker import CheckError, check, proofs
-from wellnormed.checker.check import MOVES, _Check
-from wellnormed.checker.files import Stored, stored
-from wellnormed.checker.graph import Bounds, Value, collapse
-from wellnormed.checker.reading import UP
-from wellnormed.checker.row import Row
-from wellnormed.checker.rules import RULES
+from wellnormed.proof import Bounds, CheckError, Claim, Proof, Row, Term, Value, check
+from wellnormed.proof import claims as proofs
+from wellnormed.proof.decimals import UP, root_down
+from wellnormed.proof.files import Stored, stored
+from wellnormed.proof.proof import MOVES
 
 Document = dict[str, Any]
 Tensors = dict[str, Stored]
@@ -70,62 +69,68 @@ def honest(claim: Mapping[str, Any], tensors: Tensors, margin: bool = True) -> l
             if not margin:
                 break
             try:
-                proofs.prove(proofs.read_claim({**claim, "values": _KNOWN[key]}), arrays.__getitem__)
+                own = Claim(claim["measure"], claim["tensors"], _KNOWN[key], claim.get("constants", {}))
+                proofs.prove(proofs.complete(own), arrays.__getitem__)
                 break
             except CheckError:
                 continue
     return list(_KNOWN[key])
 
 
-class _Following(_Check):
-    """The checker, believing every claim and bound: it writes into the document what it would have asked for."""
+class _Following(Proof):
+    """A proof that believes every claim and bound: it writes into the document what it would have asked for."""
 
     def __init__(self, draft: Draft, margin: bool) -> None:
-        super().__init__(draft.document, draft.tensors)
-        self.lowered, self.margin, self.last = draft.lowered, margin, Bounds(*[np.array(Decimal(0))] * 3)
+        super().__init__(draft.tensors)
+        self.draft, self.margin = draft, margin
 
-    def _row(self, name: str, row: Document, last: bool) -> None:
-        for claim in row["claims"]:
-            claim["values"] = honest(claim, self.stored, self.margin)
-            factor = Decimal(self.lowered.get((name, "claim"), "1"))
-            claim["values"] = [float(Decimal(v) * factor) for v in claim["values"]]
-        super()._row(name, row, last)
+    def add(self, row: Row) -> Value:
+        entry = next(each for each in self.draft.rows if each["name"] == row.name)
+        for claim in entry["claims"]:
+            factor = Decimal(self.draft.lowered.get((row.name, "claim"), "1"))
+            claim["values"] = [float(Decimal(v) * factor) for v in honest(claim, self.stored, self.margin)]
+        claims = tuple(replace(c, values=tuple(e["values"])) for c, e in zip(row.claims, entry["claims"], strict=True))
+        if row.operation in MOVES:
+            entry["shape"] = list(self._shape(row))
+            return super().add(replace(row, claims=claims, shape=tuple(entry["shape"])))
+        value = super().add(replace(row, claims=claims, bounds=None))
+        base, derived = value.terms[0].base, self.rows[row.name].bounds
+        with decimal.localcontext(UP):
+            stated = [
+                each * Decimal(self.draft.lowered.get((row.name, what), "1"))
+                for what, each in zip(Bounds._fields, derived, strict=True)
+            ]
+        for what, each in zip(Bounds._fields, stated, strict=True):
+            entry[what] = {"shape": list(each.shape), "values": [str(v) for v in each.reshape(-1)]}
+        lowered = replace(base, bounds=Bounds(*stated), cuts=base.cuts, parts=base.parts)
+        self.rows[row.name] = replace(self.rows[row.name], bounds=lowered.bounds)
+        self.values[row.name] = Value(row.name, value.shape, (Term(lowered, lowered.order),))
+        return self.values[row.name]
 
-    def _move(self, name: str, operation: str, inputs: list[Value], shape: Any, c: Document) -> Value:
-        value = super()._move(name, operation, inputs, shape, c)
-        next(row for row in self.document["rows"] if row["name"] == name)["shape"] = list(value.shape)
-        return Value(value.name, shape, value.terms) if math.prod(shape) == math.prod(value.shape) else value
+    def _shape(self, row: Row) -> tuple[int, ...]:
+        """The shape that a move would have asked for, if it has as many entries as the one that is stated."""
+        if math.prod(row.shape) > 2**27:
+            raise CheckError("its entries are too many")
+        inputs = [self.values[name] for name in row.inputs]
+        moved = self._move(row.name, row.operation, inputs, tuple(row.shape), row.constants)
+        return moved.shape
 
-    def _stated(self, row: Document, shape: Any, axes: Any) -> Bounds:
-        bounds = []
-        for what, needed in zip(Bounds._fields, self.last, strict=True):
-            each = collapse(np.broadcast_to(needed, np.broadcast_shapes(needed.shape, (1,) * len(shape))))
-            each = each * Decimal(self.lowered.get((row["name"], what), "1"))
-            row[what] = {"shape": list(each.shape), "values": [str(v) for v in each.reshape(-1)]}
-            bounds.append(each)
-        return Bounds(*bounds)
+    def _prove(self, claim: Claim) -> None:
+        """Believed."""
 
-    def _report(self, count: int) -> Any:
-        inputs, output = [row for row in self.rows if row.operation == "input"], self.rows[-1]
-        gain, sizes = self.output.gain.max(), {row.entries() for row in inputs}
-        size = sizes.pop()
-        for key, entries in (("lipschitz", output.entries()), ("l2_lipschitz", size)):
-            needed = gain / UP.next_minus(UP.sqrt(Decimal(entries)))
-            self.document[key] = None if key[0:2] == "l2" and sizes else str(needed)
-        known = {row.name: row.logits for row in self.rows if row.logits is not None}
-        self.document["attention_logits"] = {
-            name: [str(v * Decimal(self.lowered.get((name, "logits"), "1"))) for v in each]
-            for name, each in known.items()
-        }
-
-    def note(self, rule: Callable[[Row], Bounds]) -> Callable[[Row], Bounds]:
-        """The rule, whose result is remembered."""
-
-        def derive(step: Row) -> Bounds:
-            self.last = rule(step)
-            return self.last
-
-        return derive
+    def state_results(self) -> None:
+        """Write what follows for the whole into the document."""
+        inputs, output = [row for row in self.inferences if row.operation == "input"], self.inferences[-1]
+        gain, sizes = self.rows[output.name].bounds.gain.max(), {row.entries() for row in inputs}
+        size, document = sizes.pop(), self.draft.document
+        with decimal.localcontext(UP):
+            for key, entries in (("lipschitz", output.entries()), ("l2_lipschitz", size)):
+                document[key] = None if key[0:2] == "l2" and sizes else str(gain / root_down(entries))
+            document["attention_logits"] = {
+                row.name: [str(v * Decimal(self.draft.lowered.get((row.name, "logits"), "1"))) for v in row.logits]
+                for row in self.inferences
+                if row.logits is not None
+            }
 
 
 def follow(draft: Draft, margin: bool = True) -> None:
@@ -134,10 +139,14 @@ def follow(draft: Draft, margin: bool = True) -> None:
     Without `margin`, claims are the numbers themselves, which is less than can be proved.
     """
     following = _Following(draft, margin)
+
+    def conclude(document: Document, proof: Proof) -> None:
+        following.state_results()
+
     with (
-        patch.dict("wellnormed.checker.check.RULES", {name: following.note(rule) for name, rule in RULES.items()}),
-        patch("wellnormed.checker.check.prove", lambda *_: None),
-        patch("wellnormed.checker.check._Check", lambda *_: following),
+        patch("wellnormed.proof.check.Proof", lambda *_: following),
+        patch("wellnormed.proof.check._bounds", lambda *_: None),
+        patch("wellnormed.proof.check.conclude", conclude),
     ):
         check(draft.document, draft.tensors)
 

@@ -44,16 +44,16 @@ from benchmarks import forgeries, statements
 from wellnormed._files import MANIFEST, _sha256, json_text, write_files
 from wellnormed.certificates import Certificate
 from wellnormed.certificates.certifying import arguments_of
-from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.checker import CheckError, check, check_folder
-from wellnormed.checker.files import Stored, parse_json, read_safetensors
 from wellnormed.cli import Verify
 from wellnormed.experiments._header import header, write_result
 from wellnormed.models import GPTConfig, PotentialConfig, load
 from wellnormed.models.files import FORMAT, WEIGHTS
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
+from wellnormed.proof import CheckError, check, check_folder
+from wellnormed.proof.files import Stored, parse_json, read_safetensors
 from wellnormed.propagation.domain import domain_of
+from wellnormed.propagation.stored import raw_tensor
 
 RESULTS, PROGRESS = Path("results/mutations.json"), Path("runs/mutations")
 NAMES = ("potential gpt", "gpt", "cnn")

@@ -36,12 +36,12 @@ import wellnormed as wn
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _Found, _like, _Search, over, rms
 from wellnormed.experiments._header import header, write_result
+from wellnormed.proof import Base, Bounds, Value, gather
+from wellnormed.proof.decimals import float_up
+from wellnormed.propagation.axes import default_axes, inner_axes
 from wellnormed.propagation.capture import Captured, capture, decomposed
-from wellnormed.propagation.decimals import float_up
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.operations.source import default_axes
 from wellnormed.propagation.registry import name_of
-from wellnormed.propagation.value import Base, Bounds, Value
 from wellnormed.propagation.walk import Walk
 from wellnormed.train.environment import describe
 
@@ -108,15 +108,14 @@ def limits_of(walk: Walk) -> list[Limit]:
         if not isinstance(value, Value) or not value.shape:
             continue
         base = value.terms[0].base
-        whole = len(value.terms) == 1 and value.terms[0].index is None and value.terms[0].factor is None
-        if whole and isinstance(base, Base):
-            primitive = walk.step.rows[base.name].operation
+        if len(value.terms) == 1 and isinstance(base, Base) and value.name == base.name:
+            primitive = walk.step.proof.rows[base.name].operation
             found.append(_limit(node, primitive, base.shape, base.axes, base.bounds))
             parts.append((node, base))
-        axes = {(len(value.shape) - 1,), tuple(default_axes(value.shape)), value.inner_axes()}
-        found += [_limit(node, "moves", value.shape, each, value.gather(each)) for each in sorted(axes)]
+        axes = {(len(value.shape) - 1,), tuple(default_axes(value.shape)), inner_axes(value)}
+        found += [_limit(node, "moves", value.shape, each, gather(value, each)) for each in sorted(axes)]
     for node, base in parts:
-        for name, row in walk.step.rows.items():
+        for name, row in walk.step.proof.rows.items():
             if name.startswith(f"{base.name}/") and row.bounds is not None:
                 found.append(_limit(node, row.operation, row.shape, row.axes, row.bounds))
     return found
@@ -135,9 +134,9 @@ def logits_of(walk: Walk) -> list[Logits]:
     """The bounds on logits whose queries and keys are tensors of the graph."""
     found: list[Logits] = []
     for node, value in walk.values.items():
-        if isinstance(value, Value) and value.name in walk.step.logits and "scaled_dot" in name_of(node.target):
-            scale = float(walk.step.rows[value.name].constants["scale"])
-            largest = list(map(float_up, walk.step.logits[value.name]))
+        if isinstance(value, Value) and "scaled_dot" in name_of(node.target):
+            scale = float(walk.step.proof.rows[value.name].constants["scale"])
+            largest = list(map(float_up, walk.step.largest_logits(value)))
             found.append(Logits(node.args[0].name, node.args[1].name, scale, largest))  # type: ignore[union-attr]
     return found
 
@@ -389,7 +388,7 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
     captured = decomposed(capture(drawn.model, drawn.example))
     walk = Walk(captured, drawn.radius)
     walk.run()
-    row = list(walk.step.rows.values())[-1]
+    row = list(walk.step.proof.rows.values())[-1]
     bound = float_up(wn.certificates.largest_rms(row, "gain"))
     if full:
         print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.program.graph, sep="\n")

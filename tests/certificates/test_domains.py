@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
-from wellnormed.checker import check
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
+from wellnormed.proof import check
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.claims import diameter
 from wellnormed.propagation.domain import DTYPES, Box

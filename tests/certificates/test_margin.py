@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates import CheckError, UncertifiableError
-from wellnormed.checker import check
+from wellnormed.proof import check
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.certificates import Certificate, UncertifiableError, certify
-from wellnormed.propagation import operation
+from wellnormed.propagation import inner_axes, operation
 
 
 class Model(nn.Module):
@@ -198,7 +198,7 @@ half.register_fake(torch.empty_like)
 
 @operation("test_program.half.default")
 def _bound_half(step: Any, x: Any) -> Any:
-    return step.derive("contraction", [(x, x.inner_axes())], shape=x.shape)
+    return step.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
 
 
 def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:

@@ -230,7 +230,7 @@ def test_the_checker_refuses_without_assertions_and_without_torch(files: tuple[P
     """Python's -O switches assertions off; a ball of negative radius must be refused all the same."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from wellnormed.checker import CheckError, check_folder\n"
+        "from wellnormed.proof import CheckError, check_folder\n"
         "try:\n"
         f"    print(check_folder({str(files[0].parent)!r}))\n"
         "except CheckError as error:\n"

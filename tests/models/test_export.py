@@ -11,12 +11,12 @@ from torch import nn
 import wellnormed as wn
 from wellnormed._files import read_json, write_json
 from wellnormed.certificates import Certificate, UncertifiableError
-from wellnormed.checker import CheckError, check_folder
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, export, load
 from wellnormed.models.exporting import LIPSCHITZ_TOLERANCE, certified
 from wellnormed.models.files import config_sha256
 from wellnormed.nn import Scale
 from wellnormed.norms import assign_norms
+from wellnormed.proof import CheckError, check_folder
 
 TOLERANCE = 1e-6
 """What is promised of outputs, of the largest."""

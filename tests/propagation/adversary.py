@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.proof import Bounds, Value
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.operations.source import default_axes, source
-from wellnormed.propagation.value import Bounds, Value
+from wellnormed.propagation.operations.source import source
 from wellnormed.propagation.walk import Walk
 
 ROUNDING = 1e-9
@@ -44,7 +45,7 @@ def walked(model: nn.Module, example: Any, radius: float = 1.0) -> tuple[Walk, V
 def bounds_of(model: nn.Module, example: Any, radius: float = 1.0) -> Bounds:
     """The bounds of a model's result, group by group."""
     walk, out = walked(model, example, radius)
-    bounds = walk.step.rows[out.name].bounds
+    bounds = walk.step.proof.rows[out.name].bounds
     assert bounds is not None
     return bounds
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from adversary import Net, attack, begin, bounds_of, groups_of, largest_gain_of_matrix, search
 from torch import nn
 
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.operations.convolution import convolution, transposed_convolution
-from wellnormed.propagation.operations.source import default_axes
 
 _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ADJOINTS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -59,7 +59,7 @@ def _ratio(number, transposed):
     matrix = _operator(lambda t: function(t, weight.double(), None, *arguments), (inputs, *pixels))
     assert math.prod(result.shape) == len(matrix)
     everything = tuple(range(1, count + 2))
-    proved = result.gather(everything).gain
+    proved = step.bounds(result, everything).gain
     assert proved.size == 1
     groups_in = groups_of((1, inputs, *pixels), default_axes((1, inputs, *pixels)))
     exact = largest_gain_of_matrix(matrix, groups_in)
@@ -112,7 +112,7 @@ def test_over_tokens_with_channels(stride, dilation, groups):
     )
     matrix = _operator(lambda t: F.conv1d(t.mT, layer.weight.double(), None, stride, 2, dilation, groups).mT, (6, 4))
     exact = max(largest_gain_of_matrix(matrix[rows], groups_of((6, 4), (1,))) for rows in groups_of(result.shape, (2,)))
-    proved = float(max(result.gather([-1]).gain.flat))
+    proved = float(max(step.bounds(result, [-1]).gain.flat))
     assert exact * (1 - 1e-9) <= proved < 2 * exact
 
 
@@ -127,7 +127,7 @@ def test_unbatched(transposed):
     matrix = _operator(lambda t: function(t, weight.double(), None, 2, 1), (2, 5, 5))
     assert math.prod(result.shape) == len(matrix)
     exact = largest_gain_of_matrix(matrix, groups_of((2, 5, 5), (2,)))
-    assert exact * (1 - 1e-9) <= float(result.gather([0, 1, 2]).gain.item()) < 3 * exact
+    assert exact * (1 - 1e-9) <= float(step.bounds(result, [0, 1, 2]).gain.item()) < 3 * exact
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -8,11 +8,10 @@ import torch
 from adversary import begin
 from torch import Tensor
 
+from wellnormed.proof import Base, Row, Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations import movement
 from wellnormed.propagation.registry import OPERATIONS, name_of
-from wellnormed.propagation.rows import Row
-from wellnormed.propagation.value import Base, Value
 
 aten = torch.ops.aten
 _I = torch.tensor
@@ -127,7 +126,7 @@ def _overload(name):
 def replay(step: Ledger, bases: dict[str, np.ndarray], stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every row's result from its row alone, in NumPy."""
     results = dict(bases)
-    for row in step.rows.values():
+    for row in step.proof.rows.values():
         if row.name not in results:
             results[row.name] = _replayed(row, [results[name] for name in row.inputs], stored)
     return results
@@ -170,10 +169,9 @@ def evaluated(value: Value, bases: dict[str, np.ndarray]) -> np.ndarray:
     """`sum factor * base[index]`."""
     total = np.zeros(value.shape)
     for term in value.terms:
-        content = bases[term.base.name] if isinstance(term.base, Base) else term.base.numpy()
-        index = term.positions(value.shape).numpy()
+        content, index = bases[term.base.name] if isinstance(term.base, Base) else term.base, term.index
         entries = np.where(index < 0, 0.0, content.reshape(-1)[np.where(index < 0, 0, index)])
-        total = total + entries * (1.0 if term.factor is None else term.factor.numpy())
+        total = total + entries * (1.0 if term.factor is None else term.factor)
     return total
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from adversary import Net, attack, bounds_of, walked
 from torch import Tensor, nn
 
+from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.operations.activation import FUNCTIONS
 
 Case = tuple[Callable[..., Tensor], tuple[int, ...], float]
 
@@ -442,7 +442,7 @@ _ROUNDED = "in float64 too, torch's sixth is that of float32, larger by 3e-8"
 
 
 def test_every_function_of_the_table_is_sampled():
-    assert set(_LIBRARY) == set(FUNCTIONS)
+    assert set(_LIBRARY) == {*FUNCTIONS, *SETTINGS}
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_every_function_of_the_table_is_sampled():
     [pytest.param(name, numbers) for name, (_, many) in _LIBRARY.items() for numbers in many],
 )
 def test_no_slope_on_a_fine_grid_exceeds_the_table(name, numbers):
-    function, known = _LIBRARY[name][0], FUNCTIONS[name](*numbers)
+    function, known = _LIBRARY[name][0], shape_of(name, *numbers)
     # so fine that the steepest slope is met beside a kink too, at which kernels choose one side or the other
     near = torch.linspace(-12, 12, 1_200_001, dtype=torch.float64)
     far = torch.logspace(-12, 4, 4001, dtype=torch.float64)
@@ -462,7 +462,7 @@ def test_no_slope_on_a_fine_grid_exceeds_the_table(name, numbers):
     assert steepest >= float(known.slope) * (1 - 1e-5) or name in ("elu", "leaky_relu")
     secants = ((y[1:] - y[:-1]) / (x[1:] - x[:-1]))[(x[1:] - x[:-1]) > 1e-5]
     assert float(secants.detach().abs().max()) <= float(known.slope) * (1 + 1e-9)
-    growth = float(known.slope if known.growth is None else known.growth)
+    growth = float(known.growth)
     sizes = y.detach().abs()
     assert (sizes <= (growth * x.detach().abs() + float(known.at_zero)) * (1 + 1e-15) + 1e-300).all()
     if known.ceiling is not None:
@@ -490,7 +490,7 @@ def test_products_of_an_active_ball_are_smaller_than_of_an_idle_one():
 def test_no_logit_exceeds_its_bound(name):
     model, radius = ATTENTION[name]
     walk, _ = walked(model(), _random(1, 3, 4), radius)
-    (bounds,) = walk.step.logits.values()
+    (bounds,) = (row.logits for row in walk.step.proof.inferences if row.logits is not None)
     seen: list[Tensor] = []
     net = model().double().requires_grad_(False)
     softmax, product = torch.softmax, F.scaled_dot_product_attention

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from adversary import begin, groups_of, largest_gain_of_matrix
 
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.moves import add, pick, side_by_side, times
 from wellnormed.propagation.operations.linear import linear, matmul, reduce
-from wellnormed.propagation.operations.source import default_axes
 
 
 class _Program:
@@ -146,7 +146,7 @@ def _excess(seed):
         axes = default_axes(value.shape)
     else:
         axes = tuple(a for a in range(len(value.shape)) if program.draw(2)) or (0,)
-    bounds = value.gather(axes)
+    bounds = program.step.bounds(value, axes)
     matrix = rows.flatten(1).mT
     inputs = groups_of(program.shape, default_axes(program.shape))
     outer = [1 if a in axes else n for a, n in enumerate(value.shape)]
@@ -180,7 +180,7 @@ def test_random_affine_programs(seed):
     constant = program.normal(*value.shape) * 3
     total = add(program.step, [value, program.step.constant(Stored("constant", constant))])
     axes = default_axes(total.shape)
-    bounds = total.gather(axes)
+    bounds = program.step.bounds(total, axes)
     generator = torch.Generator().manual_seed(seed)
     inner = default_axes(program.shape)
     for _ in range(50):
@@ -201,16 +201,16 @@ def test_like_slices_are_told_from_unlike_ones():
     factor[0, 3, 1] = 5.0
     scaled = times(step, x, Stored("factor", factor.double()))
     moved = pick(step, scaled, lambda t: t.flip(1).unflatten(1, (2, 2)))
-    gains = moved.gather([3]).gain.astype(float)
+    gains = step.bounds(moved, [3]).gain.astype(float)
     assert gains.shape == (1, 2, 2, 1)
     assert gains.flatten().tolist() == pytest.approx([5 * 2**0.5, 2**0.5, 2**0.5, 2**0.5])
     # both tokens of a pair in one group: the entries of two input groups do not mix
-    assert moved.gather([2, 3]).gain.astype(float).flatten().tolist() == pytest.approx([52**0.5, 2])
+    assert step.bounds(moved, [2, 3]).gain.astype(float).flatten().tolist() == pytest.approx([52**0.5, 2])
 
 
 def test_entries_of_two_groups_that_mix_add_up():
     step, x = begin((1, 2, 2))
     total = add(step, [x, pick(step, x, lambda t: t.flip(1))])
-    assert float(max(total.gather([-1]).gain.flat)) == pytest.approx(2 * 2**0.5)
+    assert float(max(step.bounds(total, [-1]).gain.flat)) == pytest.approx(2 * 2**0.5)
     twice = add(step, [x, times(step, x, -1.0)])
-    assert float(max(twice.gather([-1]).gain.flat)) >= 0
+    assert float(max(step.bounds(twice, [-1]).gain.flat)) >= 0

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.checker.reading import word
+from wellnormed.proof import Bounds, Claim, Row
+from wellnormed.proof.decimals import UP, Decimals, decimals, float_up, root_down, rounding_up
+from wellnormed.proof.reading import word
 from wellnormed.propagation.confirmation import CIRCUMSTANCES, NOT_COMPARED, Comparison
-from wellnormed.propagation.decimals import UPWARD, Decimals, decimals, float_up, rounding_up, sqrt_up
 from wellnormed.propagation.domain import DTYPES, Box, Domain, domain_of
-from wellnormed.propagation.rows import Claim, Row
-from wellnormed.propagation.value import Bounds
+from wellnormed.propagation.stored import raw_tensor
 
 FORMAT_VERSION = 4
 ARITHMETIC = "real numbers, tensors as stored"
@@ -106,7 +105,7 @@ class Certificate:
         if len(sizes) != 1:
             return None
         with rounding_up():
-            return _greatest(self.rows[-1], "gain") / _sqrt_down(sizes.pop())
+            return _greatest(self.rows[-1], "gain") / root_down(sizes.pop())
 
     @property
     def l2_lipschitz(self) -> float | None:
@@ -242,7 +241,7 @@ class Certificate:
     def _token_distance(self) -> Decimal | None:
         tables = [row for row in self._inputs if row.claims]
         with rounding_up():
-            return max((Decimal(r.claims[1].values[0]) / _sqrt_down(r.group_size) for r in tables), default=None)
+            return max((Decimal(r.claims[1].values[0]) / root_down(r.group_size) for r in tables), default=None)
 
     @property
     def _inputs(self) -> list[Row]:
@@ -358,15 +357,11 @@ def _count(rows: tuple[str, ...], dtype: str) -> str:
 def largest_rms(row: Row, what: str) -> Decimal:
     """The largest `radius` or `gain` of a row's groups, in root mean squares."""
     with rounding_up():
-        return _greatest(row, what) / _sqrt_down(row.group_size)
+        return _greatest(row, what) / root_down(row.group_size)
 
 
 def _greatest(row: Row, what: str) -> Decimal:
     return max(getattr(row.bounds, what).flat, default=Decimal(0))
-
-
-def _sqrt_down(number: int) -> Decimal:
-    return Decimal(number).sqrt().next_minus() if sqrt_up(number) % 1 else Decimal(math.isqrt(number))
 
 
 def _groups(row: Row) -> str:
@@ -475,7 +470,7 @@ def _row(document: dict[str, Any]) -> Row:
 
 
 def _log10(x: Decimal) -> float:
-    return float_up(UPWARD.next_plus(UPWARD.log10(x))) if x else -math.inf
+    return float_up(UP.next_plus(UP.log10(x))) if x else -math.inf
 
 
 def short(x: Decimal) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,10 +15,9 @@ import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_bars
-from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.checker import check
-from wellnormed.checker.files import parse_json
 from wellnormed.constraints import Constraints
+from wellnormed.proof import Bounds, conclude
+from wellnormed.proof.files import parse_json
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
 from wellnormed.propagation.capture import arguments_of as arguments_of_call
@@ -27,7 +26,6 @@ from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import refusing
 from wellnormed.propagation.folding import plain
 from wellnormed.propagation.ledger import Stored
-from wellnormed.propagation.value import same_bounds
 from wellnormed.propagation.walk import Walk
 
 
@@ -110,29 +108,24 @@ def certify(
 def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison | None = None) -> Certificate:
     """What a walk that has run proves of the captured program; `certify` also compares the model with it.
 
-    The checker proves it again before it is returned: every row and every claim, of the tensors as they are stored.
-
-    Raises:
-        UncertifiableError: The checker refuses it.
+    Every row and every claim in it was checked by the proof, of the tensors as they are stored.
     """
-    used = sorted((walk.step.used | walk.fixed).items())
-    stored = {name: raw_tensor(each.tensor) for name, each in sorted(walk.stored.items())}
+    used, proof = sorted((walk.step.used | walk.fixed).items()), walk.step.proof
+    for each in walk.stored.values():
+        walk.step.keep(each)
     certificate = Certificate(
-        rows=tuple(walk.step.rows.values()),
-        tensors={name: each.digest for name, each in stored.items()},
+        rows=tuple(proof.rows.values()),
+        tensors={name: proof.stored[name].digest for name in sorted(walk.stored)},
         computed={name: each.tensor.detach().cpu().clone() for name, each in used if each.computed},
         fixed=tuple(sorted(walk.fixed)),
-        attention_logits={name: tuple(heads) for name, heads in walk.step.logits.items()},
+        attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
         any_batch=any_batch,
         comparison=comparison,
-        versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
+        versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
         | {"python": platform.python_version()},
     )
-    with refusing(
-        lambda error: f"the checker refuses what was derived ({error}); write the operation of that row in another way"
-    ):
-        document = parse_json(certificate.text().encode(), "the certificate")  # as it will be read from its file
-        check(document, stored | {name: raw_tensor(each) for name, each in certificate.computed.items()})
+    with refusing(lambda error: f"what was derived is no certificate ({error}); please report it"):
+        conclude(parse_json(certificate.text().encode(), "the certificate"), proof)  # as it will be read from its file
     return certificate
 
 
@@ -196,15 +189,21 @@ def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable
     """Whether another batch has the same bounds, from the same tensors."""
     other = Walk(larger, walk.step.radius, walk.step, walk.step.balls)
     other.run(margins, progress)
-    rows = list(zip(walk.step.rows.values(), other.step.rows.values(), strict=False))
+    ours, theirs = list(walk.step.proof.rows.values()), list(other.step.proof.rows.values())
     return (
-        len(walk.step.rows) == len(other.step.rows)
-        and all(a.operation == b.operation and same_bounds(a.bounds, b.bounds) for a, b in rows)
+        len(ours) == len(theirs)
+        and all(a.operation == b.operation and _same(a.bounds, b.bounds) for a, b in zip(ours, theirs, strict=True))
         and all(
             name in walk.step.balls or _same_tensor(stored, other.step.used.get(name))
             for name, stored in walk.step.used.items()
         )
     )
+
+
+def _same(a: Bounds | None, b: Bounds | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _same_tensor(a: Stored, b: Stored | None) -> bool:

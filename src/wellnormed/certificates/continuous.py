@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured, capture, decomposed
 from wellnormed.propagation.dependence import dependence, reached
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.operations.source import default_axes
 from wellnormed.propagation.places import place
 from wellnormed.propagation.registry import name_of
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate, short
-from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.checker import graph
-from wellnormed.checker.reading import word
-from wellnormed.propagation.decimals import float_up, rounding_up
-from wellnormed.propagation.rows import Row
+from wellnormed.proof import Base, Bounds, Row, Term, Value, gather, value
+from wellnormed.proof.decimals import float_up
+from wellnormed.proof.reading import word
+from wellnormed.propagation.stored import raw_tensor
 
 
 @dataclass(frozen=True)
@@ -248,14 +247,13 @@ class _Inputs:
     def __init__(self, certificate: Certificate, weights: dict[str, Tensor]) -> None:
         self._certificate, self._weights = certificate, weights
         self._rows = {row.name: row for row in certificate.rows}
-        self._values: dict[str, graph.Value] = {}
+        self._values: dict[str, Value] = {}
 
     def largest(self, row: Row) -> Decimal:
         """Largest entry of a linear row's input, in the groups that the row reads."""
         for each in self._before(row.inputs[0]):
             self._values[each.name] = self._value(each)
-        with rounding_up():
-            return max(graph.gather(self._values[row.inputs[0]], row.reads[0]).largest.flat)
+        return max(gather(self._values[row.inputs[0]], row.reads[0]).largest.flat)
 
     def _before(self, name: str) -> Iterator[Row]:
         """The rows that a value is made of, back to those with bounds, in order."""
@@ -267,24 +265,24 @@ class _Inputs:
                 left += self._rows[current].inputs if self._rows[current].bounds is None else ()
         return (row for row in self._certificate.rows if row.name in needed)
 
-    def _value(self, row: Row) -> graph.Value:
+    def _value(self, row: Row) -> Value:
         inputs = [] if row.bounds is not None else [self._values[name] for name in row.inputs]
         if row.bounds is not None:
-            bounds = graph.Bounds(*row.bounds)
-            base = graph.Base(row.name, row.shape, row.axes, bounds, row)
-            return graph.Value(row.name, row.shape, (graph.Term(base, base.order),))
+            bounds = Bounds(*row.bounds)
+            base = Base(row.name, row.shape, row.axes, bounds, row)
+            return Value(row.name, row.shape, (Term(base, base.order),))
         if row.operation == "constant":
             c = row.constants
             content = self._tensor(c["tensor"]) if "tensor" in c else np.array(c["number"])
             index = np.arange(content.size).reshape(content.shape)
-            return graph.Value(row.name, content.shape, (graph.Term(content.astype(float).reshape(-1), index),))
+            return Value(row.name, content.shape, (Term(content.astype(float).reshape(-1), index),))
         if row.operation == "add":
-            return graph.add(inputs, row.name, row.shape)
+            return value.add(inputs, row.name, row.shape)
         if row.operation == "idle_ball":
             return inputs[0]
         if row.operation == "rounding":
-            return graph.rounded(inputs[0], row.name)
-        move = {"times": graph.times, "pick": graph.pick}[row.operation]
+            return value.rounded(inputs[0], row.name)
+        move = {"times": value.times, "pick": value.pick}[row.operation]
         return move(inputs[0], row.name, row.shape, row.constants, self._tensor)
 
     def _tensor(self, name: str) -> np.ndarray:

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from wellnormed.propagation.decimals import float_up, rounding_up, sqrt_up
+from wellnormed.proof.decimals import float_up, root, root_down, rounding_up
 
 if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
@@ -48,6 +47,5 @@ def _slope_of_a_gap(certificate: "Certificate") -> float:
         raise ValueError("certified_radius: the inputs have groups of several sizes, of which no one radius can speak")
     with rounding_up():
         size = next(row.group_size for row in certificate.rows if row.operation == "input")
-        root = Decimal(size).sqrt().next_minus()
         margins = [row.bounds for row in certificate.rows if row.operation == "margin"]
-        return float_up(min([sqrt_up(2) * whole, *(max(each.gain.flat) / root for each in margins if each)]))
+        return float_up(min([root(2) * whole, *(max(each.gain.flat) / root_down(size) for each in margins if each)]))

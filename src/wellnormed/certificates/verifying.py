@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
-from wellnormed.certificates.safetensors_file import raw_tensor
-from wellnormed.checker import CheckError, Report, check
-from wellnormed.checker.files import Stored, read_safetensors
-from wellnormed.checker.reading import word
 from wellnormed.constraints import Constraints
+from wellnormed.proof import CheckError, Report, check
+from wellnormed.proof.files import Stored, read_safetensors
+from wellnormed.proof.reading import word
+from wellnormed.propagation.stored import raw_tensor
 
 
 def verify(

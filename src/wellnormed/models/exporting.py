@@ -69,7 +69,7 @@ def export(
     - `weights.safetensors`, its tensors by name; those that folding changed end in `_folded`;
     - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`);
     - `certificate.json`, of the folded program: its rows are those of `program.pt2`, its tensors those of
-      `weights.safetensors`, so that `python -m wellnormed.checker FOLDER` proves it;
+      `weights.safetensors`, so that `python -m wellnormed.proof FOLDER` proves it;
     - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
       `models.load` and every command read the folder.
 

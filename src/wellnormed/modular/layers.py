@@ -12,13 +12,13 @@ from torch import nn
 from wellnormed.modular.builder import Builder, modular_rule
 from wellnormed.modular.combinators import IDENTITY, attention, residual
 from wellnormed.modular.tree import Bond, NormedModule, Scalar, compose
-from wellnormed.propagation.decimals import float_up
-from wellnormed.propagation.operations.activation import FUNCTIONS
+from wellnormed.proof.decimals import float_up
+from wellnormed.proof.functions import shape_of
 
 
 def activation(function: str, *numbers: float) -> Bond:
     """An elementwise function of the book of operations, whose sensitivity is its largest slope."""
-    return Bond(function.replace("_", " "), float_up(FUNCTIONS[function](*numbers).slope))
+    return Bond(function.replace("_", " "), float_up(shape_of(function, *numbers).slope))
 
 
 _FUNCTIONS: dict[type[nn.Module], str] = {

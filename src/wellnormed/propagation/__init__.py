@@ -1,20 +1,15 @@
-"""The one book of operations: what an operation does to a value, written once for certificates and modular duality."""
+"""From executed operations to the rows of a proof: what a certificate and a user's own operations are made with."""
 
 from wellnormed._lazy import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
-        "Base": ".value",
-        "Bounds": ".value",
         "Box": ".domain",
-        "Claim": ".rows",
         "Ledger": ".ledger",
-        "Row": ".rows",
         "Stored": ".ledger",
         "UncertifiableError": ".errors",
-        "Value": ".value",
+        "inner_axes": ".axes",
         "operation": ".registry",
-        "primitive": ".registry",
     },
 )

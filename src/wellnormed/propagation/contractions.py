@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.activation import apply
@@ -17,7 +18,6 @@ from wellnormed.propagation.operations.elementwise import add, multiply
 from wellnormed.propagation.operations.normalization import centre, euclidean_norm
 from wellnormed.propagation.operations.selection import larger, windows
 from wellnormed.propagation.patterns import Anything, Found, Lowering, Number, Op, match
-from wellnormed.propagation.value import Value
 
 
 def _op(names: str, *arguments: Any) -> Op:

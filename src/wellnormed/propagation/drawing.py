@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured, Example, map_tensors
 from wellnormed.propagation.dependence import dependence, packet
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.operations.movement import MOVES
-from wellnormed.propagation.operations.source import default_axes
 
 _SHARES = (1.0, 0.03, 1e-3)
 """Sizes of drawn inputs, over the largest of the domain."""

@@ -1,23 +1,23 @@
-"""What operations write to: rows in order, proved claims on stored tensors, refusals that say where they happened."""
+"""What operations write to: a growing proof, claims on stored tensors, and refusals that say where they happened."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellnormed.proof import Base, Bounds, CheckError, Claim, Proof, Row, Value, gather
+from wellnormed.proof.value import LARGE
 from wellnormed.propagation import claims as measures
+from wellnormed.propagation.axes import parts_of_outputs
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.balls import claim as claim_of_balls
-from wellnormed.propagation.decimals import rounding_up
 from wellnormed.propagation.domain import STORED, Domain
 from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.registry import PRIMITIVES, Read
-from wellnormed.propagation.rows import Claim, Row
-from wellnormed.propagation.value import LARGEST, Base, Linear, Term, Value, collapse, constant
+from wellnormed.propagation.stored import raw_tensor
 
 Reads = Sequence[tuple[Value, Iterable[int]]]
 
@@ -54,16 +54,14 @@ class Ledger:
         """Name of a stored tensor whose entries are NaN -> the ball that it lies in, if any."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
-        self.rows: dict[str, Row] = {}
-        """Rows by name, in order."""
+        self.proof = Proof(earlier=None if proved is None else proved.proof)
+        """The rows, with what follows from them."""
         self.used: dict[str, Stored] = {}
         """The stored tensors that rows name."""
         self.name = "model"
         """Name of the rows that the operation at work derives."""
         self.where = "model"
         """Operation at work, for refusals."""
-        self.logits: dict[str, list[Decimal]] = {}
-        """Row of an attention -> for every head, what no logit exceeds."""
         self.ordered: list[tuple[Value, int, Value]] = []
         """Values whose lines along an axis were sorted, with the axis and the sorted value."""
         self.pairs: dict[tuple[str, str], Value] = {}
@@ -98,11 +96,9 @@ class Ledger:
         axes: Sequence[int] | None = None,
         constants: Mapping[str, Any] | None = None,
         claims: Sequence[Claim] = (),
-        linear: Linear | None = None,
-        cut: Callable[[int], Base] | None = None,
         name: str | None = None,
     ) -> Value:
-        """Apply a primitive of the registry, write its row and return the result.
+        """Add the row of a primitive to the proof and return its result.
 
         Args:
             primitive: Its name, such as `elementwise`; `docs/sound-bounds.md` lists all.
@@ -111,12 +107,10 @@ class Ledger:
             axes: Axes of the result's groups; those of the first input if None.
             constants: Numbers that the executed operation applies; refused if they are not finite.
             claims: What `prove` returned for its weights.
-            linear: Set if the result is linear in an input.
-            cut: Number of equal parts of the last axis -> the base with those parts as groups.
             name: Of the row; that of the operation at work if None.
 
         Raises:
-            UncertifiableError: A constant is not finite.
+            UncertifiableError: The row does not follow; says why.
 
         Example:
             >>> from wellnormed.propagation.operations.source import source
@@ -124,50 +118,78 @@ class Ledger:
             >>> x = source(step, (1, 4), "x")  # a vector of 4 entries: its gain is 2
             >>> sigmoid = {"function": "sigmoid", "numbers": []}
             >>> y = step.derive("elementwise", [(x, [-1])], shape=(1, 4), constants=sigmoid, name="y")
-            >>> float(step.rows["y"].bounds.gain.max())  # the slope of a sigmoid is at most 1/4
+            >>> float(step.proof.rows["y"].bounds.gain.max())  # the slope of a sigmoid is at most 1/4
             0.5
         """
-        constants = dict(constants or {})
-        self._require_finite(constants)
         if 0 in shape:
             raise self.refuse("its result has no entries; pass an example that has some, and remove what is empty")
-        read = tuple(tuple(sorted(a % len(value.shape) for a in own)) for value, own in reads)
+        read = tuple(tuple(sorted({a % len(value.shape) for a in own})) for value, own in reads)
         axes = read[0] if axes is None else tuple(sorted(axis % len(shape) for axis in axes))
-        seen = [Read(value.shape, own, value.gather(own)) for (value, _), own in zip(reads, read, strict=True)]
-        with rounding_up():
-            bounds = collapse(PRIMITIVES[primitive](seen, constants | {"shape": tuple(shape), "axes": axes}, claims))
-        row = Row(
-            name=self.unique_name(name),
-            operation=primitive,
-            inputs=tuple(value.name for value, _ in reads),
-            shape=tuple(shape),
-            constants=constants,
-            claims=tuple(claims),
-            reads=read,
-            axes=axes,
-            bounds=bounds,
-        )
-        self.rows[row.name] = row
-        base = Base(row.name, row.shape, axes, bounds, linear, cut)
-        return Value(row.name, row.shape, (Term(base),))
+        for (value, _), own in zip(reads, read, strict=True):
+            self.divide(value, own)
+        inputs = [value for value, _ in reads]
+        return self._add(self.unique_name(name), primitive, inputs, shape, constants, claims, read, axes)
 
-    def moved(self, move: str, inputs: Sequence[Value], value: Value, constants: Mapping[str, Any]) -> Value:
-        """Write the row of a move, whose result is given, and name the result after it; see `propagation.moves`."""
-        constants = dict(constants)
-        self._require_finite(constants)
-        name = self.unique_name()
-        self.rows[name] = Row(name, move, tuple(x.name for x in inputs), value.shape, constants)
-        return replace(value, name=name, _gathered={})
+    def move(
+        self, operation: str, inputs: Sequence[Value], shape: Sequence[int], constants: Mapping[str, Any]
+    ) -> Value:
+        """Add the row of a move to the proof and return its result; see `propagation.moves`."""
+        return self._add(self.unique_name(), operation, inputs, shape, constants)
+
+    def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
+        """Bounds of the groups of a value along some axes."""
+        own = tuple(sorted({axis % len(x.shape) for axis in axes}))
+        self.divide(x, own)
+        return gather(x, own)
+
+    def largest_logits(self, attention: Value) -> Sequence[Decimal]:
+        """For every head of the result of an attention, what no logit exceeds."""
+        base = attention.terms[0].base
+        assert isinstance(base, Base)  # the result of a row that computes
+        return tuple(base.inference.logits)
+
+    def divide(self, x: Value, axes: tuple[int, ...]) -> None:
+        """Bound the parts of linear maps' outputs that the groups of a value along some axes lie in."""
+        for whole, parts in parts_of_outputs(x, axes).items():
+            name, row = f"{whole}/{parts}", self.proof.rows[whole]
+            if name not in self.proof.values:
+                *batch, outputs = row.shape
+                weight, *bias = (
+                    self.prove(claim.measure, *(self.used[each] for each in claim.tensors), **settings)
+                    for claim in row.claims
+                    for settings in [claim.constants | {"parts": parts}]
+                )
+                own = (*row.axes[:-1], len(row.shape))
+                inputs = [self.proof.values[each] for each in row.inputs]
+                shape, constants = (*batch, parts, outputs // parts), {"parts": parts}
+                self._add(name, "linear", inputs, shape, constants, [weight, *bias], row.reads, own)
+
+    def _add(
+        self,
+        name: str,
+        operation: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        constants: Mapping[str, Any] | None = None,
+        claims: Sequence[Claim] = (),
+        reads: tuple[tuple[int, ...], ...] = (),
+        axes: tuple[int, ...] = (),
+    ) -> Value:
+        self._require_finite(constants := dict(constants or {}))
+        names = tuple(each.name for each in inputs)
+        try:
+            return self.proof.add(Row(name, operation, names, tuple(shape), constants, tuple(claims), reads, axes))
+        except CheckError as error:
+            raise self.refuse(f"{error}") from error
 
     def constant(self, stored: Stored) -> Value:
         """A stored tensor as a value, with a row of its own."""
         self.use(stored)
         if not stored.tensor.dtype.is_floating_point:
             raise self.refuse(f"it adds {stored.name}, which is of {stored.tensor.dtype}; make it a float")
-        row = f"={stored.name}"
-        if row not in self.rows:
-            self.rows[row] = Row(row, "constant", (), tuple(stored.tensor.shape), {"tensor": stored.name})
-        return constant(row, stored.tensor)
+        name = f"={stored.name}"
+        known = self.proof.values.get(name)
+        return known or self._add(name, "constant", (), stored.tensor.shape, {"tensor": stored.name})
 
     def computed(
         self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None
@@ -233,12 +255,21 @@ class Ledger:
             raise self.refuse(f"two tensors are called {stored.name}; rename one")
         if stored.name not in self.used:
             known = stored.tensor.is_floating_point() and stored.tensor.numel()
-            if known and not float(torch.linalg.vector_norm(stored.tensor, math.inf)) <= LARGEST:
+            if known and not float(torch.linalg.vector_norm(stored.tensor, math.inf)) <= LARGE:
                 raise self.refuse(
                     f"{stored.name} has entries that are not finite, or beyond 2^1000, whose bounds no float holds"
                 )
             self.used[stored.name] = stored
+            self.keep(stored)
         return stored.name
+
+    def keep(self, stored: Stored) -> None:
+        """Give the proof a tensor; one that the earlier ledger has given is not copied again."""
+        known = None if self._proved is None else self._proved.used.get(stored.name)
+        if known is not None and self._proved is not None and _same(known.tensor, stored.tensor):
+            self.proof.store(stored.name, self._proved.proof.stored[stored.name])
+        else:
+            self.proof.store(stored.name, raw_tensor(stored.tensor))
 
     def require_stored(self, stored: Stored) -> None:
         """Refuse a tensor of a dtype that no certificate holds."""

@@ -1,4 +1,4 @@
-"""Moves: operations that leave no bound of their own. The checker knows all of them.
+"""Moves: operations that leave no bound of their own.
 
 - `pick`: entries of one input, in any order, repeated or left out, with zeros in between. Where an entry comes from is
   written as `offset + sum of tables[axis][position]`, or, if it is no such sum, as a stored tensor of positions.
@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from wellnormed.propagation import value as values
+from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.value import Value
 
 Move = Callable[[Tensor], Tensor]
 Table = int | list[int]
@@ -37,27 +37,20 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
         >>> from wellnormed.propagation.operations.source import source
         >>> step = Ledger(radius=1.0)
         >>> padded = pick(step, source(step, (1, 4), "x"), lambda entries: torch.nn.functional.pad(entries, (1, 1)))
-        >>> padded.shape, float(padded.gather([-1]).radius.max())
+        >>> padded.shape, float(step.bounds(padded, [-1]).radius.max())
         ((1, 6), 2.0)
     """
-
-    def apply(index: Tensor) -> Tensor:
-        return (move((index + 1).double().contiguous()) - 1).long()
-
-    def carry(entries: Tensor) -> Tensor:
-        return apply(entries) if entries.dtype == torch.int64 else move(entries.contiguous())
-
-    positions = apply(torch.arange(math.prod(x.shape)).reshape(x.shape))
-    result = x.move(x.name, carry)
+    count = math.prod(x.shape)
+    positions = (move(torch.arange(1.0, count + 1, dtype=torch.float64).reshape(x.shape)) - 1).long()
     if not positions.numel():  # nothing, which needs no row
-        return result
+        return Value(x.name, tuple(positions.shape), ())
+    if tuple(positions.shape) == x.shape and bool((positions.reshape(-1) == torch.arange(count)).all()):
+        return x
     tables = _tables(positions)
     if tables is None:
         place = step.use(step.computed(f"{step.unique_name(step.name)}.positions", positions))
-        return step.moved("pick", [x], result, {"positions": place})
-    if result.shape == x.shape and bool((positions.reshape(-1) == torch.arange(positions.numel())).all()):
-        return x
-    return step.moved("pick", [x], result, {"offset": tables[0], "tables": tables[1]})
+        return step.move("pick", [x], positions.shape, {"positions": place})
+    return step.move("pick", [x], positions.shape, {"offset": tables[0], "tables": tables[1]})
 
 
 def spread(step: Ledger, x: Value, shape: Sequence[int]) -> Value:
@@ -116,7 +109,9 @@ def side_by_side(step: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor
 
 def add(step: Ledger, xs: Sequence[Value]) -> Value:
     """The sum; shapes broadcast."""
-    return step.moved("add", xs, values.add("sum", xs), {}) if len(xs) > 1 else xs[0]
+    if len(xs) == 1:
+        return xs[0]
+    return step.move("add", xs, np.broadcast_shapes(*(x.shape for x in xs)), {})
 
 
 def times(step: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
@@ -125,21 +120,12 @@ def times(step: Ledger, x: Value, factor: float | Stored, *, divide: bool = Fals
     Raises:
         UncertifiableError: It divides by zero, or a factor is not finite.
     """
-    if isinstance(factor, Stored):
-        step.use(factor)
-        tensor, constant = factor.tensor.detach().double(), factor.name
-    else:
-        tensor, constant = torch.tensor(factor, dtype=torch.float64), float(factor)
-    if divide and not bool((tensor != 0).all()):
-        raise step.refuse("it divides by zero; nothing holds there")
-    tensor = 1 / tensor if divide else tensor
-    if not bool(torch.isfinite(tensor).all()):
-        raise step.refuse(f"it multiplies by {constant}, which is not finite, or divides by what is nearly 0")
-    result = x.times(x.name, tensor, 2 if divide else 1)
-    return step.moved("times", [x], result, {"divisor" if divide else "factor": constant})
+    constant = step.use(factor) if isinstance(factor, Stored) else float(factor)
+    other = tuple(factor.tensor.shape) if isinstance(factor, Stored) else ()
+    shape = np.broadcast_shapes(x.shape, other)
+    return step.move("times", [x], shape, {"divisor" if divide else "factor": constant})
 
 
 def number(step: Ledger, content: float) -> Value:
     """A number as a value."""
-    value = values.constant("number", torch.tensor(content, dtype=torch.float64))
-    return step.moved("constant", [], value, {"number": float(content)})
+    return step.move("constant", [], (), {"number": float(content)})

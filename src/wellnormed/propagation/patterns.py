@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.activation import apply
@@ -20,7 +21,6 @@ from wellnormed.propagation.operations.normalization import normalize, project, 
 from wellnormed.propagation.operations.potential import convex_potential, convolutional_potential
 from wellnormed.propagation.registry import name_of
 from wellnormed.propagation.rounding import rounds
-from wellnormed.propagation.value import Value
 
 Found = dict[str, Any]
 
@@ -338,7 +338,7 @@ def spelled_attention(step: Ledger, found: Found) -> Value:
     if not sum(_largest(step, constant) * abs(factor) for constant, factor in found["added"]) <= most:
         raise step.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
     result = attend(step, found["q"], k, found["v"], found["scale"])
-    if max(step.logits[result.name]) > most:
+    if max(step.largest_logits(result)) > most:
         raise step.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
     return result
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.registry import name_of
-from wellnormed.propagation.value import Value
 
 
 def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
@@ -35,7 +35,7 @@ def rounded(step: Ledger, x: Value, dtype: torch.dtype) -> Value:
 
     Where its entries come from is left behind: that keys and values are linear in the same tokens, say.
     """
-    return step.moved("rounding", [x], x.apart(), {"dtype": str(dtype).removeprefix("torch.")})
+    return step.move("rounding", [x], x.shape, {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def _floats(node: fx.Node) -> Tensor | None:

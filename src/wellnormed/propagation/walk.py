@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.proof import Value
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
@@ -17,12 +19,11 @@ from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
-from wellnormed.propagation.operations.source import default_axes, embedding, source
+from wellnormed.propagation.operations.source import embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
 from wellnormed.propagation.places import first_line, owner, place
 from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.rounding import rounded, rounds
-from wellnormed.propagation.value import Value
 
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 _CHOOSING = (
@@ -110,6 +111,7 @@ class Walk:
                 stored = self.step.computed(f"input.{name}", example)
                 self.step.require_stored(stored)
                 self.fixed[stored.name] = stored
+                self.step.keep(stored)
 
     def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
         if node.op != "call_function" or node not in self.dependent:
@@ -204,6 +206,7 @@ class Walk:
                 self.step.require_stored(stored)
                 self.stored[name] = stored
             if name in self.step.balls:
+                self.step.keep(stored)
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
             return stored if persistent else self.step.computed(name, stored.tensor)
         name, example = self.captured.inputs[node.name]

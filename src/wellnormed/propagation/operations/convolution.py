@@ -1,24 +1,23 @@
 """Convolutions and their adjoints: bounded in l2 over the whole sample, or token by token where only that is known."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from wellnormed.norms._torus import torus_bound
+from wellnormed.proof import Value
 from wellnormed.propagation import moves
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.claims import MEASURES, spectral
-from wellnormed.propagation.decimals import decimals, sqrt_up
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.elementwise import add, along_channels
 from wellnormed.propagation.operations.linear import linear
 from wellnormed.propagation.operations.selection import windows
-from wellnormed.propagation.registry import Read, operation, primitive
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
+from wellnormed.propagation.registry import operation
 
 aten = torch.ops.aten
 
@@ -58,7 +57,7 @@ def convolution(
         return _patches(step, x, weight, bias, kernel, stride, dilation)
     pixels = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     settings: dict[str, Any] = {"groups": groups}
-    inner, channels = set(x.inner_axes()), weight.tensor.shape[0]
+    inner, channels = set(inner_axes(x)), weight.tensor.shape[0]
     constants: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
     if not inner.intersection(range(2, count + 2)):  # pixels are groups apart
         measure, axes = "taps", [1]
@@ -88,9 +87,10 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
     """Whether what lies beyond a number of entries along an axis is what lies at its beginning, as circular padding."""
     more = x.shape[axis] - period
     for term in x.terms:
-        factor = torch.ones(()) if term.factor is None else term.factor
-        for each in (term.positions(x.shape), factor.broadcast_to(x.shape)):
-            if not torch.equal(each.narrow(axis, 0, more), each.narrow(axis, period, more)):
+        factor = np.ones(()) if term.factor is None else term.factor
+        for each in (term.index, np.broadcast_to(factor, x.shape)):
+            ends = np.moveaxis(each, axis, 0)
+            if not np.array_equal(ends[:more], ends[period:]):
                 return False
     return more <= period
 
@@ -98,20 +98,6 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
 def alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
     """The bound of an operation on a batch, for one image without the axis of a batch."""
     return moves.pick(step, bound(step, moves.pick(step, x, lambda t: t[None]), *settings), lambda t: t[0])
-
-
-@primitive("convolution")
-def _convolution(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """The norm of the operator; a bias stands at every pixel of a group."""
-    (x,), size = reads, decimals(claims[0].values).item()
-    bounds = x.bounds
-    if len(c["axes"]) == 1:  # the largest over pixels
-        over = tuple(range(2, len(x.shape)))
-        bounds = Bounds(*(each.max(over, keepdims=True) for each in bounds))
-    pixels = math.prod(c["shape"][axis] for axis in c["axes"] if axis > 1)
-    shift = decimals(claims[1].values).item() * sqrt_up(pixels) if len(claims) > 1 else decimals(0).item()
-    radius = size * bounds.radius + shift
-    return Bounds(radius, size * bounds.gain, radius)
 
 
 def _patches(

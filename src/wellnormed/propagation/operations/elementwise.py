@@ -1,19 +1,16 @@
 """Sums, differences, products and quotients."""
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from wellnormed.proof import Value
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import decimals, least, sqrt_up
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.movement import as_value
-from wellnormed.propagation.registry import Read, operation, primitive
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
+from wellnormed.propagation.registry import operation
 
 Operand = Value | Stored | float | int
 
@@ -91,35 +88,18 @@ def _scaled(step: Ledger, x: Value, factors: Any) -> Value:
     x, own = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(factors.tensor.shape))), step.unknown(factors)
     assert own is not None  # asked before
     claim = step.prove("max_abs", own)
-    return step.derive("scaling", [(x, x.inner_axes())], shape=x.shape, claims=[claim])
-
-
-@primitive("scaling")
-def _bound_scaling(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """Every entry times one of a tensor, whichever it is."""
-    ((_, _, x),) = reads
-    return Bounds(*(decimals(claims[0].values[0]) * each for each in x))
+    return step.derive("scaling", [(x, inner_axes(x))], shape=x.shape, claims=[claim])
 
 
 def _shifted(step: Ledger, x: Value, shift: Any) -> Value:
     """The sum with a tensor of which a norm is known: by its vectors where groups have whole ones, else by entries."""
     x = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
-    own, axes, sizes = step.unknown(shift), x.inner_axes(), shift.tensor.shape
+    own, axes, sizes = step.unknown(shift), inner_axes(x), shift.tensor.shape
     assert own is not None  # asked before
     over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
     whole = bool(over) and over[0] in axes and x.shape[over[0]] == own.tensor.shape[-1]
     claim, constants = step.prove("row_norm" if whole else "max_abs", own), {"over": over} if whole else {}
     return step.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants)
-
-
-@primitive("shift")
-def _bound_shift(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A group has so many vectors, or entries, each no larger than what is claimed of all."""
-    ((shape, axes, x),) = reads
-    size = decimals(claims[0].values[0]).item()
-    entries = math.prod(shape[axis] for axis in axes)
-    vector = math.prod(shape[axis] for axis in c.get("over", ()))
-    return Bounds(x.radius + size * sqrt_up(entries // vector), x.gain, x.largest + size)
 
 
 def along_channels(step: Ledger, stored: Any, after: int) -> Any:
@@ -135,13 +115,5 @@ def along_channels(step: Ledger, stored: Any, after: int) -> Any:
 def _product(step: Ledger, a: Value, b: Value) -> Value:
     shape = tuple(np.broadcast_shapes(a.shape, b.shape))
     a, b = (moves.spread(step, x, shape) for x in (a, b))
-    axes = a.inner_axes(b)
+    axes = inner_axes(a, b)
     return step.derive("product", [(a, axes), (b, axes)], shape=shape)
-
-
-@primitive("product")
-def _bound_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`|d(ab)| <= |a|_inf |db| + |b|_inf |da|`, in the Euclidean norm."""
-    a, b = (read.bounds for read in reads)
-    radius = least(a.largest * b.radius, a.radius * b.largest)
-    return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)

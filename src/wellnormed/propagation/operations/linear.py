@@ -1,21 +1,20 @@
 """Linear maps by stored matrices: along the last axis, and averages along others."""
 
 import math
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from wellnormed.proof import Base, Value
+from wellnormed.proof.inference import weight_of
+from wellnormed.proof.value import UNIT
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import Decimals, decimals, float_up, sqrt_up
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add
-from wellnormed.propagation.registry import Read, operation, primitive, refusal
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Base, Bounds, Linear, Term, Value, slack
+from wellnormed.propagation.registry import operation, refusal
 
 aten = torch.ops.aten
 
@@ -71,54 +70,13 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
         weight, transposed = weight.transpose_of, not transposed
     outputs = weight.tensor.shape[1] if transposed else weight.tensor.shape[0]
     last = len(x.shape) - 1
-    axes = sorted({*x.inner_axes(), last})
+    axes = sorted({*inner_axes(x), last})
     settings = {"transposed": True} if transposed else {}
 
-    @cache
-    def cut(parts: int) -> Base:
-        several = parts > 1
-        base = (
-            step.derive(
-                "linear",
-                [(x, axes)],
-                shape=(*x.shape[:-1], parts, outputs // parts) if several else (*x.shape[:-1], outputs),
-                axes=[*axes[:-1], last + 1] if several else axes,
-                constants={"parts": parts},
-                claims=[step.prove("spectral", weight, parts=parts, **settings)]
-                + ([] if bias is None else [step.prove("group_norm", bias, parts=parts)]),
-                name=f"{whole.name}/{parts}" if several else None,
-                linear=Linear(x, weight, transposed, bias),
-                cut=cut,
-            )
-            .terms[0]
-            .base
-        )
-        assert isinstance(base, Base)
-        return base
-
-    whole = cut(1)
-    return Value(whole.name, whole.shape, (Term(whole),))
-
-
-def tokens_of(read: Read, inside: int) -> Decimal:
-    """Square root of how many vectors of so many entries lie in a group."""
-    return sqrt_up(math.prod(read.shape[axis] for axis in read.axes) // inside)
-
-
-@primitive("linear")
-def _linear(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """The norm of each part of the outputs; a bias moves the radius only."""
-    (x,), parts = reads, c["parts"]
-    bounds = Bounds(*(each[..., None] if parts > 1 else each for each in x.bounds))
-    size = _along(claims[0].values, bounds.gain.ndim, parts)
-    shift = _along(claims[1].values, bounds.gain.ndim, parts) if len(claims) > 1 else decimals(0)
-    radius = size * bounds.radius + shift * tokens_of(x, x.shape[-1])
-    return Bounds(radius, size * bounds.gain, radius)
-
-
-def _along(values: Sequence[float], axes: int, parts: int) -> Decimals:
-    """Numbers for each part, along the last axis but one."""
-    return decimals(values).reshape([1] * (axes - 2) + [parts, 1]) if parts > 1 else decimals(values[0])
+    claims = [step.prove("spectral", weight, parts=1, **settings)]
+    claims += [] if bias is None else [step.prove("group_norm", bias, parts=1)]
+    shape = (*x.shape[:-1], outputs)
+    return step.derive("linear", [(x, axes)], shape=shape, axes=axes, constants={"parts": 1}, claims=claims)
 
 
 def average(step: Ledger, matrix: Stored, x: Value) -> Value:
@@ -132,7 +90,7 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
     batch = tuple(np.broadcast_shapes(tuple(matrix.tensor.shape[:-2]), x.shape[:-2]))
     shape = (*batch, matrix.tensor.shape[-2], x.shape[-1])
     x = moves.spread(step, x, (*batch, *x.shape[-2:]))
-    inner, along = x.inner_axes(), len(shape) - 2
+    inner, along = inner_axes(x), len(shape) - 2
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
     measure = "spectral" if along in inner else "row_sum"
@@ -145,20 +103,7 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
         claim = step.prove("spectral", flat, parts=parts)
     else:
         claim = step.prove("row_sum", matrix, parts=parts)
-    return step.derive(
-        "average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead, "measure": measure}, claims=[claim]
-    )
-
-
-@primitive("average")
-def _average(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`|y_i| <= sum_j |P_ij| max_j |x_j|` of tokens that are groups apart; `|P|` if they are in one group."""
-    (x,) = reads
-    size = decimals(claims[0].values).reshape([*c["parts"], 1, 1])
-    if c["measure"] == "row_sum":
-        along = len(x.shape) - 2
-        return Bounds(*(size * each.max(along, keepdims=True) for each in x.bounds))
-    return Bounds(size * x.bounds.radius, size * x.bounds.gain, size * x.bounds.radius)
+    return step.derive("average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead}, claims=[claim])
 
 
 def _of_values(step: Ledger, a: Value, b: Value) -> Value:
@@ -168,14 +113,6 @@ def _of_values(step: Ledger, a: Value, b: Value) -> Value:
     a, b = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (a, b))
     shape = (*batch, a.shape[-2], b.shape[-1])
     return step.derive("matrix_product", [(a, [-1]), (b, [-2, -1])], shape=shape, axes=[-1])
-
-
-@primitive("matrix_product")
-def _matrix_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`|d(a B)| <= |da| |B| + |a| |dB|` for every row a, with the Frobenius norm of B."""
-    a, b = (read.bounds for read in reads)
-    radius = a.radius * b.radius
-    return Bounds(radius, a.gain * b.radius + a.radius * b.gain, radius)
 
 
 def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, mean: bool) -> Value:
@@ -209,36 +146,24 @@ def total(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keyw
 
 def margin(step: Ledger, logits: Value) -> Value:
     """The difference of any two entries of a linear map's result, for every vector that it maps."""
-    term = logits.terms[0]
-    base = term.base
-    one_factor = term.factor is None or term.factor.numel() == 1
-    if len(logits.terms) != 1 or not isinstance(base, Base) or base.linear is None or term.index is not None:
+    term, base = logits.terms[0], logits.terms[0].base
+    linear = base.inference if isinstance(base, Base) and base.divisible and term.index is base.order else None
+    if len(logits.terms) != 1 or linear is None:
         raise step.refuse(
             "its result is no linear map, or is rounded after it, so that differences of its entries have no bound of "
             "their own"
         )
-    if not one_factor:
+    if term.factor is not None and term.factor.size > 1:
         raise step.refuse("the entries of its result have factors of their own; multiply all by one number")
-    linear, settings = base.linear, {"transposed": True} if base.linear.transposed else {}
-    rows = linear.weight.tensor.shape[1 if linear.transposed else 0]
-    if rows**2 * linear.source.shape[-1] > _MOST_DIFFERENCES:
+    (weight, transposed), (x,), rows = weight_of(linear), linear.inputs, base.shape[-1]
+    if rows**2 * x.shape[-1] > _MOST_DIFFERENCES:
         raise step.refuse(f"all pairs of {rows} outputs take too long; leave margins out")
-    claims = [step.prove("row_difference", linear.weight, **settings)]
-    claims += [] if linear.bias is None else [step.prove("max_abs", linear.bias)]
-    factor = 1.0 if term.factor is None else float_up(abs(Decimal(float(term.factor))) * Decimal(slack(term.roundings)))
-    shape = (*linear.source.shape[:-1], 1)
-    return step.derive("margin", [(linear.source, [-1])], shape=shape, constants={"factor": factor}, claims=claims)
+    settings = {"transposed": True} if transposed else {}
+    claims = [step.prove("row_difference", step.used[weight], **settings)]
+    claims += [step.prove("max_abs", step.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
+    factor = 1.0 if term.factor is None else float(abs(term.factor)) * (1 + 4 * UNIT * (term.roundings + 1))
+    return step.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
 
 
 _MOST_DIFFERENCES = 10**11
 """Operations, some minutes of one core."""
-
-
-@primitive("margin")
-def _margin(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`|(w_a - w_b) . x + b_a - b_b|`, and `|w_a - w_b|` times the change of x."""
-    (x,), factor = reads, decimals(c["factor"]).item()
-    size = factor * decimals(claims[0].values).item()
-    shift = 2 * factor * decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
-    radius = size * x.bounds.radius + shift
-    return Bounds(radius, size * x.bounds.gain, radius)

@@ -1,18 +1,19 @@
 """Normalisation layers, with their true constants, and projections onto balls."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import torch
 
+from wellnormed.proof import Value
+from wellnormed.proof.decimals import rounding_up
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import ONE, decimals, least, rounding_up, sqrt_up
+from wellnormed.propagation.axes import inner_axes, with_inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add, along_channels, multiply
-from wellnormed.propagation.registry import Read, operation, primitive, refusal
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
+from wellnormed.propagation.registry import operation, refusal
 
 
 def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
@@ -27,18 +28,8 @@ def normalize(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: flo
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
     dims = _axes(x, dims)
     return step.derive(
-        "normalization", [(x, x.with_inner_axes(dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
+        "normalization", [(x, with_inner_axes(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
     )
-
-
-@primitive("normalization")
-def _normalization(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """Root mean square at most 1, and slope at most `1 / sqrt(eps)`: never 1."""
-    ((shape, axes, x),) = reads
-    slope = sqrt_up(ONE / decimals(c["eps"]).item())
-    radius = least(slope * x.radius, sqrt_up(math.prod(shape[axis] for axis in axes)))
-    vector = sqrt_up(math.prod(shape[axis] for axis in c["over"]))
-    return Bounds(radius, slope * x.gain, least(radius, vector))
 
 
 def _scaled(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
@@ -137,26 +128,16 @@ def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: flo
     entries = math.prod(x.shape[d] for d in dims)
     constants = {"scale": float(scale), "over": dims}
     with rounding_up():
-        if all(r * r * decimals(scale).item() <= entries for r in x.gather(dims).radius.flat):
-            # nothing of the domain lies outside: what is linear stays so
-            return step.moved("idle_ball", [x], x, constants)
-    return step.derive("ball", [(x, x.with_inner_axes(dims))], shape=x.shape, constants=constants)
-
-
-@primitive("ball")
-def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """1-Lipschitz for each vector, and none is longer than the radius."""
-    ((shape, axes, x),) = reads
-    one = sqrt_up(math.prod(shape[axis] for axis in c["over"]) / decimals(c["scale"]).item())
-    all_vectors = sqrt_up(math.prod(shape[axis] for axis in axes) / decimals(c["scale"]).item())
-    radius = least(x.radius, all_vectors)
-    return Bounds(radius, x.gain, least(least(x.largest, one), radius))
+        idle = all(r * r * Decimal(scale) <= entries for r in step.bounds(x, dims).radius.flat)
+    if idle:  # nothing of the domain lies outside: what is linear stays so
+        return step.move("idle_ball", [x], x.shape, constants)
+    return step.derive("ball", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
 
 
 def centre(step: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
     """`x - mean x` over the given axes: a projection, and no entry grows by more than the mean."""
     dims = _axes(x, dims)
-    return step.derive("contraction", [(x, {*dims, *x.inner_axes()})], shape=x.shape, constants={"growth": 2.0})
+    return step.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=x.shape, constants={"growth": 2.0})
 
 
 @operation("aten.linalg_vector_norm.default")
@@ -169,7 +150,7 @@ def euclidean_norm(
     dims = _axes(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
-    reads = [(x, {*dims, *x.inner_axes()})]
+    reads = [(x, {*dims, *inner_axes(x)})]
     result = step.derive("contraction", reads, shape=kept, constants={"growth": growth})
     return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(tuple(dims)))
 
@@ -180,14 +161,4 @@ def to_unit(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float
         raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
     dims = _axes(x, dims)
     constants = {"eps": float(eps), "over": dims}
-    return step.derive("unit", [(x, x.with_inner_axes(dims))], shape=x.shape, constants=constants)
-
-
-@primitive("unit")
-def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """Outside the ball of radius eps a projection onto the sphere, over eps."""
-    ((shape, axes, x),) = reads
-    slope = ONE / decimals(c["eps"]).item()
-    vectors = math.prod(shape[axis] for axis in axes) // math.prod(shape[axis] for axis in c["over"])
-    radius = least(slope * x.radius, sqrt_up(vectors) if vectors > 1 else ONE)
-    return Bounds(radius, slope * x.gain, least(radius, ONE))
+    return step.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)

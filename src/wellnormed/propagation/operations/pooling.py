@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.linear import average
 from wellnormed.propagation.registry import operation
-from wellnormed.propagation.value import Value
 
 aten = torch.ops.aten
 

@@ -1,20 +1,13 @@
 """The convex-potential layer, whose bound does not follow from those of its operations."""
 
-import math
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from wellnormed.propagation.decimals import ONE, decimals, sqrt_up
+from wellnormed.proof import Value
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.convolution import alone
-from wellnormed.propagation.operations.linear import tokens_of
-from wellnormed.propagation.registry import Read, primitive
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
 
 
 def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
@@ -23,7 +16,7 @@ def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None
         raise step.refuse("its weights are no stored matrix and vector; store them")
     claims = [step.prove("spectral", weight)]
     claims += [] if bias is None else [step.prove("positive_norm", bias)]
-    axes = {*x.inner_axes(), len(x.shape) - 1}
+    axes = {*inner_axes(x), len(x.shape) - 1}
     return step.derive("convex_potential", [(x, axes)], shape=x.shape, constants={"factor": factor}, claims=claims)
 
 
@@ -56,26 +49,5 @@ def convolutional_potential(
     claims = [step.prove("convolution", weight, size=size, stride=settings[0], dilation=settings[2], groups=groups)]
     claims += [] if bias is None else [step.prove("positive_norm", bias)]
     constants = {"factor": factor, "padding": settings[1]}
-    axes = {*x.inner_axes(), *range(1, len(x.shape))}
+    axes = {*inner_axes(x), *range(1, len(x.shape))}
     return step.derive("convex_potential", [(x, axes)], shape=x.shape, constants=constants, claims=claims)
-
-
-def _vectors(x: Read, claim: Claim) -> Decimal:
-    """Square root of how many times the bias stands in a group, at most."""
-    if claim.measure == "spectral":
-        return tokens_of(x, x.shape[-1])
-    # the result of the first convolution has no more pixels than the padded image
-    samples = math.prod(x.shape[axis] for axis in x.axes) // math.prod(x.shape[1:])
-    return sqrt_up(samples * math.prod(claim.constants["size"]))
-
-
-@primitive("convex_potential")
-def _convex_potential(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`; zero goes to `-f A^T relu(b)`."""
-    (x,), factor = reads, decimals(c["factor"]).item()
-    norm = decimals(claims[0].values).item()
-    squared = abs(factor) * norm * norm
-    slope = max(ONE, squared - 1) if factor >= 0 else ONE + squared
-    shift = decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
-    radius = slope * x.bounds.radius + abs(factor) * norm * shift * _vectors(x, claims[0])
-    return Bounds(radius, slope * x.bounds.gain, np.asarray(radius))

@@ -1,7 +1,7 @@
 """Operations that pick or rearrange entries by size: every result is one of the entries, or changes by no more."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellnormed.proof import Base, Value
 from wellnormed.propagation import moves
-from wellnormed.propagation.decimals import decimals, least
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.movement import as_value
-from wellnormed.propagation.registry import Read, operation, primitive, refusal
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Base, Bounds, Value
+from wellnormed.propagation.registry import operation, refusal
 
 
 def ordered(step: Ledger, x: Value, dim: int) -> Value:
@@ -37,7 +36,7 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
 
             picked = moves.pick(step, result, move)
             return picked if sign > 0 else moves.times(step, picked, -1.0)
-    result = step.derive("contraction", [(x, {dim, *x.inner_axes()})], shape=x.shape)
+    result = step.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
     step.ordered.append((x, dim, result))
     return result
 
@@ -46,13 +45,13 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
     """For every line of a value, the number of a line of another one that has the same entries times a sign.
 
     None unless all lines have one. Entries are the same if they are sums of the same constants and of the same entries
-    of bases, each times the same number; a factor that carries two rounding errors is not known to be the same.
+    of bases, each times the same number; a factor that carries a rounding error is not known to be the same.
     """
     n, values = x.shape[dim], (x, known)
     if sign > 0 and (x.name, dim) == (known.name, along):
         return torch.arange(math.prod(x.shape) // n)
     bases = [{id(term.base) for term in value.terms if isinstance(term.base, Base)} for value in values]
-    inexact = any(term.roundings > 1 for value in values for term in value.terms)
+    inexact = any(term.roundings for value in values for term in value.terms)
     if known.shape[along] != n or bases[0] != bases[1] or inexact:
         return None
     most = max(len(value.terms) for value in values)
@@ -70,11 +69,11 @@ def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
     shape = value.shape
     result = np.full((*shape, most, 3), -1)
     for place, term in enumerate(value.terms):
-        index = term.positions(shape).numpy()
-        factor = np.broadcast_to(sign * (1.0 if term.factor is None else term.factor.numpy()), shape)
+        index = term.index
+        factor = np.broadcast_to(sign * (1.0 if term.factor is None else term.factor), shape)
         base = np.full(shape, id(term.base))
-        if isinstance(term.base, Tensor):  # constants by what they are, with their sign
-            content = term.base.reshape(-1).numpy()[index] * np.sign(factor) + 0.0
+        if not isinstance(term.base, Base):  # constants by what they are, with their sign
+            content = term.base[index] * np.sign(factor) + 0.0
             base, factor = np.zeros_like(index), np.where(content == 0, 1.0, abs(factor))
             addend = np.stack([base, content.view(np.int64), np.ascontiguousarray(factor).view(np.int64)], -1)
         else:
@@ -97,13 +96,6 @@ def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: boo
     place = 0 if lesser else x.shape[dim] - 1
     result = moves.pick(step, ordered(step, x, dim), lambda t: t.narrow(dim, place, 1))
     return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(dim))
-
-
-@primitive("contraction")
-def _contraction(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and entries of so many times those."""
-    ((_, _, x),) = reads
-    return Bounds(x.radius, x.gain, least(x.radius, decimals(c["growth"]) * x.largest) if "growth" in c else x.largest)
 
 
 def extreme(step: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:

@@ -1,24 +1,17 @@
 """Where values begin: the certified input, and the vectors that an embedding looks up."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import torch
 
-from wellnormed.propagation.decimals import decimals, float_up, rounding_up, sqrt_up
+from wellnormed.proof import Value
+from wellnormed.proof.decimals import float_up, root_down, rounding_up
+from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.domain import DTYPES, Box, constants_of
 from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.registry import Read, primitive
-from wellnormed.propagation.rows import Claim
-from wellnormed.propagation.value import Bounds, Value
-
-
-def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Axes of a group: the last one, or all but the first of an image's: tokens apart, the pixels of a sample not."""
-    return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)
 
 
 def source(step: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
@@ -33,24 +26,6 @@ def _constants(step: Ledger, dtype: torch.dtype) -> dict[str, Any]:
     if dtype not in DTYPES.values():
         raise step.refuse(f"the input is of {dtype}; pass one of {', '.join(DTYPES)}")
     return constants_of(step.radius, dtype)
-
-
-@primitive("input")
-def _input(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A ball for every group, or a box for every entry; the change of the input has size 1 by definition."""
-    entries = math.prod(c["shape"][axis] for axis in c["axes"])
-    root = decimals(sqrt_up(entries)).reshape([1] * len(c["shape"]))
-    if "radius" in c:
-        radius = root * decimals(c["radius"])
-        return Bounds(radius, root, radius)
-    largest = np.maximum(*(abs(decimals(c[end])) for end in ("low", "high"))) * decimals(1).reshape(root.shape)
-    return Bounds(root * largest, root, largest)
-
-
-@primitive("output")
-def _output(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """The model's result, in the groups that the certificate speaks of."""
-    return reads[0].bounds
 
 
 def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
@@ -72,7 +47,7 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
             f"pass box=({-size}, {size}) or a wider one"
         )
     with rounding_up():
-        largest = Decimal(size) / Decimal(width).sqrt().next_minus()
+        largest = Decimal(size) / root_down(width)
     if not isinstance(domain, Box) and largest > Decimal(domain):
         needed = float_up(largest)
         raise step.refuse(

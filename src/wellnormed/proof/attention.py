@@ -1,52 +1,74 @@
 """The rule of attention, and of what its queries, keys and values are made of."""
 
+import decimal
 from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.checker.graph import UNIT, Base, Bounds, Value
-from wellnormed.checker.reading import ONE, CheckError, require, word
-from wellnormed.checker.row import Row, exact, least, roots, weight_of
+from wellnormed.proof.decimals import ONE, UP, decimals, least, roots
+from wellnormed.proof.inference import Inference, weight_of
+from wellnormed.proof.reading import CheckError, require, word
+from wellnormed.proof.rows import Bounds
+from wellnormed.proof.value import UNIT, Base, Value
 
 
 @dataclass(frozen=True, eq=False)
-class _Origin:
-    """Head h of a value is `factor (W_h x_t + b_h)`, the same part of W for every token t."""
+class Origin:
+    """Head h of a value is `factor (W_h x_t + b_h)`, the same part of W for every token t of the source x."""
 
-    row: Row
+    linear: Inference
+    """The linear row."""
     parts: int
+    """Into how many equal parts, of which a head is one, the outputs fall."""
     heads: list[int]
+    """For every matrix of the batch axes but the first, the part that it is."""
     tokens: np.ndarray
+    """The number of every group's token."""
     factor: Decimal
 
+    @property
+    def source(self) -> Value:
+        """The tokens x."""
+        return self.linear.inputs[0]
 
-def _origin(x: Value, source: Value) -> _Origin:
-    """What is derived from where the entries of a value come from; a `CheckError` if that is nothing of the kind."""
-    term, width, what = (
-        x.terms[0],
-        x.shape[-1],
-        f"{word(x.name)} is not made of heads of a linear map of {word(source.name)}",
-    )
+    @property
+    def bias(self) -> bool:
+        """Whether there is a b."""
+        return len(self.linear.claims) > 1
+
+
+def origin_of(x: Value) -> Origin | None:
+    """Where queries, keys or values come from, if every group is one part of a linear map of one token."""
+    term, width = x.terms[0], x.shape[-1]
     base = term.base
-    if not isinstance(base, Base) or base.row is None or base.row.operation != "linear":
-        raise CheckError(what)
-    require(len(x.terms) == 1 and len(x.shape) > 2, what)
-    factors, outputs = np.ones(1) if term.factor is None else term.factor.reshape(-1), base.shape[-1]
-    whole = base.axes == (len(base.shape) - 1,) and base.row.constants["parts"] == 1 and outputs % width == 0
+    if len(x.terms) != 1 or len(x.shape) < 3 or not isinstance(base, Base) or base.inference is None:
+        return None
+    outputs = base.shape[-1]
+    whole = base.divisible and base.axes == (len(base.shape) - 1,) and outputs % width == 0
+    if not whole or (term.index < 0).any():
+        return None
+    factors = np.ones(1) if term.factor is None else term.factor.reshape(-1)
     token, feature = np.divmod(term.index, outputs)
     first = feature[..., :1]
-    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all() and (term.index >= 0).all()
+    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all()
     alike = (token == token[..., :1]).all() and (factors == factors[0]).all()
-    require(whole and base.row.inputs[0] is source and bool(in_order and alike), what)
     part = (first // width).reshape(x.shape[0], -1, x.shape[-2])
-    require(bool((part == part[:1, :, :1]).all()), what)
-    factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
-    heads = part[0, :, 0].tolist()
-    return _Origin(base.row, outputs // width, heads, token[..., 0], factor)
+    if not (in_order and alike and (part == part[:1, :, :1]).all()):
+        return None
+    with decimal.localcontext(UP):
+        factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
+    return Origin(base.inference, outputs // width, part[0, :, 0].tolist(), token[..., 0], factor)
 
 
-def attention(row: Row) -> Bounds:
+def _required(x: Value, source: Value) -> Origin:
+    origin = origin_of(x)
+    if origin is None or origin.source is not source:
+        raise CheckError(f"{word(x.name)} is not made of heads of a linear map of {word(source.name)}")
+    return origin
+
+
+def attention(row: Inference) -> Bounds:
     """`softmax(s q k^T + mask) v` for any mask; balls of keys and values must have one centre for all tokens.
 
     `df = sum_j P_j dv_j + s Cov_P(v, k) dq + s sum_j P_j (v_j - mean v) (q . dk_j)`, so the gain is at most
@@ -72,23 +94,23 @@ def attention(row: Row) -> Bounds:
         x, (radius, change, _) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
         radius, change = radius.max(), change.max()
-        heads, key, value = [1, *batch[1:], 1, 1], _origin(k, x), _origin(v, x)
+        heads, key, value = [1, *batch[1:], 1, 1], _required(k, x), _required(v, x)
         require(np.array_equal(key.tokens, value.tokens), "its keys and values do not come from the same tokens")
         sizes = []
         for place, origin in enumerate((key, value)):
-            name, transposed = weight_of(origin.row)
+            name, transposed = weight_of(origin.linear)
             claim = row.claim(place, "spectral", parts=origin.parts, transposed=transposed)
             require(claim.tensors == (name,), f"its claim {place} is not of {word(name)}")
             require(len(claim.values) == origin.parts, f"its claim {place} has not {origin.parts} values")
-            sizes.append(origin.factor * exact([claim.values[head] for head in origin.heads]).reshape(heads))
+            sizes.append(origin.factor * decimals([claim.values[head] for head in origin.heads]).reshape(heads))
         k_size, v_size = sizes
         k_radius, v_radius = least(k_radius, k_size * radius), least(v_radius, v_size * radius)
         slope = scale * rq.radius * v_radius * k_size
         gain = least(gain, change * roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
         if len(row.claims) == 3:
-            query = _origin(q, x)
-            require(len(query.row.claims) == 1, "its queries have a bias")
-            (a, turned_a), (b, turned_b) = weight_of(query.row), weight_of(key.row)
+            query = _required(q, x)
+            require(not query.bias, "its queries have a bias")
+            (a, turned_a), (b, turned_b) = weight_of(query.linear), weight_of(key.linear)
             pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
             settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}
             claim = row.claim(2, "product", **settings)
@@ -96,9 +118,9 @@ def attention(row: Row) -> Bounds:
                 claim.tensors == (a, b) and len(claim.values) == len(pairs),
                 f"its product is not of {word(a)} and {word(b)}",
             )
-            t = scale * radius * radius * query.factor * key.factor * exact(claim.values).reshape(heads)
+            t = scale * radius * radius * query.factor * key.factor * decimals(claim.values).reshape(heads)
             gain = least(gain, change * v_size * (roots(ONE + t * t) + t))
-            logits = least(logits, t) if len(key.row.claims) == 1 else logits
+            logits = least(logits, t) if not key.bias else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
     row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
     return Bounds(result, gain, result)

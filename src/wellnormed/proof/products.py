@@ -5,14 +5,14 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.checker.graph import UNIT, Base, Bounds, Value
-from wellnormed.checker.reading import ONE, ZERO, integer, integers, of_type, require, root
-from wellnormed.checker.row import Row, bias_of, exact, least, weight_of
+from wellnormed.proof.decimals import ONE, TWO, ZERO, decimals, least, root
+from wellnormed.proof.inference import Inference, bias_of, weight_of
+from wellnormed.proof.reading import CheckError, integer, integers, of_type, require
+from wellnormed.proof.rows import Bounds
+from wellnormed.proof.value import UNIT, Base, Value
 
-TWO = Decimal(2)
 
-
-def linear(row: Row) -> Bounds:
+def linear(row: Inference) -> Bounds:
     """`W x + b` along the last axis, or, in parts, of equal parts of the outputs along an axis of their own."""
     row.only(1, (1, 2))
     (x,), (r,), parts = row.inputs, row.bounds, integer(row.constants.get("parts"), "parts", 1)
@@ -38,7 +38,7 @@ def linear(row: Row) -> Bounds:
     return Bounds(radius, size * x_gain, radius)
 
 
-def average(row: Row) -> Bounds:
+def average(row: Inference) -> Bounds:
     """`P x` along the last axis but one; the leading axes of P broadcast."""
     row.only(1, (1,))
     row.groups()
@@ -47,7 +47,7 @@ def average(row: Row) -> Bounds:
     require(rank >= 2 and len(lead) == rank - 2, "it needs two axes, and a number of matrices for every other")
     measure = row.claims[0].measure
     claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
-    require(not claim.settings.get("transposed"), "its matrix is transposed")
+    require(not claim.constants.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
     require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
     require(
@@ -56,14 +56,14 @@ def average(row: Row) -> Bounds:
     require(all(n in (1, m) for n, m in zip(lead, row.shape, strict=False)), "its matrices are too many")
     require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
     require(not any(lead[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
-    size = exact(claim.values).reshape(*lead, 1, 1)
+    size = decimals(claim.values).reshape(*lead, 1, 1)
     along = rank - 2 in row.axes
     require(along == (measure == "spectral"), "tokens of one group need a spectral norm, others a sum of their shares")
     radius, gain, largest = r if along else (each.max(rank - 2, keepdims=True) for each in r)
     return Bounds(size * radius, size * gain, size * (radius if along else largest))
 
 
-def matrix_product(row: Row) -> Bounds:
+def matrix_product(row: Inference) -> Bounds:
     """The product of two matrices that both depend on the input: rows of the first, all of the second."""
     row.only(2)
     (a, b), (ra, rb), rank = row.inputs, row.bounds, len(row.shape)
@@ -75,7 +75,7 @@ def matrix_product(row: Row) -> Bounds:
     return Bounds(radius, ra.gain * rb.radius + ra.radius * rb.gain, radius)
 
 
-def product(row: Row) -> Bounds:
+def product(row: Inference) -> Bounds:
     """The product of two values, entry by entry."""
     row.only(2)
     row.groups()
@@ -85,7 +85,7 @@ def product(row: Row) -> Bounds:
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
 
 
-def convolution(row: Row) -> Bounds:
+def convolution(row: Inference) -> Bounds:
     """A convolution without padding, or the adjoint of one whose input is the result; `circular` axes wrap around.
 
     The claim is of the circular convolution on the image, of which one without padding is a part.
@@ -127,7 +127,7 @@ def convolution(row: Row) -> Bounds:
     return Bounds(radius, size * gain, radius)
 
 
-def convex_potential(row: Row) -> Bounds:
+def convex_potential(row: Inference) -> Bounds:
     """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
 
     A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
@@ -139,7 +139,7 @@ def convex_potential(row: Row) -> Bounds:
         padding = integers(row.constants["padding"], "padding")
         size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
         claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
-        kernel, inputs = row.tensor(claim.tensors[0]).shape, row.shape[1] // claim.settings["groups"]
+        kernel, inputs = row.tensor(claim.tensors[0]).shape, row.shape[1] // claim.constants["groups"]
         row.groups(*range(1, len(row.shape)))
         vectors = row.entries() // math.prod(row.shape[1:]) * math.prod(size)
         require(len(kernel) == len(row.shape), "its kernel misfits")
@@ -160,12 +160,12 @@ def convex_potential(row: Row) -> Bounds:
     return Bounds(radius, slope * x.gain, radius)
 
 
-def margin(row: Row) -> Bounds:
+def margin(row: Inference) -> Bounds:
     """The difference of any two entries of `factor (W x + b)`."""
     row.only(1, (1, 2))
     claim, factor, last = row.claim(0, "row_difference"), abs(Decimal(row.number("factor"))), len(row.shape) - 1
     shape = row.tensor(claim.tensors[0]).shape
-    columns = shape[0] if claim.settings["transposed"] else math.prod(shape[1:])
+    columns = shape[0] if claim.constants["transposed"] else math.prod(shape[1:])
     (x,), (r,) = row.inputs, row.bounds
     require(x.shape == (*row.shape[:-1], columns) and row.shape[-1] == 1, "its weight or its result misfits")
     require(row.reads == [(last,)] and row.axes == (last,), "it reads other groups")
@@ -177,16 +177,17 @@ def margin(row: Row) -> Bounds:
     return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
 
 
-def margin_of(row: Row, logits: Value) -> Decimal:
+def margin_of(row: Inference, logits: Value) -> Decimal:
     """What a row of margins says of the model's result, which must be the map that it is of."""
     term = logits.terms[0]
-    require(len(logits.terms) == 1 and isinstance(term.base, Base), "the margin is of a result that is a sum")
+    if len(logits.terms) > 1 or not isinstance(term.base, Base):
+        raise CheckError("the margin is of a result that is a sum")
     require(logits.shape[-1] == term.base.shape[-1], "the margin is of several vectors side by side")
-    own: Row = term.base.row  # type: ignore[union-attr]
+    own = term.base.inference
     require(own is not None, "the margin is of a result that is rounded")
     claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
     require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
-    require(weight_of(own) == (claim.tensors[0], claim.settings["transposed"]), "the margin is of another weight")
+    require(weight_of(own) == (claim.tensors[0], claim.constants["transposed"]), "the margin is of another weight")
     require([c.tensors for c in own.claims[1:]] == [c.tensors for c in row.claims[1:]], "the margin has another bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")

@@ -1,4 +1,4 @@
-"""A row that computes, as a certificate states it: what its rule reads, and the arithmetic that rules share."""
+"""A row at work: what the rule of its operation reads, and the checks that rules share."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.checker.graph import Bounds, Value
-from wellnormed.checker.proofs import Claim
-from wellnormed.checker.reading import ZERO, field, integers, number, require, root
+from wellnormed.proof.decimals import ZERO
+from wellnormed.proof.reading import field, integers, number, require
+from wellnormed.proof.rows import Bounds, Claim
+from wellnormed.proof.value import Value
 
 
 @dataclass(eq=False)
-class Row:
-    """A row that computes, as the document states it."""
+class Inference:
+    """A row whose inputs are values; its claims are complete, and `tensor` reads stored tensors."""
 
     name: str
     operation: str
@@ -27,7 +28,9 @@ class Row:
     axes: tuple[int, ...]
     tensor: Callable[[str], np.ndarray]
     bounds: list[Bounds]
+    """Of the groups that it reads, for every input."""
     logits: np.ndarray | None = None
+    """For every head of an attention, what no logit exceeds."""
 
     def number(self, key: str) -> float:
         """A finite constant."""
@@ -37,7 +40,7 @@ class Row:
         """One of its claims, which must be of that measure and with these settings."""
         require(place < len(self.claims), f"it lacks a claim of {measure}")
         claim = self.claims[place]
-        differs = [key for key, each in settings.items() if claim.settings.get(key) != each]
+        differs = [key for key, each in settings.items() if claim.constants.get(key) != each]
         require(claim.measure == measure and not differs, f"its claim {place} must be {measure} with {settings}")
         return claim
 
@@ -67,34 +70,15 @@ class Row:
         return math.prod(self.shape[axis] for axis in over)
 
 
-def weight_of(row: Row) -> tuple[str, bool]:
+def weight_of(row: Inference) -> tuple[str, bool]:
     """The matrix of a linear row."""
-    return row.claims[0].tensors[0], row.claims[0].settings["transposed"]
+    return row.claims[0].tensors[0], row.claims[0].constants["transposed"]
 
 
-def bias_of(row: Row, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
+def bias_of(row: Inference, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
     """Norms of the parts of a bias, whose claim has that place; zero where a row has none."""
     if len(row.claims) <= place:
         return [ZERO] * parts
     claim = row.claim(place, "group_norm", parts=parts)
     require(row.tensor(claim.tensors[0]).size == outputs, f"its bias has not {outputs} entries")
     return [Decimal(value) for value in claim.values]
-
-
-def exact(values: Any) -> np.ndarray:
-    """Numbers as an array of decimals."""
-    found = np.empty(np.shape(values), dtype=object)
-    found[...] = np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object))
-    return found
-
-
-def least(a: Any, b: Any) -> Any:
-    """The smaller of two arrays of decimals, entry by entry."""
-    return np.minimum(a, b)
-
-
-def roots(values: np.ndarray) -> np.ndarray:
-    """Square roots of decimals, rounded up."""
-    found = np.empty(np.shape(values), dtype=object)
-    found[...] = np.frompyfunc(root, 1, 1)(values)
-    return found

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.checker.documents import document_of
-from tests.checker.models import NAMES, constraints_of, small
+from tests.proof.documents import document_of
+from tests.proof.models import NAMES, constraints_of, small
 
-from wellnormed.checker import CheckError, check, check_folder
-from wellnormed.checker.check import MOVES
-from wellnormed.checker.proofs import norms_below
-from wellnormed.checker.rules import RULES
+from wellnormed.proof import CheckError, check, check_folder
+from wellnormed.proof.claims import norms_below
+from wellnormed.proof.proof import MOVES
+from wellnormed.proof.rules import RULES
 
 
 @cache
@@ -301,7 +301,7 @@ def test_a_folder_is_proved_by_a_command_without_torch(tmp_path: Any) -> None:
     save_file(
         {n: np.ascontiguousarray(t) for n, t in tensors.items() if n not in names}, tmp_path / "certificate.safetensors"
     )
-    run = "import runpy; runpy.run_module('wellnormed.checker', run_name='__main__')"
+    run = "import runpy; runpy.run_module('wellnormed.proof', run_name='__main__')"
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = [{!r}]; " + run
     command = [sys.executable, "-O", "-c", code.format(str(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.checker.documents import document_of
+from tests.proof.documents import document_of
 from torch import nn
 
 from wellnormed._files import json_text
 from wellnormed.certificates import Certificate, certify, verify
 from wellnormed.certificates.formats import EntryRange, NumberFormats
-from wellnormed.checker import CheckError, check
-from wellnormed.checker.reading import word
+from wellnormed.proof import CheckError, check
+from wellnormed.proof.reading import word
 from wellnormed.train import report
 
 FORGED = "x of shape (1, 4) with RMS <= 1000.0 in every vector of 4 entries; for any float32 y"

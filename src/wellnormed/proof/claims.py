@@ -3,33 +3,25 @@
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from wellnormed.checker.graph import UNIT
-from wellnormed.checker.reading import CheckError, field, integer, integers, number, of_type, require, texts, word
+from wellnormed.proof.reading import CheckError, integer, integers, number, of_type, require, texts, word
+from wellnormed.proof.rows import Claim
+from wellnormed.proof.value import UNIT
 
 _TINY = 2.0**-900
 _BLOCK = 2**24  # entries of the frequency blocks that are held at once
 
 
-class Claim(NamedTuple):
-    """A bound on stored tensors; its settings are complete."""
-
-    measure: str
-    tensors: tuple[str, ...]
-    values: tuple[float, ...]
-    settings: dict[str, Any]
-
-
-def read_claim(x: Any) -> Claim:
-    """A claim of the document, not proved yet."""
-    measure = of_type(field(x, "measure", "a claim"), str, "measure")
-    require(measure in _PROOFS, f"nothing is known of the measure {measure!r}")
-    names, defaults = texts(field(x, "tensors", "a claim"), "a claim's tensors"), _PROOFS[measure][1]
+def complete(claim: Claim) -> Claim:
+    """The claim with all settings of its measure, if their types and numbers are as they must be; not proved yet."""
+    require(claim.measure in _PROOFS, f"nothing is known of the measure {claim.measure!r}")
+    measure, defaults = claim.measure, _PROOFS[claim.measure][1]
+    names = texts(claim.tensors, "a claim's tensors")
     require(len(names) == 1 + (measure == "product"), f"{measure} is claimed of {len(names)} tensors")
-    given = of_type(x.get("constants", {}), dict, "a claim's constants")
+    given = of_type(claim.constants, dict, "a claim's constants")
     require(given.keys() <= defaults.keys(), f"{measure} has no settings {sorted(given.keys() - defaults.keys())}")
     settings: dict[str, Any] = {}
     for key, default in defaults.items():
@@ -45,7 +37,7 @@ def read_claim(x: Any) -> Claim:
             settings[key] = tuple(flags) if several else flags[0]
         else:
             settings[key] = integers(each, key, 1) if default is None and key != "groups" else integer(each, key, 1)
-    values = of_type(field(x, "values", "a claim"), (list, tuple), "a claim's values")
+    values = of_type(claim.values, (list, tuple), "a claim's values")
     norms = tuple(number(each, "a claim's value") for each in values)
     require(len(norms) > 0 and min(norms, default=-1) >= 0, f"{measure} has values {norms[:4]}, which are no norms")
     return Claim(measure, names, norms, settings)
@@ -55,7 +47,7 @@ def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the claim is true."""
     arrays = [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
     with np.errstate(all="ignore"):
-        proved = _PROOFS[claim.measure][0](*arrays, claim.values, **claim.settings)
+        proved = _PROOFS[claim.measure][0](*arrays, claim.values, **claim.constants)
     require(
         proved, f"{claim.measure} of {', '.join(map(word, claim.tensors))} at {claim.values[:4]} could not be proved"
     )

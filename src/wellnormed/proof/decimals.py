@@ -12,34 +12,46 @@ from typing import Any
 
 import numpy as np
 
-UPWARD = decimal.Context(
+UP = decimal.Context(
     prec=30,
     rounding=decimal.ROUND_CEILING,
     Emin=decimal.MIN_EMIN,
     Emax=decimal.MAX_EMAX,
     traps=[decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow],
 )
-"""Sums, products and quotients of non-negative numbers round up. Square roots do not: use `sqrt_up`."""
-ZERO, ONE = Decimal(0), Decimal(1)
+"""Sums, products and quotients of non-negative numbers round up. Square roots do not: use `root`."""
+ZERO, ONE, TWO = Decimal(0), Decimal(1), Decimal(2)
 Decimals = np.ndarray
 """An array of `Decimal` objects: NumPy's arithmetic on it is decimal arithmetic in the current context."""
 
 
-def rounding_up(digits: int = UPWARD.prec) -> AbstractContextManager[decimal.Context]:
+def rounding_up(digits: int = UP.prec) -> AbstractContextManager[decimal.Context]:
     """A `with` block in which decimal arithmetic on non-negative numbers rounds up, to so many digits."""
-    return decimal.localcontext(UPWARD, prec=digits)
+    return decimal.localcontext(UP, prec=digits)
 
 
-def sqrt_up(x: Decimal | int | float) -> Decimal:
+def root(x: Decimal | int | float) -> Decimal:
     """A number that the square root does not exceed (`Decimal.sqrt` rounds to nearest whatever the context).
 
     Example:
-        >>> sqrt_up(Decimal(2))  # 1.414213562373095048801688724209698...
-        Decimal('1.41421356237309504880168872422')
+        >>> root(2)  # 1.414213562373095048801688724209698...
+        Decimal('1.41421356237309504880168872421')
+        >>> root(9)
+        Decimal('3')
     """
     x = Decimal(x)
-    root = UPWARD.sqrt(x)
-    return UPWARD.next_plus(root) if x else root
+    nearest = UP.sqrt(x)
+    return nearest if _EXACT.multiply(nearest, nearest) >= x else UP.next_plus(nearest)
+
+
+def root_down(x: Decimal | int) -> Decimal:
+    """A number that does not exceed the square root."""
+    nearest = UP.sqrt(Decimal(x))
+    return nearest if _EXACT.multiply(nearest, nearest) <= x else UP.next_minus(nearest)
+
+
+_EXACT = decimal.Context(prec=2 * UP.prec + 2, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+"""Holds the square of every number of `UP`."""
 
 
 def decimals(values: Any) -> Decimals:
@@ -55,28 +67,16 @@ def decimals(values: Any) -> Decimals:
     return exact
 
 
-def square_roots(values: Decimals) -> Decimals:
-    """`sqrt_up` of every entry."""
-    roots = np.empty(np.shape(values), dtype=object)
-    roots[...] = np.frompyfunc(sqrt_up, 1, 1)(values)
-    return roots
-
-
-def hypotenuse(a: Any, b: Any) -> Any:
-    """`sqrt(a a + b b)`, rounded up, of decimals or arrays of them; by products, for `Decimal ** 2` may round down.
-
-    Example:
-        >>> hypotenuse(Decimal(3), Decimal(4))
-        Decimal('5.00000000000000000000000000001')
-    """
-    with rounding_up():
-        squared = a * a + b * b
-        return square_roots(squared) if isinstance(squared, np.ndarray) else sqrt_up(squared)
+def roots(values: Decimals) -> Decimals:
+    """`root` of every entry."""
+    found = np.empty(np.shape(values), dtype=object)
+    found[...] = np.frompyfunc(root, 1, 1)(values)
+    return found
 
 
 def least(a: Any, b: Any) -> Any:
-    """The smaller of two, entry by entry, of decimals or arrays of them."""
-    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+    """The smaller of two arrays of decimals, entry by entry."""
+    return np.minimum(a, b)
 
 
 def float_up(x: Decimal) -> float:

@@ -6,10 +6,6 @@ import sys
 from decimal import Decimal
 from typing import Any
 
-UP = decimal.Context(prec=50, rounding=decimal.ROUND_CEILING, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-"""More digits than certificates have. Sums, products and quotients of non-negative numbers round up."""
-ZERO, ONE = Decimal(0), Decimal(1)
-
 
 class CheckError(ValueError):
     """The certificate is not proved; says which field, tensor, claim or row failed, and why."""
@@ -84,9 +80,3 @@ def decimal_number(x: Any, what: str) -> Decimal:
         raise CheckError(f"{what} is {x[:60]!r}, which is no decimal") from error
     require(value.is_finite() and value >= 0, f"{what}={x[:60]} must be finite and not negative")
     return value
-
-
-def root(x: Decimal | int) -> Decimal:
-    """A number that the square root does not exceed; decimal's own root rounds to nearest."""
-    x = Decimal(x)
-    return UP.next_plus(UP.sqrt(x)) if x else x

@@ -1,14 +1,14 @@
-"""`python -m wellnormed.checker FOLDER`: print what is proved of a folder's certificate, or why nothing is."""
+"""`python -m wellnormed.proof FOLDER`: print what is proved of a folder's certificate, or why nothing is."""
 
 import sys
 
-from wellnormed.checker import CheckError, check_folder
+from wellnormed.proof import CheckError, check_folder
 
 
 def main(arguments: list[str]) -> int:
     """The exit status: 0 if proved, 1 if not, 2 for wrong usage."""
     if len(arguments) != 1:
-        print("usage: python -m wellnormed.checker FOLDER", file=sys.stderr)
+        print("usage: python -m wellnormed.proof FOLDER", file=sys.stderr)
         return 2
     try:
         print(check_folder(arguments[0]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.checker.reading import CheckError, field, integers, of_type, require, word
+from wellnormed.proof.reading import CheckError, field, integers, of_type, require, word
 
 _KINDS = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?",

@@ -1,7 +1,7 @@
 """What a certificate's rows may compute, and the bounds of their results; every rule checks all that it rests on.
 
-A rule gets a `Row` with its inputs and the bounds of the groups that it reads. Gains are bounds on derivatives as
-well, since the domain is convex.
+A rule gets an `Inference` with its inputs and the bounds of the groups that it reads. Gains bound
+derivatives as well, since the domain is convex.
 """
 
 import math
@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.checker.attention import attention
-from wellnormed.checker.graph import Bounds, Value, gather
-from wellnormed.checker.products import average, convex_potential, convolution, linear, margin, matrix_product, product
-from wellnormed.checker.reading import ONE, UP, ZERO, field, integer, integers, number, of_type, require, root
-from wellnormed.checker.row import Row, exact, least
+from wellnormed.proof.attention import attention
+from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root
+from wellnormed.proof.functions import shape_of
+from wellnormed.proof.gather import gather
+from wellnormed.proof.inference import Inference
+from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
+from wellnormed.proof.reading import field, integer, integers, number, of_type, require
+from wellnormed.proof.rows import Bounds
+from wellnormed.proof.value import Value
 
-HALF, TWO = Decimal("0.5"), Decimal(2)
+HALF = Decimal("0.5")
 LARGEST = {
     "float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127,
     "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
@@ -28,7 +32,7 @@ ROUNDED = ("float32", "bfloat16", "float16")
 """Dtypes to which a conversion counts as the identity in real arithmetic; those of 8 bits are steps."""
 
 
-def _input(row: Row) -> Bounds:
+def _input(row: Inference) -> Bounds:
     row.only(0, (0, 2))
     require(len(row.axes) > 0, "its groups have no axes")
     box, radius = domain_of(row)
@@ -42,12 +46,12 @@ def _input(row: Row) -> Bounds:
             require(box[0] <= -value and value <= box[1], "its table has a row outside the box")
         else:
             require(value * value <= Fraction(radius) ** 2 * width, "its table has a row beyond the radius")
-    gain = exact(root(row.entries())).reshape([1] * len(row.shape))
+    gain = decimals(root(row.entries())).reshape([1] * len(row.shape))
     largest = np.full(gain.shape, radius, dtype=object)
     return Bounds(gain * largest, gain, largest if box else gain * largest)
 
 
-def domain_of(row: Row) -> tuple[tuple[float, float] | None, Decimal]:
+def domain_of(row: Inference) -> tuple[tuple[float, float] | None, Decimal]:
     """The ends of a box, None for a ball, and the largest RMS of a group."""
     ends = row.constants.keys() & {"low", "high"}
     require(row.constants.keys() == {"dtype", *(ends or {"radius"})}, "its domain is neither a ball nor a box")
@@ -61,14 +65,14 @@ def domain_of(row: Row) -> tuple[tuple[float, float] | None, Decimal]:
     return (low, high), Decimal(max(abs(low), abs(high)))
 
 
-def _same(row: Row) -> Bounds:
+def _same(row: Inference) -> Bounds:
     row.only(1)
     row.groups()
     row.keeps_shape()
     return row.bounds[0]
 
 
-def _contraction(row: Row) -> Bounds:
+def _contraction(row: Inference) -> Bounds:
     """1-Lipschitz in every group; the result is no larger in norm, and its entries are at most `growth` times those."""
     row.only(1)
     row.groups()
@@ -81,7 +85,7 @@ def _contraction(row: Row) -> Bounds:
     return Bounds(x.radius, x.gain, x.largest if growth == 1 else least(x.radius, growth * x.largest))
 
 
-def _scaling(row: Row) -> Bounds:
+def _scaling(row: Inference) -> Bounds:
     """Every entry times one of a tensor, whichever it is."""
     row.only(1, (1,))
     row.groups()
@@ -90,7 +94,7 @@ def _scaling(row: Row) -> Bounds:
     return Bounds(*(size * each for each in row.bounds[0]))
 
 
-def _shift(row: Row) -> Bounds:
+def _shift(row: Inference) -> Bounds:
     """The sum with entries of a tensor, or with whole vectors of it along an axis, whichever they are."""
     row.only(1, (1,))
     row.groups()
@@ -102,53 +106,13 @@ def _shift(row: Row) -> Bounds:
     return Bounds(x.radius + size * root(row.entries() // vector), x.gain, x.largest + size)
 
 
-# largest |slope|; growth with |f(x)| <= growth |x| + |f(0)|; |f(0)|; largest |f(x)|; all rounded up
-_FUNCTIONS: dict[str, tuple[str, str, str, str | None]] = {
-    **dict.fromkeys(("relu", "abs", "asinh", "tanhshrink", "softshrink"), ("1", "1", "0", None)),
-    **dict.fromkeys(("tanh", "sin", "softsign"), ("1", "1", "0", "1")),
-    "relu6": ("1", "1", "0", "6"),
-    "cos": ("1", "1", "1", "1"),
-    "atan": ("1", "1", "0", "1.570796326794896619231322"),
-    "log_sigmoid": ("1", "1", "0.6931471805599453094172322", None),
-    "sigmoid": ("0.25", "0.25", "0.5", "1"),
-    "hardsigmoid": ("0.1666666716337203979492188", "0.1666666716337203979492188", "0.5", "1"),
-    "hardswish": ("1.5", "1", "0", None),
-    "erf": ("1.128379167095512573896159", "1.128379167095512573896159", "0", "1"),
-    "gelu": ("1.128904145185154786340745", "1", "0", None),
-    "gelu_tanh": ("1.128993068658771765455905", "1", "0", None),
-    "silu": ("1.099839320128866916958185", "1", "0", None),
-    "mish": ("1.088498161251727861228294", "1", "0", None),
-}
-
-
-def _elementwise(row: Row) -> Bounds:
+def _elementwise(row: Inference) -> Bounds:
     row.only(1, (0, 1))
     row.groups()
     row.keeps_shape()
-    given = of_type(row.constants.get("numbers", []), list, "numbers")
-    numbers, name = [Decimal(number(each, "a number of its function")) for each in given], row.constants.get("function")
-    counts = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1}
-    known = isinstance(name, str) and name in {*counts, *_FUNCTIONS} and len(numbers) == counts.get(name, 0)
-    require(known, f"nothing is known of {str(name)[:60]!r} of {len(numbers)} numbers")
-    at_zero, ceiling = ZERO, None
-    if name == "leaky_relu":
-        slope = growth = max(ONE, abs(numbers[0]))
-    elif name == "elu":  # scale alpha (exp(inner x) - 1) below zero, which is steep for a negative inner
-        alpha, scale, inner = numbers
-        require(inner >= 0, "the exponential grows without bound")
-        slope = growth = abs(scale) * max(ONE, abs(alpha) * inner)
-    elif name == "clamp":
-        low, high = numbers
-        require(low <= high, "its limits stand in the wrong order")
-        slope = growth = ONE
-        at_zero, ceiling = max(ZERO, low, -high), max(abs(low), abs(high))
-    elif name in ("clamp_min", "clamp_max"):
-        slope = growth = ONE
-        at_zero = max(ZERO, numbers[0] if name == "clamp_min" else -numbers[0])
-    else:
-        *sizes, limit = _FUNCTIONS[str(name)]
-        slope, growth, at_zero = (Decimal(str(each)) for each in sizes)
-        ceiling = None if limit is None else Decimal(limit)
+    given = of_type(row.constants.get("numbers", []), (list, tuple), "numbers")
+    numbers, name = [number(each, "a number of its function") for each in given], row.constants.get("function")
+    slope, growth, at_zero, ceiling = shape_of(name, *numbers)
     if row.claims:  # learned slopes
         claim = row.claim(0, "max_abs")
         require(name == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
@@ -159,7 +123,7 @@ def _elementwise(row: Row) -> Bounds:
     return Bounds(radius, slope * x.gain, largest)
 
 
-def _normalization(row: Row) -> Bounds:
+def _normalization(row: Inference) -> Bounds:
     """`x / sqrt(mean x^2 + eps)`, with or without its mean taken off first."""
     row.only(1)
     row.keeps_shape()
@@ -170,7 +134,7 @@ def _normalization(row: Row) -> Bounds:
     return Bounds(radius, slope * x.gain, least(radius, root(vector)))
 
 
-def _ball(row: Row) -> Bounds:
+def _ball(row: Inference) -> Bounds:
     """Projection of every vector onto the ball of root mean square `scale^(-1/2)`."""
     row.only(1)
     row.keeps_shape()
@@ -180,27 +144,27 @@ def _ball(row: Row) -> Bounds:
     return Bounds(radius, x.gain, least(least(x.largest, root(vector / scale)), radius))
 
 
-def _unit(row: Row) -> Bounds:
+def _unit(row: Inference) -> Bounds:
     """`x / max(|x|, eps)`."""
     row.only(1)
     row.keeps_shape()
     (x,), vector, eps = row.bounds, row.over(), Decimal(row.number("eps"))
     require(eps > 0, "its eps is not positive")
     slope, vectors = ONE / eps, row.entries() // vector
-    radius = least(slope * x.radius, root(vectors) if vectors > 1 else ONE)
+    radius = least(slope * x.radius, root(vectors))
     return Bounds(radius, slope * x.gain, least(radius, ONE))
 
 
-def _softmax(row: Row) -> Bounds:
+def _softmax(row: Inference) -> Bounds:
     row.only(1)
     row.keeps_shape()
     axis = integer(row.constants.get("over"), "over")
     row.groups(axis)
     vectors, one = row.entries() // row.shape[axis], np.full([1] * len(row.shape), ONE, dtype=object)
-    return Bounds(one * root(vectors) if vectors > 1 else one, HALF * row.bounds[0].gain, one)
+    return Bounds(one * root(vectors), HALF * row.bounds[0].gain, one)
 
 
-def _log_softmax(row: Row) -> Bounds:
+def _log_softmax(row: Inference) -> Bounds:
     """`|log p_i| <= log n + max x - min x`, and the Jacobian `I - 1 p^T` has a norm of at most `sqrt n`."""
     row.only(1)
     row.keeps_shape()
@@ -208,10 +172,10 @@ def _log_softmax(row: Row) -> Bounds:
     row.groups(axis)
     (x,), n = row.bounds, row.shape[axis]
     largest = (UP.next_plus(UP.ln(Decimal(n))) if n > 1 else ZERO) + TWO * x.largest
-    return Bounds(root(row.entries()) * largest, (root(n) if n > 1 else ONE) * x.gain, largest)
+    return Bounds(root(row.entries()) * largest, root(n) * x.gain, largest)
 
 
-RULES: dict[str, Callable[[Row], Bounds]] = {
+RULES: dict[str, Callable[[Inference], Bounds]] = {
     "input": _input, "output": _same, "contraction": _contraction, "linear": linear, "average": average,
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,

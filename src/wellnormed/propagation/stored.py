@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellnormed.checker.files import Stored
+from wellnormed.proof.files import Stored
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",

@@ -1,0 +1,21 @@
+"""The kernel: the only place where a bound is derived. NumPy and the standard library, and nothing of this library.
+
+`Proof.add` checks a row and returns its result with the bounds that follow; nothing else can make one. `certify` adds
+rows while it lowers a model's operations. `check(document, tensors)`, `check_folder(folder)` and `python -m
+wellnormed.proof FOLDER` add the rows of a stored certificate again. They believe nothing but that the rows describe the
+model, and that computed tensors beside a certificate are what the model computes.
+"""
+
+from wellnormed.proof.check import Report as Report
+from wellnormed.proof.check import check as check
+from wellnormed.proof.check import check_folder as check_folder
+from wellnormed.proof.check import conclude as conclude
+from wellnormed.proof.gather import gather as gather
+from wellnormed.proof.proof import Proof as Proof
+from wellnormed.proof.reading import CheckError as CheckError
+from wellnormed.proof.rows import Bounds as Bounds
+from wellnormed.proof.rows import Claim as Claim
+from wellnormed.proof.rows import Row as Row
+from wellnormed.proof.value import Base as Base
+from wellnormed.proof.value import Term as Term
+from wellnormed.proof.value import Value as Value

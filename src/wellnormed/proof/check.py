@@ -1,0 +1,263 @@
+"""Prove a certificate again: add the rows of its document to a proof, and compare what it says with what follows."""
+
+import decimal
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from wellnormed.proof import files
+from wellnormed.proof.decimals import UP, decimals, root_down
+from wellnormed.proof.inference import Inference
+from wellnormed.proof.products import margin_of
+from wellnormed.proof.proof import Proof
+from wellnormed.proof.reading import (
+    CheckError,
+    decimal_number,
+    field,
+    integers,
+    of_type,
+    require,
+    texts,
+    word,
+)
+from wellnormed.proof.rows import Bounds, Claim, Row
+from wellnormed.proof.rules import LARGEST, domain_of
+
+_ROUNDED = 1 + Decimal(2) ** -50
+"""What a stated result may exceed what follows by: rounding to a float."""
+_OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was proved, of the function that the rows describe, in real arithmetic."""
+
+    inputs: tuple[str, ...]
+    """For every certified variable its dtype, name, shape and domain; then the inputs that are fixed."""
+    output: str
+    lipschitz: Decimal
+    """Largest RMS of a change of a group of the output, over the largest RMS of the change of a group of the inputs."""
+    l2_lipschitz: Decimal | None
+    """The same with Euclidean norms; None where groups of the inputs differ in size."""
+    margin: Decimal | None
+    """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
+    substitution: Decimal | None
+    """What a group of the output changes by in RMS when any tokens are replaced, and what is fixed stays; or None."""
+    attention_logits: dict[str, tuple[Decimal, ...]]
+    """For every attention and head, what no logit exceeds."""
+    rounds: dict[str, tuple[str, ...]]
+    """Dtype -> the rows that round to it, which in real arithmetic are the identity."""
+    rows: int
+    claims: int
+    unused: tuple[str, ...]
+    """Stored tensors that no row names."""
+
+    def __str__(self) -> str:
+        lines = [f"for {each}" for each in self.inputs]
+        lines += [
+            f"{self.output} is L-Lipschitz with L = {self.lipschitz:.6g}, from the largest RMS to the largest RMS"
+        ]
+        lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
+        lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
+        if self.substitution is not None:
+            lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
+        lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
+        lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
+        lines += ["of the program that these rows describe, without the rounding errors of its execution in floats"]
+        lines += [f"no row uses {', '.join(map(word, self.unused))}"] if self.unused else []
+        return "\n".join(lines)
+
+
+def check_folder(folder: str | os.PathLike[str]) -> Report:
+    """Prove `certificate.json` with the tensors of all safetensors files of a folder.
+
+    Raises:
+        CheckError: A file is not intact, or the certificate is not proved.
+    """
+    return check(*files.read_folder(Path(folder)))
+
+
+def check(document: Any, tensors: Mapping[str, Any]) -> Report:
+    """Prove a certificate.
+
+    Args:
+        document: The parsed JSON.
+        tensors: Name -> NumPy array (or `files.Stored`) of every tensor that the rows name.
+
+    Raises:
+        CheckError: The certificate is not proved; says which part failed, and why.
+    """
+    try:
+        proof = Proof(dict(tensors))
+        _require_intact(of_type(document, dict, "the certificate"), proof)
+        for number, row in enumerate(of_type(field(document, "rows", "the certificate"), list, "rows")):
+            name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
+            try:
+                proof.add(_row(name, row))
+            except _OTHER_ERRORS as error:
+                raise CheckError(f"row {number} ({word(name)}): {error or type(error).__name__}") from error
+        return conclude(document, proof)
+    except CheckError:
+        raise
+    except _OTHER_ERRORS as error:
+        raise CheckError(f"the certificate is malformed: {error or type(error).__name__}") from error
+
+
+def _require_intact(document: dict[str, Any], proof: Proof) -> None:
+    """Refuse another format, and tensors that are not those of the certificate."""
+    require(type(document.get("format")) is int and document["format"] == 4, "format must be 4")
+    require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
+    for key in ("tensors", "computed"):
+        for name, digest in of_type(document.get(key, {}), dict, key).items():
+            require(name in proof.stored, f"there is no stored tensor {name!r}")
+            same = proof.stored[name].digest == digest
+            require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
+
+
+def _row(name: str, document: dict[str, Any]) -> Row:
+    """A row of the document; the proof checks the types of what is in it."""
+
+    def entry(key: str) -> Any:
+        return field(document, key, "the row")
+
+    return Row(
+        name,
+        entry("operation"),
+        entry("inputs"),
+        entry("shape"),
+        entry("constants"),
+        tuple(map(_claim, of_type(entry("claims"), list, "claims"))),
+        of_type(entry("reads"), list, "reads"),
+        entry("axes"),
+        _bounds(document),
+    )
+
+
+def _bounds(document: dict[str, Any]) -> Bounds | None:
+    """The bounds that a row states, if it states any; a move has none."""
+    given = [field(document, key, "the row") for key in Bounds._fields]
+    if all(each is None for each in given):
+        return None
+    return Bounds(*(_array(each, key) for each, key in zip(given, Bounds._fields, strict=True)))
+
+
+def _claim(document: Any) -> Claim:
+    measure, tensors, values = (field(document, key, "a claim") for key in ("measure", "tensors", "values"))
+    return Claim(measure, tensors, values, document.get("constants", {}))
+
+
+def _array(document: Any, what: str) -> Any:
+    """An array of decimals that are not negative."""
+    values = [decimal_number(each, what) for each in of_type(field(document, "values", what), list, what)]
+    return decimals(values).reshape(integers(field(document, "shape", what), what, 1))
+
+
+def conclude(document: dict[str, Any], proof: Proof) -> Report:
+    """What a proof shows, if that is what the document states.
+
+    Raises:
+        CheckError: The document states another result, or the last row is no output.
+    """
+    with decimal.localcontext(UP):
+        return _Conclusion(document, proof).report()
+
+
+class _Conclusion:
+    def __init__(self, document: dict[str, Any], proof: Proof) -> None:
+        self.document, self.proof = document, proof
+
+    def report(self) -> Report:
+        proof, rows = self.proof, self.proof.inferences
+        last = next(reversed(proof.rows.values()), None)
+        if last is None or last.operation != "output" or last.bounds is None:
+            raise CheckError("the last row is not the output")
+        output, bounds = rows[-1], last.bounds
+        inputs = [row for row in rows if row.operation == "input"]
+        require(len(inputs) > 0, "there is no input")
+        gain = bounds.gain.max()
+        sizes = {row.entries() for row in inputs}
+        lipschitz = self._result("lipschitz", gain, output.entries())
+        l2 = None
+        if len(sizes) == 1:
+            l2 = self._result("l2_lipschitz", gain, sizes.pop())
+        else:
+            require(self.document.get("l2_lipschitz") is None, "l2_lipschitz must be null: groups of inputs differ")
+        stated = of_type(self.document.get("attention_logits", {}), dict, "attention_logits")
+        known = {row.name: row.logits for row in rows if row.logits is not None}
+        require(stated.keys() == known.keys(), "attention_logits must name the rows of attention")
+        logits = {}
+        for name, needed in known.items():
+            own = tuple(decimal_number(each, name) for each in of_type(stated[name], list, "attention_logits"))
+            enough = len(own) == len(needed) and all(a >= b for a, b in zip(own, needed, strict=True))
+            require(enough, f"the attention_logits of {word(name)} are less than what follows")
+            logits[name] = own
+        margins = [row for row in rows if row.operation == "margin"]
+        require(len(margins) < 2, "there are two rows of margins")
+        margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
+        fixed = texts(self.document.get("fixed", []), "fixed")
+        require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
+        unused = tuple(sorted(proof.stored.keys() - proof.arrays.keys() - {*fixed}))
+        distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
+        most = 2 * bounds.radius.max() / root_down(output.entries())
+        substitution = min(lipschitz * max(distances), most) if distances else None
+        rounds: dict[str, tuple[str, ...]] = {}
+        for row in proof.rows.values():
+            if row.operation == "rounding":
+                rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
+        domains = (
+            *(_domain(row) for row in inputs),
+            *(f"{word(name)} as stored, lookups apart" for name in fixed),
+        )
+        shown = f"{_shown(output)}, in {_groups(output)},"
+        return Report(
+            domains,
+            shown,
+            lipschitz,
+            l2,
+            margin,
+            substitution,
+            logits,
+            rounds,
+            len(proof.rows),
+            len(proof.proved),
+            unused,
+        )
+
+    def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
+        """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""
+        stated = decimal_number(self.document.get(key), key)
+        low, high = (
+            decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in ("ROUND_FLOOR", "ROUND_CEILING")
+        )
+        enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
+        needed = gain / root_down(entries)
+        require(enough and stated <= needed * _ROUNDED, f"{key}={stated:.20g} is not what follows, {needed:.20g}")
+        return stated
+
+
+def _shown(row: Inference) -> str:
+    return f"{word(row.name)} of shape {row.shape}"
+
+
+def _domain(row: Inference) -> str:
+    """The inputs of a row, in words, from its numbers."""
+    (box, radius), dtype = domain_of(row), row.constants["dtype"]
+    if box is None:
+        words = f"RMS <= {float(radius)}"
+    else:
+        whole = box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]
+        words = (
+            "any finite entries (executed, large ones may overflow)" if whole else f"entries from {box[0]} to {box[1]}"
+        )
+    looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
+    return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
+
+
+def _groups(row: Inference) -> str:
+    if row.axes == (len(row.shape) - 1,):
+        return f"every vector of {row.shape[-1]} entries"
+    samples = row.axes == tuple(range(1, len(row.shape)))
+    return f"every sample of {row.entries()} entries" if samples else f"every group along the axes {row.axes}"

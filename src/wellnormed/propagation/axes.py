@@ -1,0 +1,93 @@
+"""Which groups an operation asks for, as the reads of its row; the proof checks what follows from them."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from wellnormed.proof import Base, Term, Value
+
+
+def inner_axes(x: Value, *others: Value) -> tuple[int, ...]:
+    """Axes along which all entries lie in one group of every base, and are not all one entry repeated.
+
+    An operation on single entries asks for groups along these: finer groups lose nothing against them, and coarser ones
+    need not be put together. An operation on several values of one shape asks for the groups of all.
+    """
+    terms = [term for value in (x, *others) for term in value.terms]
+
+    def inner(axis: int) -> bool:
+        extends = [_extends(term, axis, x.shape) for term in terms]
+        return None not in extends and (True in extends or not any(isinstance(term.base, Base) for term in terms))
+
+    return tuple(axis for axis, size in enumerate(x.shape) if size > 1 and inner(axis))
+
+
+def with_inner_axes(x: Value, axes: Iterable[int]) -> tuple[int, ...]:
+    """The given axes, with the inner ones along which no part of a linear map's outputs changes into another.
+
+    An operation on every head of a projection by itself keeps the heads' own bounds in this way.
+    """
+    own = {axis % len(x.shape) for axis in axes}
+    return tuple(sorted(own | {axis for axis in inner_axes(x) if axis in own or not _crosses_outputs(x, axis)}))
+
+
+def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
+    """Name of a linear row -> into how many equal parts of its outputs it may be cut for groups along these axes.
+
+    Every group then lies in one such part, which has a bound of its own, such as the heads of a projection.
+    """
+    found = {}
+    for name, terms in _linear_terms(x).items():
+        base = terms[0].base
+        assert isinstance(base, Base)
+        outputs = base.shape[-1]
+        if all(term.index is base.order for term in terms):
+            continue
+        features = [np.where(term.index < 0, outputs, term.index % outputs) for term in terms]
+        low = np.min([each.min(axis=axes, keepdims=True) for each in features], axis=0)
+        features = [np.where(term.index < 0, -1, term.index % outputs) for term in terms]
+        high = np.max([each.max(axis=axes, keepdims=True) for each in features], axis=0)
+        some = high >= 0
+        width = int((high - low)[some].max(initial=0)) + 1
+        if width < outputs and outputs % width == 0 and not (low[some] % width).any():
+            found[name] = outputs // width
+    return found
+
+
+def _linear_terms(x: Value) -> dict[str, list[Term]]:
+    """Name of every linear row that entries of a value are made of -> the terms of it."""
+    found: dict[str, list[Term]] = {}
+    for term in x.terms:
+        if isinstance(term.base, Base) and term.base.divisible:
+            found.setdefault(term.base.name, []).append(term)
+    return found
+
+
+def _crosses_outputs(x: Value, axis: int) -> bool:
+    """Whether entries along an axis are different outputs of one linear map."""
+    for terms in _linear_terms(x).values():
+        for term in terms:
+            feature = term.index % term.base.shape[-1]
+            if (feature != feature.take([0], axis)).any():
+                return True
+    return False
+
+
+def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
+    """Whether entries along an axis are different ones, all of one group, rather than one repeated; None for others."""
+    base, index = term.base, term.index
+    if not isinstance(base, Base):
+        return False
+    if index is base.order:
+        return axis in base.axes or None
+    if bool((index == index.take([0], axis)).all()) and bool((index >= 0).any()):
+        return False
+    # entries that are missing lie in any group
+    groups = np.where(index < 0, -1, base.groups[index])
+    highest = groups.max(axis, keepdims=True)
+    return bool(((groups == highest) | (groups < 0)).all()) or None
+
+
+def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Axes of a group: the last one, or all but the first of an image's: tokens apart, the pixels of a sample not."""
+    return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)
