@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from benchmarks.random_models import draw_model
-from tests.checker.models import NAMES, Function, constraints_of, small
+from tests.proof.models import NAMES, Function, constraints_of, small
 from torch import Tensor, nn
 
 import wellnormed as wn
@@ -56,18 +56,23 @@ def _described(model: nn.Module, example: Tensor, **settings: Any) -> dict[str, 
     }
 
 
-def certificates() -> Iterator[tuple[str, Any]]:
-    """Of every model: bounds, rows, and the names of the tensors that they rest on; or the refusal."""
+def models() -> Iterator[tuple[str, nn.Module, Tensor, dict[str, Any]]]:
+    """Name, model, example and settings of `certify`."""
     for name in NAMES:
         model, example = small(name)
         within = constraints_of(name, model)
-        settings = {} if within is None else {"within": within}
-        yield name, _described(model.eval(), example, **settings)
+        yield name, model.eval(), example, {} if within is None else {"within": within}
         if name in MARGINS:
-            yield f"{name}, margins", _described(model, example, radius=0.5, margins=True)
+            yield f"{name}, margins", model.eval(), example, {"radius": 0.5, "margins": True}
     for number in range(RANDOM):
         drawn = draw_model(0, number)
-        yield f"random model {number}", _described(drawn.model, drawn.example, radius=drawn.radius)
+        yield f"random model {number}", drawn.model, drawn.example, {"radius": drawn.radius}
+
+
+def certificates() -> Iterator[tuple[str, Any]]:
+    """Of every model: bounds, rows, and the names of the tensors that they rest on; or the refusal."""
+    for name, model, example, settings in models():
+        yield name, _described(model, example, **settings)
 
 
 def refusals() -> Iterator[tuple[str, Any]]:

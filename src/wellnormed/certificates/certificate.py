@@ -296,7 +296,7 @@ class Certificate:
         return certificate
 
     def document(self) -> dict[str, Any]:
-        """What the file says, as the checker reads it."""
+        """What the file says, as the kernel reads it."""
         l2 = self.exact_l2_lipschitz
         return {
             "format": FORMAT_VERSION,

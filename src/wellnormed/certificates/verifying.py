@@ -1,4 +1,4 @@
-"""`verify`: prove a certificate again with the checker, which shares no code with `certify`."""
+"""`verify`: add the rows of a stored certificate to a proof again."""
 
 import os
 from collections.abc import Mapping

@@ -63,46 +63,50 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
         return ends.reshape(math.prod(outer), -1)
 
-    if (sums := _unmoved(value, axes)) is not None:
-        return sums
-    parts, fixed = [], []
-    for term in value.terms:
-        column, factor = rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
-        if isinstance(term.base, np.ndarray):
-            fixed.append(_norms_of_constant(term, column, factor))
-            continue
-        column = np.where(factor == 0, -1, column)
-        base, here = _finest(term.base, column), column >= 0
-        group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
-        parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
-    nothing = np.full(outer, ZERO, dtype=object)
-    bounds = Bounds(nothing, nothing, nothing)
-    if parts:
+    moving = [(term.base, term) for term in value.terms if isinstance(term.base, Base)]
+    bounds = _unmoved(moving, shape, axes)
+    if bounds is None:
+        parts = []
+        for whole, term in moving:
+            factor = rows(np.ones(()) if term.factor is None else term.factor)
+            column = np.where(factor == 0, -1, rows(term.index))
+            base, here = _finest(whole, column), column >= 0
+            group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
+            parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
         first, inverse = _alike(parts)
         found = np.empty((3, len(first)), dtype=object)
         for i, row in enumerate(first):
             found[:, i] = _one_group(parts, row)
         bounds = Bounds(*(each[inverse].reshape(outer) for each in found))
-    for radius, largest in fixed:
-        bounds = Bounds(bounds.radius + radius.reshape(outer), bounds.gain, bounds.largest + largest.reshape(outer))
+    bounds = Bounds(*map(collapse, bounds))
+    kept = np.broadcast_shapes(*(each.shape for each in bounds))
+    over = tuple(axis for axis, (a, b) in enumerate(zip(outer, kept, strict=True)) if a > b)
+    for term in value.terms:
+        if not isinstance(term.base, Base):
+            norms = _norms_of_constant(
+                term, rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
+            )
+            # where all else is equal, the largest stands for all: a table of positions would have a bound for each
+            radius, largest = (each.reshape(outer).max(over, keepdims=True) for each in norms)
+            bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
     return Bounds(*map(collapse, bounds))
 
 
-def _unmoved(value: Value, axes: tuple[int, ...]) -> Bounds | None:
+def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds | None:
     """The sum of bounds, if the groups are those of bases that differ, each times one number."""
-    wide = [axis for axis in axes if value.shape[axis] > 1]
-    bases, total = [], None
-    for term in value.terms:
-        base, factor = term.base, np.ones(()) if term.factor is None else term.factor
-        if not isinstance(base, Base) or term.index is not base.order or factor.ndim or any(base is b for b in bases):
+    wide = [axis for axis in axes if shape[axis] > 1]
+    zero = np.full([1] * len(shape), ZERO, dtype=object)
+    bases, total = [], [zero] * 3
+    for base, term in terms:
+        factor = np.ones(()) if term.factor is None else term.factor
+        if term.index is not base.order or factor.ndim or any(base is each for each in bases):
             return None
-        if [axis for axis in base.axes if value.shape[axis] > 1] != wide:
+        if [axis for axis in base.axes if shape[axis] > 1] != wide:
             return None
         size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
-        own = [size * each for each in base.bounds]
-        total = own if total is None else [a + b for a, b in zip(total, own, strict=True)]
+        total = [a + size * b for a, b in zip(total, base.bounds, strict=True)]
         bases.append(base)
-    return None if total is None else Bounds(*total)
+    return Bounds(*total)
 
 
 def collapse(array: np.ndarray) -> np.ndarray:

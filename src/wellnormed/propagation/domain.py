@@ -12,7 +12,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}
 """Name -> dtype of an input that a certificate can speak of."""
 STORED = (*_DTYPES, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-"""What stored tensors may be of: the dtypes that the checker reads."""
+"""What stored tensors may be of: the dtypes that the kernel reads."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tensors as bytes, of the kind that the checker reads."""
+"""Tensors as bytes, of the kind that the kernel reads."""
 
 from typing import Any
 
