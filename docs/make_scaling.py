@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed as wn
 from wellnormed.constraints.amortised import AmortisedCap
-from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
-from wellnormed.optim.directions import second_moment_like
+from wellnormed.norms import AssignedParameter, Norm
+from wellnormed.optim.directions import NeuronNormalized, Oracle
 from wellnormed.parallel import Job
 from wellnormed.parallel.layout import part_lengths
 from wellnormed.parallel.placement import deal
@@ -86,7 +86,7 @@ OPTIMIZERS: dict[str, tuple[str | None, type[torch.optim.Optimizer]]] = {
     "AdamW": (None, torch.optim.AdamW),
 }
 """Name -> recipe of norms, None where there are none; and class."""
-KEYS = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "second moment", "agreement": "`agreement`"}
+KEYS = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "second moment"}
 
 
 @cache
@@ -99,6 +99,11 @@ def assigned(size: tuple[int, int, int], recipe: str | None) -> tuple[AssignedPa
 
 ORACLE = wn.Spectral(coefficients="jordan-5", method="newton-schulz")
 """Of Muon's matrices, by products, as on GPUs."""
+
+
+def second_moment(parameter: Tensor) -> int:
+    """Entries of NorMuon's own tensor."""
+    return NeuronNormalized(0.95, Oracle()).start("second_moment", parameter, ORACLE).numel()
 
 
 @cache
@@ -148,7 +153,7 @@ class Dealt:
 def dealt(size: tuple[int, int, int], recipe: str | None, gpus: int) -> Dealt:
     """As `Placement` deals the oracles of cut weights: all that have a norm."""
     own = [(each.parameter, each.norm) for each in assigned(size, recipe) if each.norm is not None]
-    jobs = [Job(([p],), lambda batch: (batch,), cubic=isinstance(norm, MatrixNorm)) for p, norm in own]
+    jobs = [Job(([p],), lambda batch: (batch,), cubic=norm.measures == "singular values") for p, norm in own]
     costs = [job.cost for job in jobs]
     return Dealt([p for p, _ in own], [norm for _, norm in own], costs, deal(costs, gpus))
 
@@ -172,7 +177,7 @@ def operations_over_cost(aspect: int) -> float:
 
 def operations(work: Dealt, over_cost: Callable[[int], float]) -> list[float]:
     """Operations for every matrix, given those over `m n min(m, n)` by the longer side over the shorter."""
-    assert all(isinstance(norm, MatrixNorm) for norm in work.norms)
+    assert all(norm.measures == "singular values" for norm in work.norms)
     aspects = [max(p.shape) // min(p.shape) for p in work.parameters]
     return [cost * over_cost(aspect) for cost, aspect in zip(work.costs, aspects, strict=True)]
 
@@ -249,7 +254,7 @@ def memory(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     yield (
         "Muon with `normuon`: its second moment, in every rank",
         [
-            amount(assumed.weight_bytes * sum(second_moment_like(p, ORACLE).numel() for p in w.parameters), "B")
+            amount(assumed.weight_bytes * sum(second_moment(p) for p in w.parameters), "B")
             for w in (dealt(size, "muon", assumed.gpus) for size in MODELS.values())
         ],
     )

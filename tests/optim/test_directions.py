@@ -1,4 +1,4 @@
-"""What other papers do to an oracle's output, against their published formulas."""
+"""Directions: those of other papers against their published formulas, and those of a user."""
 
 import copy
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.optim import Direction, Seen
 
 EXACT = wn.Spectral(method="svd")
 
@@ -137,3 +138,94 @@ def test_parameters_that_are_no_matrices_keep_their_oracles():
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         optimizer_for((4, 4), **settings)
+
+
+class Mixed(Direction):
+    """Looks at everything, keeps an average of squares, and may be twice as long as the oracle's."""
+
+    sees = ("gradient", "weight")
+    keeps = ("squares",)
+
+    def bound(self, norm):
+        return 2.0 * norm.overshoot
+
+    def __call__(self, seen: Seen):
+        seen.state["squares"] = 0.9 * seen.state["squares"] + 0.1 * seen.gradient.square()
+        assert (seen.length, seen.step) == (0.1, seen.step)
+        total = seen.momentum / (seen.state["squares"].sqrt() + 1.0) + seen.step * seen.weight
+        return 2.0 * seen.norm.dualize(total)
+
+    def __repr__(self):
+        return "Mixed()"
+
+
+class Unbounded(Direction):
+    def __call__(self, seen: Seen):
+        return seen.momentum
+
+
+def test_a_direction_of_ones_own_sees_and_keeps_what_it_says():
+    layer, optimizer = optimizer_for((6, 10), directions={"weight": Mixed()})
+    weight = layer.weight.detach().clone()
+    buffer, squares = torch.zeros((6, 10), dtype=torch.float64), torch.zeros((6, 10), dtype=torch.float64)
+    for step in range(4):
+        g = drawn((6, 10), step)
+        layer.weight.grad = g.clone()
+        optimizer.step()
+        buffer = 0.5 * buffer + 0.5 * g
+        squares = 0.9 * squares + 0.1 * g.square()
+        weight = weight - 0.1 * 2.0 * EXACT.dualize(buffer / (squares.sqrt() + 1.0) + step * weight)
+    torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-12, atol=1e-12)  # float64, two ways
+    torch.testing.assert_close(optimizer.state[layer.weight]["squares"], squares)
+    assert optimizer.update_norm("weight") == pytest.approx(0.2)
+    assert "direction=Mixed()" in str(optimizer)
+    again, twin = optimizer_for((6, 10), directions={"weight": Mixed()})
+    again.load_state_dict(layer.state_dict())
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for model, one in ((layer, optimizer), (again, twin)):
+        model.weight.grad = drawn((6, 10), 4)
+        one.step()
+    assert torch.equal(again.weight, layer.weight)
+    constraints = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    for step in range(5):
+        layer.weight.grad = drawn((6, 10), step)
+        optimizer.step()
+        assert constraints.proved_ratios()["weight"] <= 1
+
+
+def test_equal_matrices_are_one_batch_and_directions_serve_by_norm():
+    shapes = []
+
+    class Counted(Direction):
+        def acts_on(self, norm):
+            return norm.measures == "singular values"
+
+        def __call__(self, seen: Seen):
+            shapes.append(tuple(seen.momentum.shape))
+            return seen.norm.dualize(seen.momentum)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    optimizer = wn.Scion(model, lr=0.1, radius=1.0, directions={"*": Counted()})
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    assert sorted(shapes) == [(1, 3, 4), (2, 4, 4)]
+    assert optimizer.update_norm("0.weight") is None
+    assert optimizer.update_norm("0.bias") == pytest.approx(0.1)
+
+
+def test_without_a_bound_what_needs_one_refuses_by_name():
+    layer, optimizer = optimizer_for((4, 4), directions={"weight": Unbounded()})
+    with pytest.raises(ValueError, match="SoftCap on 'weight' needs a bound on the step's norm"):
+        wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
+    layer.weight.grad = drawn((4, 4), 0)
+    optimizer.step()
+    assert constraints.proved_ratios()["weight"] <= 1
+    with pytest.raises(ValueError, match="'weight' has no bound, and step_rule='constrained'"):
+        optimizer_for((4, 4), directions={"weight": Unbounded()}, step_rule="constrained")
+    with pytest.raises(ValueError, match="'weight' keeps squares, and memory='gradient'"):
+        optimizer_for((4, 4), directions={"weight": Mixed()}, memory="gradient")
+    with pytest.raises(ValueError, match=r"directions\['weight'\]=.* is no wellnormed.optim.Direction"):
+        optimizer_for((4, 4), directions={"weight": Unbounded})
+    with pytest.raises(ValueError, match="directions: the pattern 'wieght'"):
+        optimizer_for((4, 4), directions={"wieght": Unbounded()})

@@ -37,12 +37,25 @@ def muon(assignment, **settings):
     )
 
 
+class OfOnesOwn(wn.optim.Direction):
+    """Sees all that there is to see, and keeps an average in the weight's shape."""
+
+    sees = ("gradient", "weight")
+    keeps = ("squares",)
+
+    def __call__(self, seen):
+        seen.state["squares"] = 0.9 * seen.state["squares"] + 0.1 * seen.gradient.square()
+        return seen.norm.dualize(seen.momentum / (1 + seen.state["squares"].sqrt())) + seen.step * 0.01 * seen.weight
+
+
 OPTIMIZERS = {
     "Scion": lambda a, **s: wn.Scion(a, lr=0.05, nesterov=True, **s),
     "Scion, constrained": lambda a, **s: wn.Scion(a, lr=0.05, unconstrained=False, lr_factors={"*.bias": 0.5}, **s),
     "Scion, light": lambda a, **s: wn.Scion(a, lr=0.05, memory="gradient", **s),
     "Muon and AdamW": muon,
     "Almond": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
+    "of one's own": lambda a, **s: wn.Muon(a, lr=0.05, directions={"*": OfOnesOwn()}, **s),
+    "NorMuon": lambda a, **s: wn.Scion(a, lr=0.05, normuon=0.9, **s),
     "sharp": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
 }
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ class Norm(ABC):
 
     has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
     always_shown: ClassVar[tuple[str, ...]] = ()  # the settings that are printed even if they are the defaults
+    measures: ClassVar[Literal["singular values", "lengths", "entries"] | None] = None
+    """Whose largest one the norm is, in units: singular values of slices, lengths of columns, rows or vectors, or
+    entries. These are what the oracle makes equal and a projection cuts; None for a norm that is no such maximum."""
 
     @property
     def ndim(self) -> int:
@@ -70,6 +73,22 @@ class Norm(ABC):
         """
         raise NotImplementedError(f"{self!r} is not the largest size of a part of the weight")
 
+    def slices(self, weight: Tensor) -> list[Tensor]:
+        """Of every size the slices that a norm measures, `(*batch, m, n)` or `(*batch, slices, m, n)`."""
+        raise NotImplementedError(f"{self!r} does not measure singular values")
+
+    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
+        """Undo `slices`, for a weight of this one's shape."""
+        raise NotImplementedError(f"{self!r} does not measure singular values")
+
+    def slice_units(self, weight: Tensor) -> list[float]:
+        """For every size of slices, the largest singular value of a slice whose norm is 1."""
+        raise NotImplementedError(f"{self!r} does not measure singular values")
+
+    def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
+        return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
+
     @property
     def overshoot(self) -> float:
         """The largest norm that `dualize` returns; 1 unless an iteration approximates the oracle from above."""
@@ -95,26 +114,12 @@ class MatrixNorm(Norm):
     4.1 says it for kernels). Slices of equal size are treated as one batch, and spectral constraints act on them.
     """
 
+    measures = "singular values"
+
     @property
     @abstractmethod
     def msign_settings(self) -> tuple[str, str]:
         """Coefficient set and method of the oracle's `msign`."""
-
-    @abstractmethod
-    def slices(self, weight: Tensor) -> list[Tensor]:
-        """The slices, `(*batch, m', n')` or `(*batch, slices, m', n')` for every size among them."""
-
-    @abstractmethod
-    def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
-        """Undo `slices`, for a weight of this one's shape."""
-
-    @abstractmethod
-    def slice_units(self, weight: Tensor) -> list[float]:
-        """For every size of slices, the largest singular value of a slice whose norm is 1."""
-
-    def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
-        """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
-        return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
 
     def _measure(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """A number for every slice, `(*batch, slices)`."""

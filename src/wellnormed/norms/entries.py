@@ -13,6 +13,8 @@ from wellnormed.norms.base import Norm, entries
 class _LargestEntry(Norm):
     """`inputs * max |w|`."""
 
+    measures = "entries"
+
     def _inputs(self, weight: Tensor) -> int:
         return 1
 

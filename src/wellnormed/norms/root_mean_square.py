@@ -19,6 +19,8 @@ _INSIDE = 1 - 1e-6  # where random groups start: rounding in float32 must not ca
 class _LargestRMS(Norm):
     """The largest, over groups of entries, of the group's RMS over `_unit`; the oracle normalises every group alone."""
 
+    measures = "lengths"
+
     def _dims(self) -> tuple[int, ...]:
         """The dimensions, from the end, along which the entries of one group lie; all by default."""
         return tuple(range(-self.ndim, 0))

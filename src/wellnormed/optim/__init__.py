@@ -1,7 +1,9 @@
 """One optimizer engine, and the published optimizers as compositions of momentum, norm and step rule."""
 
+from wellnormed.optim.admission import NonFiniteGradientError as NonFiniteGradientError
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
-from wellnormed.optim.conditional_gradient import NonFiniteGradientError as NonFiniteGradientError
+from wellnormed.optim.directions import Direction as Direction
+from wellnormed.optim.directions import Seen as Seen
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
 from wellnormed.optim.named import Almond as Almond

@@ -3,18 +3,23 @@
 What is refused is refused before anything is changed, by a `ValueError` that names the parameter and the remedy.
 """
 
-import sys
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter, MatrixNorm, Norm
+from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.norms.assignment import check_norm
-from wellnormed.optim.directions import second_moment_like
-from wellnormed.optim.rounding import by_entries
-from wellnormed.parallel.layout import is_distributed, layout
+from wellnormed.optim.directions import Direction
+from wellnormed.optim.step_rules import StepRule
+from wellnormed.parallel import Placement
+from wellnormed.parallel.layout import is_distributed, layout, local
+
+
+class NonFiniteGradientError(ValueError):
+    """A gradient held NaN or infinity; nothing was changed."""
 
 
 def refuse_parameter(name: str, parameter: Tensor) -> None:
@@ -24,21 +29,6 @@ def refuse_parameter(name: str, parameter: Tensor) -> None:
         raise ValueError(
             f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
             "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
-        )
-
-
-def refuse_zero_redundancy() -> None:
-    """Refuse to be made by `ZeroRedundancyOptimizer`.
-
-    It hands every process some of the parameters, and says so to nobody; only the calling frames tell.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and type(frame.f_locals.get("self")).__name__ != "ZeroRedundancyOptimizer":
-        frame = frame.f_back
-    if frame is not None:
-        raise ValueError(
-            "ZeroRedundancyOptimizer cannot wrap an optimizer of this library; pass process_group= to the optimizer "
-            "itself, which then shares out the oracles, or shard the model with fully_shard (FSDP2)"
         )
 
 
@@ -67,33 +57,54 @@ def refuse_cast(name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> No
             )
 
 
-def refuse_state(
-    state_dict: Mapping[str, Any], groups: list[dict[str, Any]], norms: Mapping[Tensor, Norm | None], memory: str
-) -> None:
-    """Refuse a state whose tensors are not those that these groups keep, as of other norms, sizes or `memory`."""
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    named = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
-    for number, (name, parameter) in zip(numbers, named, strict=False):  # torch refuses other counts
-        own, norm, shape = state_dict["state"].get(number), norms[parameter], tuple(parameter.shape)
-        if not own:
-            continue
-        kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-        if norm is not None:
-            kept = {"momentum_buffer": shape}
-            if memory == "buffer":
-                kept["agreement"] = shape if by_entries(parameter, norm) else ()
-            if "second_moment" in own and isinstance(norm, MatrixNorm):
-                kept["second_moment"] = tuple(second_moment_like(parameter, norm).shape)
-        if (found := {key: tuple(getattr(value, "shape", ())) for key, value in own.items()}) != kept:
-            here = f"{norm!r} and memory={memory!r}" if norm else "AdamW"
-            raise ValueError(
-                f"load_state_dict: the state of {name!r} holds {_shapes(found)}, and here {here} keep {_shapes(kept)}; "
-                "load it into an optimizer with the same norms and the same memory=, of a model of the same sizes"
-            )
+def refuse_gradients(
+    parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]], placement: Placement, step: int
+) -> bool:
+    """Refuse, in every process and by name, gradients that no step can use; returns whether there are any."""
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for name, gradient in gradients.items():
+        refuse_gradient(name, parameters[name], gradient)
+        refuse_cast(name, parameters[name], states.get(parameters[name], {}))
+    held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
+    sizes = dict.fromkeys(gradients, 0.0)
+    if held:
+        largest = torch._foreach_norm(list(held.values()), math.inf)
+        numbers = torch.stack([size.double().nan_to_num(math.inf, math.inf) for size in largest])
+        sizes |= zip(held, numbers.tolist(), strict=True)  # one transfer for all parameters
+    sizes = placement.agree(sizes, list(parameters))
+    if bad := [name for name, size in sizes.items() if not size < math.inf]:
+        others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
+        raise NonFiniteGradientError(
+            f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step {step}; nothing was changed. "
+            "Lower the learning rate, or find the operation with torch.autograd.set_detect_anomaly(True)"
+        )
+    return bool(gradients)
 
 
-def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {shape}" for name, shape in sorted(tensors.items()))
+def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -> dict[Tensor, Direction]:
+    """The user's direction of every parameter whose name a pattern matches and whose norm the direction acts on."""
+    for pattern, direction in directions.items():
+        if not isinstance(direction, Direction):
+            raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
+    pattern_of = assignment.match(directions, "directions")
+    named = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
+    return {a.parameter: direction for a, direction in named if a.norm is not None and direction.acts_on(a.norm)}
+
+
+def refuse_direction(name: str, direction: Direction | None, norm: Norm | None, rule: StepRule, memory: str) -> None:
+    """Refuse a direction of the user's that the step rule or the memory does not go with."""
+    if direction is None or norm is None:
+        return
+    if rule.convex and direction.bound(norm) is None:
+        raise ValueError(
+            f"directions: {direction!r} of {name!r} has no bound, and step_rule='constrained' needs one to keep a "
+            "weight in its ball; use another step rule, with a constraint"
+        )
+    if direction.keeps and memory == "gradient":
+        raise ValueError(
+            f"directions: {direction!r} of {name!r} keeps {', '.join(direction.keeps)}, and memory='gradient' keeps no "
+            "state; use memory='buffer'"
+        )
 
 
 def assign_later(

@@ -1,56 +1,52 @@
-"""The engine: momentum x norm x step rule.
+"""The engine: momentum x direction x norm x step rule, over every parameter of an assignment.
 
-Norm-Constrained LMOs (LMO), algorithms 1 and 2 and ALMOND. With the gradient `g`, the buffer `m` and the norm's linear
-minimization oracle `-dualize`:
-
-- `"unconstrained"` (uSCG): `w <- (1 - lr * weight_decay) w - lr * radius * dualize(m)`;
-- `"constrained"` (SCG): `w <- (1 - lr) w - lr * radius * dualize(m)`, which never leaves the ball of that radius: the
-  oracle's overshoot is divided out. In 16 bits a small `lr` is lost in the rounding of `(1 - lr) w`: it is warned of;
-- `"averaged"` (ALMOND): `m` averages the oracle's outputs, not the gradients, and `w <- w - lr * radius * m`;
-- `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, steepest descent.
-
-uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3). What other papers do to
-the oracle's output is in `directions`; what is only rounding error does not move a parameter: `rounding`.
+`momentum`, `directions` and `step_rules` hold the parts. Here they meet: parameters of equal settings become batches,
+whose directions a `Placement` computes here or in other processes, and whose weights then move entry by entry.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import Assignment, MatrixNorm, Norm
+from wellnormed.norms import Assignment, Norm
 from wellnormed.optim.admission import (
     assign_later,
-    refuse_cast,
-    refuse_gradient,
+    directions_of,
+    refuse_direction,
+    refuse_gradients,
     refuse_parameter,
-    refuse_state,
-    refuse_zero_redundancy,
 )
-from wellnormed.optim.directions import normalize_neurons, oracle, second_moment_like
+from wellnormed.optim.directions import Direction, Seen
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.rounding import Rounding, by_entries
-from wellnormed.optim.routing import Params, by_name, named, resolve, split
-from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, Group, Memory, check_settings, refuse_unknown
+from wellnormed.optim.momentum import MEMORIES
+from wellnormed.optim.routing import Params, named, resolve, split
+from wellnormed.optim.saved_state import as_of_today, by_name, refuse_state
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, check_settings, refuse_unknown
+from wellnormed.optim.step_rules import Group, StepRule, rule_of
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
 
-_INSIDE = 1 - 1e-5
-"""Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
 
+class Batch(NamedTuple):
+    """Parameters of one group that share norm, radius, direction, shape and layout, and so move together."""
 
-class NonFiniteGradientError(ValueError):
-    """A gradient held NaN or infinity; nothing was changed."""
+    parameters: list[Tensor]
+    group: Group
+    rule: StepRule
+    norm: Norm
+    direction: Direction
+    radius: float
 
 
 class ConditionalGradient(torch.optim.Optimizer):
-    """Momentum x norm x step rule, over every parameter of an assignment.
+    """Momentum x direction x norm x step rule, over every parameter of an assignment.
 
-    Parameters of equal norm and shape are treated in one pass. State is one momentum buffer per parameter, and a number
-    that tells whether its gradients agree with it (see `rounding`). Parameters without a norm are left to AdamW.
+    Parameters of equal norm and shape are treated in one pass. State is one momentum buffer per parameter, and what its
+    direction keeps. Parameters without a norm are left to AdamW.
 
     Args:
         params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
@@ -76,23 +72,20 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
         refuse_unknown(type(self), settings)
-        refuse_zero_redundancy()
         settings = {**self.preset, **settings}
-        self.memory: Memory = settings.get("memory", "buffer")
         groups, assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        kept = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule")  # for later
-        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in kept})
+        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in _NEEDED_LATER})
         self._process_group = settings.get("process_group")
-        self._warned_without_gradients = self._warned_of_lost_decay = False
-        if lr is None:
-            if settings.get("step_rule") == "sharp":
-                raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
-            lr = assignment.lr
+        self._warned: set[str] = set()
+        defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
+        defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
+        check_settings(defaults)
+        rule = rule_of(defaults)
+        if lr is None and rule is not None and not rule.scale_free:
+            raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
-        defaults = {"lr": lr, "steps": 0} | {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
-        check_settings(defaults, self.memory)
-        super().__init__(split(groups, assignment, lr, settings), defaults)
+        super().__init__(split(groups, assignment, defaults["lr"], settings), defaults)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
         """Groups of named parameters, and their norms as this optimizer takes them."""
@@ -109,6 +102,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
+        self._directions = directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
@@ -120,7 +114,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
             columns["radius"][name] = f"{self._radii[parameter]:g}" if own else ""
-            columns["differs"][name] = ", ".join(f"{k}={group[k]}" for k in own if group[k] != self.defaults[k])
+            differs = [f"{k}={group[k]}" for k in own if group[k] != self.defaults[k]]
+            differs += [f"direction={self._directions[parameter]!r}"] if parameter in self._directions else []
+            columns["differs"][name] = ", ".join(differs)
         if not any(columns["differs"].values()):
             del columns["differs"]
         return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
@@ -156,7 +152,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "first ones by overrides= or assign_norms"
             )
         for group in groups:
-            check_settings({**self.defaults, **group}, self.memory)
+            check_settings({**self.defaults, **group})
         if assignment is not self.assignment:
             self._adopt(assignment)
         for group in groups:
@@ -176,15 +172,16 @@ class ConditionalGradient(torch.optim.Optimizer):
         }
         self._radii: dict[Tensor, float] = {}
         for name, (group, parameter) in self._owner.items():
-            if group["step_rule"] != "adamw":
-                self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
             if parameter not in self._norms:
                 raise ValueError(
                     f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
                     "parameters by add_param_group, or make the optimizer again"
                 )
-            if group["step_rule"] == "adamw":
+            if (rule := rule_of(group)) is None:
                 self._norms[parameter] = None
+            else:
+                self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
+                refuse_direction(name, self._directions.get(parameter), self._norms[parameter], rule, group["memory"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -195,144 +192,114 @@ class ConditionalGradient(torch.optim.Optimizer):
         """
         self._index()
         for group in self.param_groups:  # a scheduler may have moved them
-            check_settings(group, self.memory)
+            check_settings(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        sizes = self._gradient_sizes()
-        self._rounding = Rounding(sizes, {name: parameter for name, (_, parameter) in self._owner.items()})
+        if not torch.compiler.is_compiling():
+            parameters, states = {name: parameter for name, (_, parameter) in self._owner.items()}, self.state
+            if not refuse_gradients(parameters, states, self.placement, self.param_groups[0]["steps"]):
+                self._warn_once("gradients", _NO_GRADIENTS)
         for group in self.param_groups:
-            if group["step_rule"] == "adamw":
+            if rule_of(group) is None:
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
-            group["steps"] += 1
-        buckets = list(self._buckets())
-        for *_, parameters in buckets if self.memory == "buffer" else ():
-            for parameter in parameters:
-                self._state_of(parameter)  # all before the first direction, whose memory the next ones take then
-        results = self.placement.run(self._job(*bucket) for bucket in buckets)
-        for group, norm, parameters in buckets:
-            directions, *averages = next(results)
-            for average in averages:
-                torch._foreach_copy_([self.state[p]["second_moment"] for p in parameters], average)
-            self._move(group, norm, parameters, directions)
+        batches = list(self._batches())
+        for batch in batches:
+            self._make_state(batch)  # all before the first direction, whose memory the next ones take then
+        results = self.placement.run(self._job(batch) for batch in batches)
+        for batch in batches:
+            directions, *kept = next(results)
+            for key, tensors in zip(batch.direction.keeps, kept, strict=True):
+                torch._foreach_copy_([local(self.state[p][key]) for p in batch.parameters], list(map(local, tensors)))
+            self._move(batch, directions)
             del directions  # before the next ones are computed; `zip` would keep them
+        for group in self.param_groups:
+            group["steps"] += 1
         return loss
 
-    def _buckets(self) -> Iterator[tuple[Group, Norm, list[Tensor]]]:
-        """Parameters that move by an oracle, in batches of equal norm; singly to save memory."""
-        alone = self.memory == "gradient"
+    def _batches(self) -> Iterator[Batch]:
+        """Parameters that move along a direction, in batches of equal settings; singly to save memory."""
         for group in self.param_groups:
+            rule, alone = rule_of(group), group["memory"] == "gradient"
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
-            key = lambda p: (self._norms[p], self._radii[p], alone and id(p))  # noqa: E731
-            for (norm, *_), members in in_buckets(moving, lambda p: p, key):
-                assert norm is not None  # selected so
-                yield group, norm, members
+            alike = {p: (self._norms[p], self._radii[p], self._directions.get(p), alone and id(p)) for p in moving}
+            for (norm, radius, own, _), members in in_buckets(moving, lambda p: p, alike.__getitem__):
+                assert rule is not None  # so were they selected
+                assert norm is not None
+                yield Batch(members, group, rule, norm, own or rule.direction_for(group, norm), radius)
 
-    def _job(self, group: Group, norm: Norm, parameters: list[Tensor]) -> Job:
-        """The oracle's work on what it sees: the gradient, or its average, one step ahead with Nesterov."""
+    def _make_state(self, batch: Batch) -> None:
+        for parameter in batch.parameters:
+            for key in MEMORIES[batch.group["memory"]].state:
+                if key not in self.state[parameter]:
+                    self.state[parameter][key] = torch.zeros_like(parameter)
+            for key in batch.direction.keeps:
+                if key not in self.state[parameter]:
+                    self.state[parameter][key] = batch.direction.start(key, parameter, batch.norm)
+
+    def _job(self, batch: Batch) -> Job:
+        """The work on whole tensors: the direction, from the gradients or their average."""
+        parameters, group, _, norm, direction, radius = batch
         gradients = [cast(Tensor, p.grad) for p in parameters]  # these parameters have one
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        states = [] if self.memory == "gradient" else [self._state_of(p) for p in parameters]
-        averaged = group["step_rule"] == "averaged"
-        if group["step_rule"] != "sharp":
-            self._rounding.judge(parameters, gradients, states, norm, sized=not averaged)
-        seen = gradients
-        if states and not averaged:
-            seen = self._average(parameters, gradients, group)
-            if group["nesterov"]:
-                seen = list(torch._foreach_lerp(seen, gradients, 1 - group["momentum"]))
-        direction = oracle(norm, group)
-        if not (isinstance(norm, MatrixNorm) and group["normuon"] is not None):
-            return Job((seen,), lambda batch: (direction(batch),), cubic=isinstance(norm, MatrixNorm))
-        for parameter, state in zip(parameters, states, strict=True):
-            if "second_moment" not in state:
-                state["second_moment"] = second_moment_like(parameter, norm)
-        averages, keep = [state["second_moment"] for state in states], group["normuon"]
-        return Job((seen, averages), lambda batch, own: normalize_neurons(direction(batch), own, norm, keep))
+        momentum = gradients
+        if batch.rule.averages == "gradients":
+            momentum = self._average(batch, gradients, group["nesterov"])
+        shown = {"gradient": gradients, "weight": cast(list[Tensor], parameters)}
+        length, step = float(group["lr"]) * radius, group["steps"]
 
-    def _move(self, group: Group, norm: Norm, parameters: list[Tensor], directions: list[Tensor]) -> None:
-        rule, lr = group["step_rule"], float(group["lr"])
-        length, shrink = self._radii[parameters[0]], 1 - lr * group["weight_decay"]
-        if rule == "averaged":
-            directions = self._average(parameters, directions, group)
-        elif rule == "constrained":
-            length, shrink = length * _INSIDE / norm.overshoot, 1 - lr
-        directions = self._rounding.held_back(parameters, directions)
+        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+            *beside, seen = tensors[: len(direction.sees) + 1]
+            state = dict(zip(direction.keeps, tensors[len(direction.sees) + 1 :], strict=True))
+            more = dict(zip(direction.sees, beside, strict=True))
+            whole = Seen(seen, more.get("gradient"), more.get("weight"), state, norm, length, step)
+            return direction(whole), *(state[key] for key in direction.keeps)
+
+        kept = ([self.state[p][key] for p in parameters] for key in direction.keeps)
+        inputs = *(shown[name] for name in direction.sees), momentum, *kept
+        return Job(inputs, function, read_only=len(direction.sees), cubic=norm.measures == "singular values")
+
+    def _move(self, batch: Batch, directions: list[Tensor]) -> None:
+        parameters, group = batch.parameters, batch.group
+        if batch.rule.averages == "directions":
+            directions = self._average(batch, directions)
+        kept, length = batch.rule.shares(group, batch.radius, batch.direction.bound(batch.norm))
         if group["cautious_decay"]:
             pairs = zip(parameters, directions, strict=True)
-            torch._foreach_mul_(parameters, [1 - (1 - shrink) * (d * p).ge(0).to(p) for p, d in pairs])
-        elif shrink != 1:
-            self._warn_of_lost_decay(parameters[0].dtype, 1 - shrink)
-            torch._foreach_mul_(parameters, shrink)
-        torch._foreach_add_(parameters, directions, alpha=-lr * length)
-        if self.memory == "gradient":
-            torch._foreach_mul_([cast(Tensor, p.grad) for p in parameters], group["momentum"])
+            torch._foreach_mul_(parameters, [1 - (1 - kept) * (d * p).ge(0).to(p) for p, d in pairs])
+        elif kept != 1:
+            dtype = parameters[0].dtype
+            if dtype.itemsize < 4 and 1 - kept < torch.finfo(dtype).eps / 2:
+                self._warn_once("decay", _LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+            torch._foreach_mul_(parameters, kept)
+        torch._foreach_add_(parameters, directions, alpha=-length)
+        MEMORIES[group["memory"]].after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
 
-    def _warn_of_lost_decay(self, dtype: torch.dtype, decay: float) -> None:
-        lost = dtype.itemsize < 4 and decay < torch.finfo(dtype).eps / 2
-        if lost and not self._warned_of_lost_decay and not torch.compiler.is_compiling():
-            self._warned_of_lost_decay = True
-            warnings.warn(
-                f"a decay of {decay:.2g} a step is lost where weights round to {str(dtype).removeprefix('torch.')}"
-                ", so it bounds no norm there; keep the weights in float32, raise the learning rate, or cap them by "
-                "wellnormed.constrain",
-                stacklevel=6,
-            )
+    def _average(self, batch: Batch, values: list[Tensor], ahead: bool = False) -> list[Tensor]:
+        memory = MEMORIES[batch.group["memory"]]
+        states = [self.state[p] for p in batch.parameters] if memory.state else []
+        return memory.average(values, states, batch.group["momentum"], ahead)
 
-    def _average(self, parameters: list[Tensor], values: list[Tensor], group: Group) -> list[Tensor]:
-        buffers = [self._state_of(p)["momentum_buffer"] for p in parameters]
-        torch._foreach_lerp_(buffers, values, 1 - group["momentum"])
-        return buffers
-
-    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.state[parameter]
-        if "agreement" not in state:
-            state.setdefault("momentum_buffer", torch.zeros_like(parameter))
-            entries = by_entries(parameter, self._norms[parameter])
-            state["agreement"] = torch.zeros_like(parameter) if entries else parameter.new_zeros(())
-        return state
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned and not torch.compiler.is_compiling():
+            self._warned.add(about)
+            warnings.warn(message, stacklevel=6)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
-        if self.memory == "gradient":
-            for parameter in (p for p, norm in self._norms.items() if norm is None):
-                parameter.grad = None
-        else:
-            super().zero_grad(set_to_none)
-
-    def _gradient_sizes(self) -> dict[str, float]:
-        """The largest entry of every gradient, in any process; not found in a compiled step."""
-        if torch.compiler.is_compiling():
-            return {}
-        held = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
-        for name, gradient in held.items():
-            parameter = self._owner[name][1]
-            refuse_gradient(name, parameter, gradient)
-            refuse_cast(name, parameter, self.state.get(parameter, {}))
-        if not held and not self._warned_without_gradients:
-            self._warned_without_gradients = True
-            warnings.warn(
-                "step() found no gradient in any parameter and changed nothing: backward() was not called since "
-                "zero_grad(), or the loss does not depend on these parameters (another copy of the model?)",
-                stacklevel=5,
-            )
-        sizes = self.placement.agree(_largest_entries(held), list(self._owner))
-        if bad := [name for name, size in sizes.items() if not size < float("inf")]:
-            others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
-            raise NonFiniteGradientError(
-                f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step "
-                f"{self.param_groups[0]['steps']}; nothing was changed. Lower the learning rate, or find the operation "
-                "with torch.autograd.set_detect_anomaly(True)"
-            )
-        return sizes
+        held = {p: p.grad for p in self._in_gradients()}
+        super().zero_grad(set_to_none)
+        for parameter, gradient in held.items():
+            parameter.grad = gradient
 
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-        None where there is no bound: a parameter without a norm, the step rule "sharp", and, for singular values,
-        `normuon`, and `cautious_decay` with a weight decay: shrinking some entries of a matrix may raise them.
+        None where there is no bound: a parameter without a norm, a direction that gives none (as of the step rule
+        "sharp", and of `normuon` for singular values), and, for singular values again, `cautious_decay` with a weight
+        decay: shrinking some entries of a matrix may raise them.
         """
         bounds = self.update_norms()
         if name not in bounds:
@@ -343,25 +310,27 @@ class ConditionalGradient(torch.optim.Optimizer):
         """The `update_norm` of every parameter, by name."""
         self._index()
         for group in self.param_groups:
-            check_settings(group, self.memory)
+            check_settings(group)
         return {name: self._update_norm(group, parameter) for name, (group, parameter) in self._owner.items()}
 
     def _update_norm(self, group: Group, parameter: Tensor) -> float | None:
-        norm, step_rule = self._norms[parameter], group["step_rule"]
-        cautious = group["cautious_decay"] and group["weight_decay"] > 0
-        without_bound = isinstance(norm, MatrixNorm) and (cautious or group["normuon"] is not None)
-        if norm is None or without_bound or step_rule == "sharp":
+        norm, rule = self._norms[parameter], rule_of(group)
+        if norm is None or rule is None:
             return None
-        return float(group["lr"]) * self._radii[parameter] * (1.0 if step_rule == "constrained" else norm.overshoot)
+        direction = self._directions.get(parameter) or rule.direction_for(group, norm)
+        return rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
 
     def state_dict(self) -> dict[str, Any]:
         """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""
-        state = super().state_dict()
-        if self.memory == "gradient":
-            numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
-            kept = {i: {"momentum_buffer": p.grad} for i, p in numbered if p.grad is not None and self._norms[p]}
-            state["state"] = {**state["state"], **kept}
-        return state
+        state, held = super().state_dict(), self._in_gradients()
+        numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
+        kept = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in held and p.grad is not None}
+        return {**state, "state": {**state["state"], **kept}}
+
+    def _in_gradients(self) -> set[Tensor]:
+        """Parameters whose gradients hold their momentum."""
+        groups = [group for group in self.param_groups if group["memory"] == "gradient"]
+        return {parameter for group in groups for parameter in group["params"] if self._norms[parameter] is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`.
@@ -371,33 +340,32 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
         """
-        ordered = by_name(state_dict, self.param_groups)
-        refuse_state(ordered, self.param_groups, self._norms, self.memory)
+        ordered = as_of_today(by_name(state_dict, self.param_groups))
+        refuse_state(ordered, self.param_groups, self._norms, self._directions)
         super().load_state_dict(ordered)
-        if self.memory == "gradient":
-            for parameter in list(self.state):
-                if self._norms[parameter] is not None:
-                    parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
+        for parameter in self._in_gradients() & self.state.keys():
+            parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"assignment": self.assignment, "memory": self.memory, "_chosen": self._chosen}
+        own = {"assignment": self.assignment, "_chosen": self._chosen}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
             self._model, self._process_group = None, None
-            self._warned_without_gradients = self._warned_of_lost_decay = False
+            self._warned = set()
             self._adopt(self.assignment)
         self._index()
 
 
-def _largest_entries(gradients: dict[str, Tensor]) -> dict[str, float]:
-    """The largest entry of each gradient, as far as this process holds it; infinity if one is not finite."""
-    held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
-    found = dict.fromkeys(gradients, 0.0)
-    if held:
-        sizes = [torch.maximum(*map(torch.abs, torch.aminmax(part))) for part in held.values()]
-        numbers = torch.stack([size.double().nan_to_num(float("inf"), float("inf")) for size in sizes])
-        found |= zip(held, numbers.tolist(), strict=True)  # one transfer for all parameters
-    return found
+_NEEDED_LATER = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule", "directions")
+"""Settings that decide about parameters which join in the middle of training."""
+_NO_GRADIENTS = (
+    "step() found no gradient in any parameter and changed nothing: backward() was not called since zero_grad(), or "
+    "the loss does not depend on these parameters (another copy of the model?)"
+)
+_LOST_DECAY = (
+    "a decay of {:.2g} a step is lost where weights round to {}, so it bounds no norm there; keep the weights in "
+    "float32, raise the learning rate, or cap them by wellnormed.constrain"
+)

@@ -1,4 +1,4 @@
-"""From what a user passes, or a saved state holds, to parameter groups: every parameter once, with its norm or none."""
+"""From what a user passes to parameter groups: every parameter once, with its norm or none."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -8,15 +8,13 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
 from wellnormed.norms import Assignment, assign_norms
-from wellnormed.norms.patterns import unwrapped
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.norms.starting_radii import starting_radii
 from wellnormed.optim.fallback import AdamWSettings
-from wellnormed.optim.settings import EngineSettings, Group
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
+from wellnormed.optim.step_rules import Group, rule_of
 from wellnormed.parallel.layout import whole
 
-BALLS = ("constrained", "sharp")
-"""Step rules whose radius is that of the ball around zero that holds a weight, or scales a dual norm as well."""
 Params = nn.Module | Assignment | Iterable[Any]
 """A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""
 
@@ -62,7 +60,8 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
     if missing := [a.name for a in norms if a.name not in counts]:
         raise ValueError(
             f"{', '.join(missing)} have a norm but are in no group, so nothing would train them; add them, or freeze "
-            "them before assign_norms"
+            "them before assign_norms. (ZeroRedundancyOptimizer passes some parameters to each process; use "
+            "process_group= instead)"
         )
     return resolved, norms
 
@@ -109,9 +108,10 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     result = []
     for group in groups:
         require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
+        rule = rule_of({"step_rule": GROUP_DEFAULTS["step_rule"], **settings, **group})
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
-            has_norm = normed[name] and group.get("step_rule") != "adamw"
+            has_norm = normed[name] and rule is not None
             if name in radius_of and not has_norm:
                 raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
             radius = radii[radius_of[name]] if name in radius_of else group.get("radius", published.get(name))
@@ -119,7 +119,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
                 own = {} if radius is None else {"radius": radius}
-                by_start = radius is None and group.get("step_rule", settings.get("step_rule")) not in BALLS
+                by_start = radius is None and rule is not None and rule.scale_free and not rule.convex
                 sizes = {name: at_start[name] for name, _ in pairs if name in at_start and by_start}
                 own |= {"lr": group.get("lr", lr) * factor, "vector_radii": sizes}
                 result.append({**group, **own, "params": pairs})
@@ -128,48 +128,3 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
                 own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
                 result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
     return result
-
-
-def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
-    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
-    saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
-    if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):
-        raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
-    if foreign := [group for group in saved if "step_rule" not in group]:
-        raise ValueError(
-            "load_state_dict: this is the state of an optimizer of another library, whose groups have "
-            f"{', '.join(key for key in foreign[0] if key != 'params')} and no step_rule; its averages mean something "
-            "else here. Load what state_dict() of an optimizer of wellnormed returned, or begin with a fresh state"
-        )
-    if not all("param_names" in group for group in saved):
-        return state_dict
-    number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
-    home = {unwrapped(name): group for group in saved for name in group["param_names"]}
-    names = {unwrapped(name): i for i, name in enumerate(n for group in groups for n in group["param_names"])}
-    if names.keys() != number.keys():
-        raise ValueError(
-            f"the state lacks {sorted(names.keys() - number.keys())} and has unknown "
-            f"{sorted(number.keys() - names.keys())}; load it into the model that it was saved from"
-        )
-    ordered = []
-    for group in groups:
-        members = group["param_names"]
-        theirs = home[unwrapped(members[0])]
-        if (count := len({id(home[unwrapped(name)]) for name in members})) > 1:
-            raise ValueError(
-                f"{', '.join(members)} are one group here and {count} in the saved state, with "
-                "settings of their own; make the groups as they were"
-            )
-        if theirs["step_rule"] != group["step_rule"]:
-            raise ValueError(
-                f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
-                "make the optimizer, and assign the norms, as they were"
-            )
-        own = {"params": [names[unwrapped(name)] for name in members], "param_names": members}
-        if "vector_radii" in theirs:
-            radii = {unwrapped(name): radius for name, radius in theirs["vector_radii"].items()}
-            own["vector_radii"] = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
-        ordered.append({**theirs, **own})
-    own = state_dict["state"]
-    state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
-    return {**state_dict, "state": state, "param_groups": ordered}

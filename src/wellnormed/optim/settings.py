@@ -1,7 +1,5 @@
 """The keywords that every optimizer takes, their defaults, and which of them contradict each other."""
 
-import difflib
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, get_args
 
@@ -12,10 +10,12 @@ from torch.distributed import ProcessGroup
 from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.recipes import RecipeName
+from wellnormed.optim.directions import Direction
 from wellnormed.optim.fallback import AdamWSettings
+from wellnormed.optim.momentum import MEMORIES
+from wellnormed.optim.step_rules import STEP_RULES, Group, rule_of
 
-Group = dict[str, Any]
-StepRule = Literal["unconstrained", "constrained", "averaged", "sharp"]
+StepRuleName = Literal["unconstrained", "constrained", "averaged", "sharp"]
 Memory = Literal["buffer", "gradient"]
 
 
@@ -42,6 +42,8 @@ class EngineSettings(TypedDict, total=False):
             0.95); None for none. Matrices then have no bound on their step. See `directions`.
         clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees,
             with its singular values capped at one unit of the norm; None for the oracle. See `directions`.
+        directions: Name pattern -> a `Direction` of your own. Unmatched parameters, and those whose norm it does not
+            act on, keep the direction of the other settings.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
@@ -56,7 +58,7 @@ class EngineSettings(TypedDict, total=False):
     per_head: bool
     momentum: float
     nesterov: bool
-    step_rule: StepRule
+    step_rule: StepRuleName
     radius: float
     radii: Mapping[str, float]
     weight_decay: float
@@ -64,6 +66,7 @@ class EngineSettings(TypedDict, total=False):
     maximize: bool
     normuon: float | None
     clip_gain: float | None
+    directions: Mapping[str, Direction]
     lr_factors: Mapping[str, float]
     adamw: AdamWSettings
     memory: Memory
@@ -80,6 +83,7 @@ GROUP_DEFAULTS: Group = {
     "maximize": False,
     "normuon": None,
     "clip_gain": None,
+    "memory": "buffer",
 }
 """The keywords that a parameter group may set for itself, beside `lr`."""
 
@@ -91,27 +95,24 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
         raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
-    patterns = ("overrides", "radii", "lr_factors")
+    patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
         raise ValueError(f"{where}process_group={group!r} is none; pass one of torch.distributed.new_group, or None")
-    own = set(inspect.signature(optimizer.__init__).parameters) - {"self", "settings"}
-    known = sorted({*EngineSettings.__annotations__, *own})
-    for name, value in settings.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"{where}unknown keyword {name}={value!r}; {meant}The keywords are {', '.join(known)}")
+    if unknown := settings.keys() - EngineSettings.__annotations__.keys():
+        raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
 
 
-def check_settings(settings: Group, memory: Memory) -> None:
+def check_settings(settings: Group) -> None:
     """Refuse settings of a group that are out of range or contradict each other."""
-    lr, momentum, step_rule = settings["lr"], settings["momentum"], settings["step_rule"]
+    lr, momentum, memory = settings["lr"], settings["momentum"], settings["memory"]
     require_numbers("", {"lr": lr}, tensor=True)
     largest = torch.finfo(torch.float32).max
     if not 0 <= lr <= largest:
         raise ValueError(f"lr={lr} must be finite and not negative, in float32 as well")
-    if step_rule == "adamw":
+    if settings["step_rule"] not in STEP_RULES:
+        raise ValueError(f"step_rule={settings['step_rule']!r} must be one of {', '.join(get_args(StepRuleName))}")
+    if (rule := rule_of(settings)) is None:
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
     require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
@@ -119,33 +120,33 @@ def check_settings(settings: Group, memory: Memory) -> None:
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
-        own = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
-        raise ValueError(f"radius={settings['radius']} must be positive, and {own}")
-    if step_rule not in get_args(StepRule):
-        raise ValueError(f"step_rule={step_rule!r} must be one of {', '.join(get_args(StepRule))}")
-    if step_rule == "constrained" and lr > 1:
+        length = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
+        raise ValueError(f"radius={settings['radius']} must be positive, and {length}")
+    if rule.convex and lr > 1:
         raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
     decay = settings["weight_decay"]
     if not 0 <= decay * lr <= 1:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
-    if step_rule == "constrained" and (decay or settings["cautious_decay"]):
-        own = f"weight_decay={decay}, cautious_decay={settings['cautious_decay']}"
-        raise ValueError(f"{own}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule")
+    if rule.convex and (decay or settings["cautious_decay"]):
+        decays = f"weight_decay={decay}, cautious_decay={settings['cautious_decay']}"
+        raise ValueError(
+            f"{decays}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
+        )
     keep, gain = settings["normuon"], settings["clip_gain"]
     if keep is not None and not 0 <= keep < 1:
         raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
-    if keep is not None and (step_rule in ("constrained", "sharp") or memory == "gradient"):
+    if keep is not None and (rule.convex or not rule.scale_free or memory == "gradient"):
         raise ValueError(
             f"normuon={keep} changes the norm of a step and keeps averages; it goes with the step rules "
             "'unconstrained' and 'averaged' and memory='buffer'"
         )
-    if gain is not None and (step_rule == "sharp" or not 0 < gain < float("inf")):
-        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule={step_rule!r} not 'sharp'")
-    if settings["nesterov"] and (step_rule == "averaged" or memory == "gradient"):
+    if gain is not None and (not rule.scale_free or not 0 < gain < float("inf")):
+        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule not 'sharp'")
+    if settings["nesterov"] and (rule.averages == "directions" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
-    if memory not in get_args(Memory):
+    if memory not in MEMORIES:
         raise ValueError(f"memory={memory!r} must be 'buffer' or 'gradient'")
-    if memory == "gradient" and step_rule == "averaged":
+    if memory == "gradient" and rule.averages == "directions":
         raise ValueError("memory='gradient' keeps no average of oracle outputs; use memory='buffer' with ALMOND")
-    if memory == "gradient" and step_rule == "sharp":
+    if memory == "gradient" and not rule.scale_free:
         raise ValueError("memory='gradient' keeps a sum, whose length a 'sharp' step would take; use memory='buffer'")

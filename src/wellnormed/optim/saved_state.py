@@ -1,0 +1,109 @@
+"""Which saved states an optimizer takes, and in which order their parameters are."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from wellnormed.norms import Norm
+from wellnormed.norms.patterns import unwrapped
+from wellnormed.optim.directions import Direction
+from wellnormed.optim.step_rules import Group, rule_of
+
+
+def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+    """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
+    saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
+    if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):
+        raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
+    if foreign := [group for group in saved if "step_rule" not in group]:
+        raise ValueError(
+            "load_state_dict: this is the state of an optimizer of another library, whose groups have "
+            f"{', '.join(key for key in foreign[0] if key != 'params')} and no step_rule; its averages mean something "
+            "else here. Load what state_dict() of an optimizer of wellnormed returned, or begin with a fresh state"
+        )
+    if not all("param_names" in group for group in saved):
+        return state_dict
+    number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
+    home = {unwrapped(name): group for group in saved for name in group["param_names"]}
+    names = {unwrapped(name): i for i, name in enumerate(n for group in groups for n in group["param_names"])}
+    if names.keys() != number.keys():
+        raise ValueError(
+            f"the state lacks {sorted(names.keys() - number.keys())} and has unknown "
+            f"{sorted(number.keys() - names.keys())}; load it into the model that it was saved from"
+        )
+    ordered = []
+    for group in groups:
+        members = group["param_names"]
+        theirs = home[unwrapped(members[0])]
+        if (count := len({id(home[unwrapped(name)]) for name in members})) > 1:
+            raise ValueError(
+                f"{', '.join(members)} are one group here and {count} in the saved state, with "
+                "settings of their own; make the groups as they were"
+            )
+        if theirs["step_rule"] != group["step_rule"]:
+            raise ValueError(
+                f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
+                "make the optimizer, and assign the norms, as they were"
+            )
+        own = {"params": [names[unwrapped(name)] for name in members], "param_names": members}
+        if "vector_radii" in theirs:
+            radii = {unwrapped(name): radius for name, radius in theirs["vector_radii"].items()}
+            own["vector_radii"] = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
+        ordered.append({**theirs, **own})
+    own = state_dict["state"]
+    state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
+    return {**state_dict, "state": state, "param_groups": ordered}
+
+
+def refuse_state(
+    state_dict: Mapping[str, Any],
+    groups: list[Group],
+    norms: Mapping[Tensor, Norm | None],
+    directions: Mapping[Tensor, Direction],
+) -> None:
+    """Refuse a state whose tensors are not those that its groups keep of these parameters, as of other sizes."""
+    saved = [(group, number) for group in state_dict["param_groups"] for number in group["params"]]
+    here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+    for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
+        held, norm, rule = state_dict["state"].get(number), norms[parameter], rule_of(group)
+        if not held:
+            continue
+        found = {key: tuple(getattr(value, "shape", ())) for key, value in held.items()}
+        shape = tuple(parameter.shape)
+        if norm is None or rule is None:
+            kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+        else:
+            direction = directions.get(parameter) or rule.direction_for(group, norm)
+            kept = dict.fromkeys(("momentum_buffer",), shape)
+            later = [key for key in direction.keeps if key in found]  # begun by the first step along the direction
+            kept |= {key: tuple(direction.start(key, parameter, norm).shape) for key in later}
+        if found != kept:
+            raise ValueError(
+                f"load_state_dict: the state of {name!r} holds {_shapes(found)}, and here {norm or 'AdamW'} keeps "
+                f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
+            )
+
+
+def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in sorted(tensors.items()))
+
+
+def as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state as it is saved now, from one of an earlier version.
+
+    Then a state held averages of signs, `agreement`, by which gradients that were rounding errors were held back,
+    unless the momentum was kept in the gradients; and no group said which `memory` it had.
+    """
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    buffered = any("agreement" in kept for kept in state.values())
+    if buffered:
+        warnings.warn(
+            "load_state_dict: the state is of an earlier version, which held back gradients that were rounding errors "
+            "by averages of signs, `agreement`; these are left out, and such gradients move their parameters now",
+            stacklevel=3,
+        )
+    memory = "buffer" if buffered or not any("momentum_buffer" in kept for kept in state.values()) else "gradient"
+    kept = {number: {k: v for k, v in kept.items() if k != "agreement"} for number, kept in state.items()}
+    return {**state_dict, "state": kept, "param_groups": [{"memory": memory, **group} for group in groups]}
