@@ -12,8 +12,9 @@ from wellnormed.certificates import UncertifiableError, number_formats, verify
 from wellnormed.constraints import EntryCap
 from wellnormed.models import GPTConfig, build
 from wellnormed.norms import BiasRMS, Norm, PerHead, RowNorm, Split
+from wellnormed.proof import Claim, Proof
 from wellnormed.propagation import claims
-from wellnormed.propagation.balls import Ball, claim
+from wellnormed.propagation.promising import promise_of
 
 NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
     "spectral": (wn.Spectral(), (12, 5)),
@@ -39,27 +40,40 @@ def test_a_ball_claims_no_less_than_any_weight_in_it(name, seed, scale, peaked):
         weight *= torch.rand(shape, generator=generator, dtype=torch.float64) < 0.2
         weight /= norm.norm(weight).clamp(min=1e-12)
     weight *= scale * (1 - 1e-6)  # what proofs add to the norm of a matrix is less
-    ball = Ball(norm, scale, shape)
+    promise = promise_of("weight", norm, scale, shape)
+    promise.require_kept_by(weight.numpy())
     transposed = {"spectral": [{"transposed": True}], "row_difference": [{"transposed": True}]}
     for measure in ("spectral", "row_norm", "diameter", "row_difference", "max_abs"):
         for constants in [{}, *transposed.get(measure, [])]:
             known = claims.MEASURES[measure](weight, **constants)
-            assert all(a <= b * (1 + 1e-9) for a, b in zip(known, claim(measure, [ball], **constants), strict=True))
+            assert all(a <= b * (1 + 1e-9) for a, b in zip(known, followed(measure, promise, **constants), strict=True))
     for parts in (1, 2, 3, 4):
         known = claims.spectral(weight, parts)
-        assert all(a <= b * (1 + 1e-9) for a, b in zip(known, ball.spectral(parts), strict=True))
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(known, promise.spectral(parts), strict=True))
     other = torch.randn(shape, generator=generator, dtype=torch.float64)
     constants = {"pairs": [(0, 1), (1, 0)], "parts": (2, 2), "transposed": (False, False)}
     known = claims.product(weight, other, **constants)
-    assert all(a <= b * (1 + 1e-9) for a, b in zip(known, claim("product", [ball, other], **constants), strict=True))
+    found = followed("product", promise, other, **constants)
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(known, found, strict=True))
 
 
-def test_balls_are_not_wider_than_their_norms():
-    assert Ball(wn.Spectral(), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))
-    assert Ball(PerHead(4), 2.0, (8, 2)).spectral(parts=4) == pytest.approx((2.0,) * 4)  # sqrt(2 / 2) each
-    assert Ball(PerHead(4), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))  # four of them: sqrt(4) times
-    assert Ball(wn.ColNorm(input_axis=0), 3.0, (7, 4)).row_norm() == pytest.approx((6.0,))
-    assert Ball(BiasRMS(), 3.0, (4,)).group_norm(parts=2) == pytest.approx((6.0, 6.0))
+def followed(measure, promise, other=None, **constants):
+    """What a proof derives of a promised parameter."""
+    proof = Proof({} if other is None else {"other": other.numpy()})
+    proof.promise(promise)
+    names = ("weight",) if other is None else ("weight", "other")
+    return proof.follow(Claim(measure, names, (), constants))
+
+
+def test_promises_are_not_wider_than_their_norms():
+    def promised(norm, cap, shape):
+        return promise_of("weight", norm, cap, shape)
+
+    assert promised(wn.Spectral(), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))
+    assert promised(PerHead(4), 2.0, (8, 2)).spectral(parts=4) == pytest.approx((2.0,) * 4)  # sqrt(2 / 2) each
+    assert promised(PerHead(4), 2.0, (8, 2)).spectral() == pytest.approx((4.0,))  # four of them: sqrt(4) times
+    assert followed("row_norm", promised(wn.ColNorm(input_axis=0), 3.0, (7, 4))) == pytest.approx((6.0,))
+    assert followed("group_norm", promised(BiasRMS(), 3.0, (4,)), parts=2) == pytest.approx((6.0, 6.0))
 
 
 def capped(model, cap=1.5):

@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.norms import Experts, PerHead, SpectralConv, Split
-from wellnormed.propagation.balls import Ball
+from wellnormed.propagation.promising import promise_of
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)
@@ -239,7 +239,7 @@ def test_a_step_by_heads_is_as_long_as_the_heads_share_of_a_step_of_the_projecti
 def test_a_cap_promises_every_head_as_much_alone_as_on_the_whole_projection():
     """So bounds on attention from the same cap are the same, and a head need not share it with the others."""
     for cap in (0.5, 2.0):
-        alone, whole = Ball(PerHead(8, HEAD), cap, (64, 64)), Ball(wn.Spectral(), cap, (64, 64))
+        alone, whole = (promise_of("w", norm, cap, (64, 64)) for norm in (PerHead(8, HEAD), wn.Spectral()))
         assert alone.spectral(parts=8) == pytest.approx(whole.spectral(parts=8))
         assert alone.spectral(parts=8) == pytest.approx((cap,) * 8)
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from wellnormed.certificates.certifying import balls_of, certificate_of
+from wellnormed.certificates.certifying import certificate_of, promises_of
 from wellnormed.constraints import Constraints
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.walk import Walk
@@ -19,9 +19,9 @@ def document_of(
     """The document of a model's certificate, as it is read from JSON, and all tensors that it names."""
     torch.manual_seed(0)
     captured = capture(model.eval(), example)
-    walk = Walk(decomposed(captured), radius, balls=balls_of(model, within, captured))
+    walk = Walk(decomposed(captured), radius, promises=promises_of(model, within, captured))
     walk.run()
-    known = {name: each.tensor for name, each in walk.step.used.items() if name not in walk.step.balls}
+    known = {name: each.tensor for name, each in walk.step.used.items() if name not in walk.step.promises}
     named = known | {name: each.tensor for name, each in walk.stored.items()}
     tensors = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
     return json.loads(json.dumps(certificate_of(walk).document())), tensors

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.proof import Bounds, Claim, Row
+from wellnormed.proof import Bounds, Claim, Promise, Row, read_promise
 from wellnormed.proof.decimals import UP, Decimals, decimals, float_up, root_down, rounding_up
 from wellnormed.proof.reading import word
 from wellnormed.propagation.confirmation import CIRCUMSTANCES, NOT_COMPARED, Comparison
 from wellnormed.propagation.domain import DTYPES, Box, Domain, domain_of
 from wellnormed.propagation.stored import raw_tensor
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ARITHMETIC = "real numbers, tensors as stored"
 PROOF = (
     "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
@@ -50,6 +50,8 @@ class Certificate:
     """Name of every tensor of the model that its result depends on -> SHA-256 over its dtype, shape and bytes."""
     computed: dict[str, Tensor] = field(repr=False, compare=False)
     """Those that the model computes from its own, such as rotary tables, and fixed inputs; the file holds them."""
+    promises: tuple[Promise, ...] = ()
+    """What it rests on in the place of entries of parameters: it holds for every weight that keeps these."""
     fixed: tuple[str, ...] = ()
     """Names, among those computed, of inputs such as masks, that are as in the example but for what they look up."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
@@ -309,6 +311,7 @@ class Certificate:
             "rows": [_row_document(row) for row in self.rows],
             "tensors": self.tensors,
             "fixed": list(self.fixed),
+            "promises": [asdict(promise) for promise in self.promises],
             "comparison": None if self.comparison is None else asdict(self.comparison),
             "computed": {name: raw_tensor(tensor).digest for name, tensor in sorted(self.computed.items())},
             "versions": self.versions,
@@ -329,6 +332,8 @@ class Certificate:
             f"compared: {self.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
+        if self.promises:
+            lines.append(f"for every weight within these caps: {'; '.join(map(str, self.promises))}")
         lines += [f"rounds: {_count(rows, dtype)}" for dtype, rows in self.rounds.items()]
         if self.attention_logits:
             largest = max(max(heads) for heads in self.attention_logits.values())
@@ -424,6 +429,7 @@ def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certi
         tensors=document["tensors"],
         computed=computed,
         fixed=tuple(document["fixed"]),
+        promises=tuple(map(read_promise, document["promises"])),
         attention_logits={
             name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
         },

@@ -16,9 +16,8 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_bars
 from wellnormed.constraints import Constraints
-from wellnormed.proof import Bounds, conclude
+from wellnormed.proof import Bounds, Promise, conclude
 from wellnormed.proof.files import parse_json
-from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
 from wellnormed.propagation.capture import arguments_of as arguments_of_call
 from wellnormed.propagation.confirmation import Comparison, confirm
@@ -26,6 +25,7 @@ from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import refusing
 from wellnormed.propagation.folding import plain
 from wellnormed.propagation.ledger import Stored
+from wellnormed.propagation.promising import promise_of
 from wellnormed.propagation.walk import Walk
 
 
@@ -95,7 +95,7 @@ def certify(
         capturing = bar("captured")
         captured = capture(model, example_of(model, example, "certify"), output)
         capturing(1, 1)
-        walk = Walk(decomposed(captured), domain, balls=balls_of(model, within, captured))
+        walk = Walk(decomposed(captured), domain, promises=promises_of(model, within, captured))
         walk.run(margins, bar("operations bounded"))
         confirmed = confirm(model, captured, domain, output, bar("compared by running"))
         any_batch = confirmed.twice is not None and _same_bounds(
@@ -111,11 +111,13 @@ def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison |
     Every row and every claim in it was checked by the proof, of the tensors as they are stored.
     """
     used, proof = sorted((walk.step.used | walk.fixed).items()), walk.step.proof
-    for each in walk.stored.values():
+    known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.step.promises}
+    for each in known.values():
         walk.step.keep(each)
     certificate = Certificate(
         rows=tuple(proof.rows.values()),
-        tensors={name: proof.stored[name].digest for name in sorted(walk.stored)},
+        tensors={name: proof.stored[name].digest for name in known},
+        promises=tuple(proof.promises.values()),
         computed={name: each.tensor.detach().cpu().clone() for name, each in used if each.computed},
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
@@ -129,31 +131,32 @@ def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison |
     return certificate
 
 
-def balls_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Ball | None]:
-    """Name of all that lies in the memory of trained parameters -> the ball that constraints keep it in, if any."""
+def promises_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Promise | None]:
+    """Name of all that lies in the memory of trained parameters -> what constraints promise of it, if anything."""
     if within is None:
         return {}
     if not isinstance(within, Constraints):
         raise ValueError(f"certify: within={within!r} must be what `constrain` returned")
-    balls = {id(parameter): Ball(norm, bound, tuple(parameter.shape)) for parameter, norm, bound in within.balls()}
+    balls = {id(parameter): (norm, bound) for parameter, norm, bound in within.balls()}
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False)]
-    held = {name: balls[id(p)] for name, p in named if id(p) in balls}
+    held = {name: (p, *balls[id(p)]) for name, p in named if id(p) in balls}
     if not held:
         raise ValueError(
             "certify: within promises no bound for all steps on any parameter of this model; pass the model whose "
             "weights it constrains, and for one of them at least a constraint with such a promise, such as HardCap"
         )
-    for name, p in named:
-        if name in held and not float(proved := held[name].norm.upper_bound(p.detach())) <= held[name].radius:
+    for name, (p, norm, bound) in held.items():
+        if not float(proved := norm.upper_bound(p.detach())) <= bound:
             raise ValueError(
-                f"certify: {name} has norm {float(proved):.6g}, and {held[name].radius:g} is promised; take the step "
-                "that brings it back, or certify without `within`"
+                f"certify: {name} has norm {float(proved):.6g}, and {bound:g} is promised; take the step that brings "
+                "it back, or certify without `within`"
             )
     stored = [(name, tensor) for name, tensor, _ in captured.stored.values()]
     moved = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
     memory = [_memory(tensor) for tensor in moved]
     trained = [(name, own) for name, tensor in stored for own in [_memory(tensor)]]
-    return {name: held.get(name) for name, own in trained if any(_overlap(own, other) for other in memory)}
+    promises = {name: promise_of(name, norm, bound, p.shape) for name, (p, norm, bound) in held.items()}
+    return {name: promises.get(name) for name, own in trained if any(_overlap(own, other) for other in memory)}
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int, int]:
@@ -187,14 +190,14 @@ def arguments_of(domain: Domain) -> dict[str, Any]:
 
 def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
     """Whether another batch has the same bounds, from the same tensors."""
-    other = Walk(larger, walk.step.radius, walk.step, walk.step.balls)
+    other = Walk(larger, walk.step.radius, walk.step, walk.step.promises)
     other.run(margins, progress)
     ours, theirs = list(walk.step.proof.rows.values()), list(other.step.proof.rows.values())
     return (
         len(ours) == len(theirs)
         and all(a.operation == b.operation and _same(a.bounds, b.bounds) for a, b in zip(ours, theirs, strict=True))
         and all(
-            name in walk.step.balls or _same_tensor(stored, other.step.used.get(name))
+            name in walk.step.promises or _same_tensor(stored, other.step.used.get(name))
             for name, stored in walk.step.used.items()
         )
     )

@@ -48,7 +48,8 @@ def verify(
     elif not isinstance(weights, Mapping):
         raise CheckError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
     else:
-        tensors = {name: _stored(name, value) for name, value in weights.items() if name in certificate.tensors}
+        named = {*certificate.tensors, *(promise.name for promise in certificate.promises)}
+        tensors = {name: _stored(name, value) for name, value in weights.items() if name in named}
     computed = {name: _stored(name, tensor) for name, tensor in certificate.computed.items()}
     return check(certificate.document(), tensors | computed)
 

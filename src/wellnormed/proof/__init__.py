@@ -11,6 +11,9 @@ from wellnormed.proof.check import check as check
 from wellnormed.proof.check import check_folder as check_folder
 from wellnormed.proof.check import conclude as conclude
 from wellnormed.proof.gather import gather as gather
+from wellnormed.proof.promises import Parts as Parts
+from wellnormed.proof.promises import Promise as Promise
+from wellnormed.proof.promises import read_promise as read_promise
 from wellnormed.proof.proof import Proof as Proof
 from wellnormed.proof.reading import CheckError as CheckError
 from wellnormed.proof.rows import Bounds as Bounds

@@ -12,6 +12,7 @@ from wellnormed.proof import files
 from wellnormed.proof.decimals import UP, decimals, root_down
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
+from wellnormed.proof.promises import read_promise
 from wellnormed.proof.proof import Proof
 from wellnormed.proof.reading import (
     CheckError,
@@ -50,6 +51,8 @@ class Report:
     """For every attention and head, what no logit exceeds."""
     rounds: dict[str, tuple[str, ...]]
     """Dtype -> the rows that round to it, which in real arithmetic are the identity."""
+    promises: tuple[str, ...]
+    """What it rests on in the place of entries of parameters, in words: it holds for every weight within these caps."""
     rows: int
     claims: int
     unused: tuple[str, ...]
@@ -65,6 +68,8 @@ class Report:
         if self.substitution is not None:
             lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
         lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
+        if self.promises:
+            lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += ["of the program that these rows describe, without the rounding errors of its execution in floats"]
         lines += [f"no row uses {', '.join(map(word, self.unused))}"] if self.unused else []
@@ -93,6 +98,8 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
     try:
         proof = Proof(dict(tensors))
         _require_intact(of_type(document, dict, "the certificate"), proof)
+        for each in of_type(document.get("promises", []), list, "promises"):
+            proof.promise(read_promise(each))
         for number, row in enumerate(of_type(field(document, "rows", "the certificate"), list, "rows")):
             name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
             try:
@@ -108,7 +115,7 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
 
 def _require_intact(document: dict[str, Any], proof: Proof) -> None:
     """Refuse another format, and tensors that are not those of the certificate."""
-    require(type(document.get("format")) is int and document["format"] == 4, "format must be 4")
+    require(type(document.get("format")) is int and document["format"] == 5, "format must be 5")
     require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
     for key in ("tensors", "computed"):
         for name, digest in of_type(document.get(key, {}), dict, key).items():
@@ -199,7 +206,7 @@ class _Conclusion:
         margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
         fixed = texts(self.document.get("fixed", []), "fixed")
         require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
-        unused = tuple(sorted(proof.stored.keys() - proof.arrays.keys() - {*fixed}))
+        unused = tuple(sorted(proof.stored.keys() - proof.arrays.keys() - proof.promises.keys() - {*fixed}))
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
         most = 2 * bounds.radius.max() / root_down(output.entries())
         substitution = min(lipschitz * max(distances), most) if distances else None
@@ -212,19 +219,9 @@ class _Conclusion:
             *(f"{word(name)} as stored, lookups apart" for name in fixed),
         )
         shown = f"{_shown(output)}, in {_groups(output)},"
-        return Report(
-            domains,
-            shown,
-            lipschitz,
-            l2,
-            margin,
-            substitution,
-            logits,
-            rounds,
-            len(proof.rows),
-            len(proof.proved),
-            unused,
-        )
+        caps = tuple(map(str, proof.promises.values()))
+        counts = len(proof.rows), len(proof.proved)
+        return Report(domains, shown, lipschitz, l2, margin, substitution, logits, rounds, caps, *counts, unused)
 
     def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
         """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""

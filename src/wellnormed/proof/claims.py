@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.proof.reading import CheckError, integer, integers, number, of_type, require, texts, word
+from wellnormed.proof.reading import integer, integers, number, of_type, require, texts, word
 from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT
 
@@ -130,7 +130,8 @@ def _product(
     return True
 
 
-def _rows_below(rows: np.ndarray, value: float) -> bool:
+def rows_below(rows: np.ndarray, value: float) -> bool:
+    """Whether no row's Euclidean norm exceeds a number."""
     if not value or _largest(rows) > value:
         return not rows.any()
     return float(np.square(rows / value).sum(1).max()) * (1 + (rows.shape[1] + 6) * UNIT) + _TINY <= 1
@@ -138,7 +139,7 @@ def _rows_below(rows: np.ndarray, value: float) -> bool:
 
 def _group_norm(x: np.ndarray, values: tuple[float, ...], parts: int) -> bool:
     groups = parts_of(x.reshape(-1), parts)
-    return len(values) == parts and all(_rows_below(g[None], v) for g, v in zip(groups, values, strict=True))
+    return len(values) == parts and all(rows_below(g[None], v) for g, v in zip(groups, values, strict=True))
 
 
 def _row_sum(x: np.ndarray, values: tuple[float, ...], parts: int) -> bool:
@@ -193,21 +194,26 @@ def _convolution(
 def _taps(w: np.ndarray, values: tuple[float, ...], groups: int) -> bool:
     """The sum over taps of the norms of their matrices, each of which is raised until it is proved."""
     require(w.ndim >= 3 and len(values) == 1, "a convolution's kernel has three axes or more")
-    total = 0.0
-    for tap in np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0):
-        stack, margin = parts_of(tap, groups), 1e-10
-        norm = float(np.linalg.norm(stack, 2, axis=(1, 2)).max())
-        while not norms_below(stack, norm * (1 + margin)):
+    taps = np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0)
+    total = math.fsum(max(proved_norms(parts_of(tap, groups))) for tap in taps)
+    return total * (1 + 4 * UNIT) <= values[0]
+
+
+def proved_norms(stack: np.ndarray) -> tuple[float, ...]:
+    """For each of several matrices a number, little above its largest singular value, that is proved to be above it."""
+    found = []
+    for w in stack:
+        norm, margin = float(np.linalg.norm(w, 2)), 1e-10
+        while not norms_below(w[None], norm * (1 + margin)):
             margin *= 4
-            if margin > 1:
-                raise CheckError("the norm of a tap could not be proved")
-        total += norm * (1 + margin)
-    return total * (1 + (w[0, 0].size + 4) * UNIT) <= values[0]
+            require(margin <= 1, "the norm of a matrix could not be proved")
+        found.append(norm * (1 + margin))
+    return tuple(found)
 
 
 def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) -> bool:
     rows = matrix(w, transposed)
-    return len(values) == 1 and all(_rows_below(rows - row, values[0] * (1 - 2 * UNIT)) for row in rows)
+    return len(values) == 1 and all(rows_below(rows - row, values[0] * (1 - 2 * UNIT)) for row in rows)
 
 
 def _diameter(x: np.ndarray, values: tuple[float, ...]) -> bool:
@@ -229,7 +235,7 @@ _PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
     "product": (_product, {"pairs": None, "parts": None, "transposed": None}),
     "group_norm": (_group_norm, {"parts": 1}),
     "positive_norm": (lambda x, values: _group_norm(np.maximum(x, 0), values, 1), {}),
-    "row_norm": (lambda x, v: len(v) == 1 and _rows_below(x.reshape(-1, x.shape[-1]), v[0]), {}),
+    "row_norm": (lambda x, v: len(v) == 1 and rows_below(x.reshape(-1, x.shape[-1]), v[0]), {}),
     "row_difference": (_row_difference, {"transposed": False}),
     "row_sum": (_row_sum, {"parts": 1}),
     "diameter": (_diameter, {}),

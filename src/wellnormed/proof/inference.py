@@ -16,7 +16,7 @@ from wellnormed.proof.value import Value
 
 @dataclass(eq=False)
 class Inference:
-    """A row whose inputs are values; its claims are complete, and `tensor` reads stored tensors."""
+    """A row whose inputs are values; its claims are complete, and `shape_of` knows the shapes of tensors."""
 
     name: str
     operation: str
@@ -26,7 +26,7 @@ class Inference:
     claims: list[Claim]
     reads: list[tuple[int, ...]]
     axes: tuple[int, ...]
-    tensor: Callable[[str], np.ndarray]
+    shape_of: Callable[[str], tuple[int, ...]]
     bounds: list[Bounds]
     """Of the groups that it reads, for every input."""
     logits: np.ndarray | None = None
@@ -80,5 +80,5 @@ def bias_of(row: Inference, place: int, outputs: int, parts: int = 1) -> list[De
     if len(row.claims) <= place:
         return [ZERO] * parts
     claim = row.claim(place, "group_norm", parts=parts)
-    require(row.tensor(claim.tensors[0]).size == outputs, f"its bias has not {outputs} entries")
+    require(math.prod(row.shape_of(claim.tensors[0])) == outputs, f"its bias has not {outputs} entries")
     return [Decimal(value) for value in claim.values]

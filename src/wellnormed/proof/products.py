@@ -17,7 +17,7 @@ def linear(row: Inference) -> Bounds:
     row.only(1, (1, 2))
     (x,), (r,), parts = row.inputs, row.bounds, integer(row.constants.get("parts"), "parts", 1)
     values = [Decimal(value) for value in row.claim(0, "spectral", parts=parts).values]
-    shape, last = row.tensor(weight_of(row)[0]).shape, len(x.shape) - 1
+    shape, last = row.shape_of(weight_of(row)[0]), len(x.shape) - 1
     outputs, columns = shape[0], math.prod(shape[1:])
     if weight_of(row)[1]:
         require(len(shape) == 2, "only a matrix can be transposed")
@@ -48,7 +48,7 @@ def average(row: Inference) -> Bounds:
     measure = row.claims[0].measure
     claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
     require(not claim.constants.get("transposed"), "its matrix is transposed")
-    tensor, tokens = row.tensor(claim.tensors[0]).shape, x.shape[-2]
+    tensor, tokens = row.shape_of(claim.tensors[0]), x.shape[-2]
     require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
     require(
         tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits"
@@ -103,7 +103,7 @@ def convolution(row: Inference) -> Bounds:
     claim = (
         row.claim(0, "taps", **settings) if token_wise else row.claim(0, "convolution", **settings, dilation=dilation)
     )
-    kernel = row.tensor(claim.tensors[0]).shape
+    kernel = row.shape_of(claim.tensors[0])
     require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
     circular = integers(row.constants.get("circular", []), "circular")
@@ -139,20 +139,20 @@ def convex_potential(row: Inference) -> Bounds:
         padding = integers(row.constants["padding"], "padding")
         size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
         claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
-        kernel, inputs = row.tensor(claim.tensors[0]).shape, row.shape[1] // claim.constants["groups"]
+        kernel, inputs = row.shape_of(claim.tensors[0]), row.shape[1] // claim.constants["groups"]
         row.groups(*range(1, len(row.shape)))
         vectors = row.entries() // math.prod(row.shape[1:]) * math.prod(size)
         require(len(kernel) == len(row.shape), "its kernel misfits")
     else:
         claim = row.claim(0, "spectral", parts=1, transposed=False)
-        kernel, inputs, vectors = row.tensor(claim.tensors[0]).shape, entries, row.entries() // entries
+        kernel, inputs, vectors = row.shape_of(claim.tensors[0]), entries, row.entries() // entries
         row.groups(len(row.shape) - 1)
         require(len(kernel) == 2, "its weight is no matrix")
     require(kernel[1] == inputs, f"its weight has not {inputs} columns")
     norm, shift = Decimal(claim.values[0]), ZERO
     if len(row.claims) > 1:
         bias = row.claim(1, "positive_norm")
-        require(row.tensor(bias.tensors[0]).shape == kernel[:1], f"its bias has not {kernel[0]} entries")
+        require(row.shape_of(bias.tensors[0]) == kernel[:1], f"its bias has not {kernel[0]} entries")
         shift = Decimal(bias.values[0])
     squared = abs(factor) * norm * norm
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
@@ -164,7 +164,7 @@ def margin(row: Inference) -> Bounds:
     """The difference of any two entries of `factor (W x + b)`."""
     row.only(1, (1, 2))
     claim, factor, last = row.claim(0, "row_difference"), abs(Decimal(row.number("factor"))), len(row.shape) - 1
-    shape = row.tensor(claim.tensors[0]).shape
+    shape = row.shape_of(claim.tensors[0])
     columns = shape[0] if claim.constants["transposed"] else math.prod(shape[1:])
     (x,), (r,) = row.inputs, row.bounds
     require(x.shape == (*row.shape[:-1], columns) and row.shape[-1] == 1, "its weight or its result misfits")
@@ -172,7 +172,10 @@ def margin(row: Inference) -> Bounds:
     size, shift = factor * Decimal(claim.values[0]), ZERO
     if len(row.claims) > 1:
         bias = row.claim(1, "max_abs")
-        require(row.tensor(bias.tensors[0]).size == row.tensor(claim.tensors[0]).size // columns, "its bias misfits")
+        require(
+            math.prod(row.shape_of(bias.tensors[0])) == math.prod(row.shape_of(claim.tensors[0])) // columns,
+            "its bias misfits",
+        )
         shift = TWO * factor * Decimal(bias.values[0])
     return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
 

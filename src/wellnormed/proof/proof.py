@@ -2,16 +2,18 @@
 
 import decimal
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from wellnormed.proof import claims, files, value
+from wellnormed.proof import claims, files, promises, value
 from wellnormed.proof.decimals import UP, decimals
 from wellnormed.proof.gather import collapse, gather
 from wellnormed.proof.inference import Inference, weight_of
+from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import CheckError, integers, number, of_type, require, texts, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import ROUNDED, RULES, idle_ball
@@ -49,6 +51,8 @@ class Proof:
         """The tensors that rows may name."""
         self.arrays: dict[str, np.ndarray] = {}
         """Those that a row named, in float64, or in integers of 64 bits."""
+        self.promises: dict[str, Promise] = {}
+        """Parameters of which nothing but a cap is known, by name."""
         self.values: dict[str, Value] = {}
         """The result of every row."""
         self.rows: dict[str, Row] = {}
@@ -71,14 +75,22 @@ class Proof:
     def tensor(self, name: Any) -> np.ndarray:
         """A stored tensor, which must be finite."""
         require(of_type(name, str, "the name of a tensor") in self.stored, f"there is no stored tensor {name!r}")
+        require(name not in self.promises, f"only a cap is known of {word(name)}, and not its entries")
         if name not in self.arrays:
-            array = self.stored[name].array()
-            finite = array.size > 0 and bool(np.isfinite(array).all())
-            require(finite, f"{word(name)} is empty or has entries that are not finite")
-            exact = array.dtype != np.int64 or bool((abs(array) < 2**53).all())
-            require(exact, f"{word(name)} has integers that float64 does not hold")
-            self.arrays[name] = array
+            self.arrays[name] = _finite(name, self.stored[name])
         return self.arrays[name]
+
+    def promise(self, promise: Promise) -> None:
+        """Let rows rest on a promise for a parameter; the stored tensor of that name, if there is one, must keep it."""
+        require(promise.name not in self.arrays, f"the entries of {word(promise.name)} are used already")
+        assert promise.blocks  # checks them
+        self.promises[promise.name] = promise
+        if promise.name in self.stored:
+            promise.require_kept_by(_finite(promise.name, self.stored[promise.name]))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a stored tensor or of a promised parameter."""
+        return self.promises[name].shape if name in self.promises else self.tensor(name).shape
 
     def add(self, row: Row) -> Value:
         """Check a row, prove its claims, derive its bounds, and return its result.
@@ -131,7 +143,7 @@ class Proof:
         complete = [claims.complete(each) for each in row.claims]
         read = [gather(x, each) for x, each in zip(inputs, reads, strict=True)]
         inference = Inference(
-            row.name, row.operation, inputs, shape, constants, complete, reads, axes, self.tensor, read
+            row.name, row.operation, inputs, shape, constants, complete, reads, axes, self.shape_of, read
         )
         bounds = Bounds(*map(collapse, RULES[row.operation](inference)))
         for claim in complete:
@@ -145,12 +157,23 @@ class Proof:
         self.inferences.append(inference)
         return Value(row.name, shape, (Term(base, base.order),)), bounds
 
+    def follow(self, claim: Claim) -> tuple[float, ...] | None:
+        """The least values of a claim on promised parameters; None if it is of none."""
+        if self.promises.keys().isdisjoint(claim.tensors):
+            return None
+        known = [self.promises[name] if name in self.promises else self.tensor(name) for name in claim.tensors]
+        return promises.follow(claims.complete(replace(claim, values=claim.values or (0.0,))), known)
+
     def _prove(self, claim: Claim) -> None:
+        if repr(claim) in self.proved:
+            return
         own = tuple(self.stored[name] for name in claim.tensors if name in self.stored)
-        if repr(claim) not in self.proved:
-            if self._earlier.get(repr(claim)) != own:
-                claims.prove(claim, self.tensor)
-            self.proved[repr(claim)] = own
+        if (needed := self.follow(claim)) is not None:
+            enough = len(needed) == len(claim.values) and all(map(operator.le, needed, claim.values))
+            require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
+        elif self._earlier.get(repr(claim)) != own:
+            claims.prove(claim, self.tensor)
+        self.proved[repr(claim)] = own
 
     def _move(self, name: str, operation: str, inputs: list[Value], shape: tuple[int, ...], c: dict[str, Any]) -> Value:
         if operation == "constant":
@@ -190,6 +213,15 @@ class Proof:
         require(same, f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
         base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), own)
+
+
+def _finite(name: str, stored: files.Stored) -> np.ndarray:
+    array = stored.array()
+    finite = array.size > 0 and bool(np.isfinite(array).all())
+    require(finite, f"{word(name)} is empty or has entries that are not finite")
+    exact = array.dtype != np.int64 or bool((abs(array) < 2**53).all())
+    require(exact, f"{word(name)} has integers that float64 does not hold")
+    return array
 
 
 def _stated(stated: Bounds, derived: Bounds, shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:

@@ -39,7 +39,7 @@ def _input(row: Inference) -> Bounds:
     if row.claims:  # an embedding: its vectors lie in the domain
         claim, width = row.claim(0, "max_abs" if box else "row_norm"), row.shape[-1]
         require(row.axes == (len(row.shape) - 1,), "the groups of an embedding are its vectors")
-        require(row.tensor(claim.tensors[0]).shape[-1:] == (width,), f"its table has not {width} columns")
+        require(row.shape_of(claim.tensors[0])[-1:] == (width,), f"its table has not {width} columns")
         require(row.claim(1, "diameter").tensors == claim.tensors, "its diameter is that of another table")
         value = Fraction(claim.values[0])
         if box:
@@ -101,7 +101,7 @@ def _shift(row: Inference) -> Bounds:
     row.keeps_shape()
     whole = "over" in row.constants
     claim, vector = row.claim(0, "row_norm" if whole else "max_abs"), row.over() if whole else 1
-    require(not whole or row.tensor(claim.tensors[0]).shape[-1:] == (vector,), f"its vectors have not {vector} entries")
+    require(not whole or row.shape_of(claim.tensors[0])[-1:] == (vector,), f"its vectors have not {vector} entries")
     (x,), size = row.bounds, Decimal(claim.values[0])
     return Bounds(x.radius + size * root(row.entries() // vector), x.gain, x.largest + size)
 

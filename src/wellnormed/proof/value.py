@@ -109,16 +109,20 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
         require(positions.dtype == np.int64, "its positions are no 64-bit integers")
         require(positions.shape == shape, f"its positions have shape {positions.shape} instead of {shape}")
     else:
-        tables = of_type(c.get("tables"), list, "tables")
-        require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
-        steps = [_steps(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
-        present, offset = [each[each != _ABSENT] for each in steps], integer(c.get("offset"), "offset")
-        if all(map(len, present)):  # before memory is asked for
-            low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
-            require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
-        positions = np.maximum(offset + sum(np.ix_(*steps), np.int64(0)), -1)
+        positions = positions_of(shape, of_type(c.get("tables"), list, "tables"), c.get("offset"), count)
     require(bool(((positions >= -1) & (positions < count)).all()), f"it takes entries beyond the {count} of its input")
     return move(value, name, positions)
+
+
+def positions_of(shape: tuple[int, ...], tables: Sequence[Any], offset: Any, count: int) -> np.ndarray:
+    """The sums of an offset and of one entry of every axis's table, or -1 where a table has a gap."""
+    require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
+    steps = [_steps(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
+    present, offset = [each[each != _ABSENT] for each in steps], integer(offset, "offset")
+    if all(map(len, present)):  # before memory is asked for
+        low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
+        require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
+    return np.maximum(offset + sum(np.ix_(*steps), np.int64(0)), -1)
 
 
 def _steps(table: Any, size: int, axis: int) -> np.ndarray:

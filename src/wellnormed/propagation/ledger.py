@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Base, Bounds, CheckError, Claim, Proof, Row, Value, gather
+from wellnormed.proof import Base, Bounds, CheckError, Claim, Promise, Proof, Row, Value, gather
 from wellnormed.proof.value import LARGE
 from wellnormed.propagation import claims as measures
 from wellnormed.propagation.axes import parts_of_outputs
-from wellnormed.propagation.balls import Ball
-from wellnormed.propagation.balls import claim as claim_of_balls
 from wellnormed.propagation.domain import STORED, Domain
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.stored import raw_tensor
@@ -43,15 +41,15 @@ class Ledger:
     Args:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
         proved: A ledger of the same model, whose claims need no second proof.
-        balls: Name of a stored tensor whose entries are not to be known -> the ball that it lies in; None if nothing at
-            all is known of it. Its entries are NaN, so that nothing but a claim of its ball can come of it.
+        promises: Name of a parameter whose entries are not to be known -> what is promised of it; None if nothing is.
+            Its entries are NaN, so that nothing but a claim that follows from its promise can come of it.
     """
 
     def __init__(
-        self, radius: Domain, proved: "Ledger | None" = None, balls: Mapping[str, Ball | None] | None = None
+        self, radius: Domain, proved: "Ledger | None" = None, promises: Mapping[str, Promise | None] | None = None
     ) -> None:
-        self.balls: Mapping[str, Ball | None] = balls or {}
-        """Name of a stored tensor whose entries are NaN -> the ball that it lies in, if any."""
+        self.promises: Mapping[str, Promise | None] = promises or {}
+        """Name of a parameter whose entries are NaN -> what is promised of it, if anything."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
         self.proof = Proof(earlier=None if proved is None else proved.proof)
@@ -196,7 +194,7 @@ class Ledger:
     ) -> Stored:
         """A tensor computed from stored ones, under this name, or this with a number if another one has it."""
         full, number = name, 1
-        while full in self.balls or (full in self._computed and not _same(self._computed[full], tensor)):
+        while full in self.promises or (full in self._computed and not _same(self._computed[full], tensor)):
             number += 1
             full = f"{name}#{number}"
         self._computed[full] = tensor
@@ -219,10 +217,12 @@ class Ledger:
             True
         """
         for stored in tensors:
-            if self._ball(stored) is None:
+            if (promise := self._promise(stored)) is None:
                 self.use(stored)
             elif self.used.setdefault(stored.name, stored).computed:
                 raise self.refuse(f"two tensors are called {stored.name}; rename one")
+            elif stored.name not in self.proof.promises:
+                self.proof.promise(promise)
         names = tuple(stored.name for stored in tensors)
         key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
         known = {} if self._proved is None else self._proved._claims
@@ -235,16 +235,15 @@ class Ledger:
         return self._claims[key]
 
     def _values(self, measure: str, tensors: Sequence[Stored], constants: Mapping[str, Any]) -> tuple[float, ...]:
-        known = [self._ball(stored) or stored.tensor for stored in tensors]
-        names = " and ".join(stored.name for stored in tensors)
-        if any(isinstance(each, Ball) for each in known):
-            values = claim_of_balls(measure, known, **constants)
-        else:
-            values = measures.MEASURES[measure](*known, **constants)
+        names = tuple(stored.name for stored in tensors)
+        try:
+            values = self.proof.follow(Claim(measure, names, (), dict(constants)))
+        except CheckError as error:
+            raise self.refuse(f"{error}; certify without `within`") from error
         if values is None:
-            raise self.refuse(f"no bound on the {measure} of {names} follows from its norm; certify without `within`")
+            values = measures.MEASURES[measure](*(stored.tensor for stored in tensors), **constants)
         if not all(map(math.isfinite, values)):
-            raise self.refuse(f"the {measure} of {names} is beyond all floats; scale the weights down")
+            raise self.refuse(f"the {measure} of {' and '.join(names)} is beyond all floats; scale the weights down")
         return values
 
     def use(self, stored: Stored) -> str:
@@ -280,15 +279,15 @@ class Ledger:
             )
 
     def unknown(self, operand: Any) -> Stored | None:
-        """The tensor with a ball that an operand is, or of whose vectors it is made; None for all others."""
+        """The promised parameter that an operand is, or of whose vectors it is made; None for all others."""
         if not isinstance(operand, Stored):
             return None
         own = operand.rows_of or operand
-        return None if self._ball(own) is None else own
+        return None if self._promise(own) is None else own
 
-    def _ball(self, stored: Stored) -> Ball | None:
+    def _promise(self, stored: Stored) -> Promise | None:
         """What is known of a tensor instead of its entries; a computed one may have the name of another."""
-        return None if stored.computed else self.balls.get(stored.name)
+        return None if stored.computed else self.promises.get(stored.name)
 
     def require_known(self, stored: Stored) -> None:
         """Refuse a tensor whose entries follow from those that are not to be known.
@@ -296,7 +295,7 @@ class Ledger:
         Raises:
             UncertifiableError: Says what to do about it.
         """
-        if not self.balls or not (stored.tensor.is_floating_point() or stored.tensor.is_complex()):
+        if not self.promises or not (stored.tensor.is_floating_point() or stored.tensor.is_complex()):
             return
         wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
         if bool(stored.tensor.to(wide).isnan().any()):

@@ -46,7 +46,7 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
         return Value(x.name, tuple(positions.shape), ())
     if tuple(positions.shape) == x.shape and bool((positions.reshape(-1) == torch.arange(count)).all()):
         return x
-    tables = _tables(positions)
+    tables = tables_of(positions)
     if tables is None:
         place = step.use(step.computed(f"{step.unique_name(step.name)}.positions", positions))
         return step.move("pick", [x], positions.shape, {"positions": place})
@@ -64,7 +64,7 @@ def each_axis(setting: Any, count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
-def _tables(positions: Tensor) -> tuple[int, list[Table]] | None:
+def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
     """Offset and tables of positions that are sums over the axes; a table with equal steps is its step."""
     if not positions.numel() or not bool((positions >= 0).any()):
         return None

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from wellnormed.proof import Value
+from wellnormed.proof import Promise, Value
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.axes import default_axes
-from wellnormed.propagation.balls import Ball
 from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
 from wellnormed.propagation.dependence import dependence, packet, reached
@@ -41,9 +40,9 @@ class Walk:
         captured: Captured,
         radius: Domain,
         proved: Ledger | None = None,
-        balls: Mapping[str, Ball | None] | None = None,
+        promises: Mapping[str, Promise | None] | None = None,
     ) -> None:
-        self.captured, self.step = captured, Ledger(radius, proved, balls)
+        self.captured, self.step = captured, Ledger(radius, proved, promises)
         self.values: dict[fx.Node, Any] = {}
         (output,) = (node for node in captured.nodes if node.op == "output")
         results: Any = output.args[0]
@@ -205,8 +204,7 @@ class Walk:
             if persistent:
                 self.step.require_stored(stored)
                 self.stored[name] = stored
-            if name in self.step.balls:
-                self.step.keep(stored)
+            if name in self.step.promises:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
             return stored if persistent else self.step.computed(name, stored.tensor)
         name, example = self.captured.inputs[node.name]

@@ -1,0 +1,28 @@
+"""What constraints promise of the weights, in the form in which a proof rests on it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from wellnormed.norms import Norm
+from wellnormed.proof import Parts, Promise
+from wellnormed.propagation.moves import tables_of
+
+
+def promise_of(name: str, norm: Norm, cap: float, shape: Sequence[int]) -> Promise:
+    """That a parameter's norm is at most a cap, by the singular values of the parts that the norm is made of.
+
+    Example:
+        >>> import wellnormed as wn
+        >>> promise = promise_of("weight", wn.Spectral(), 2.0, (8, 2))  # a matrix of norm 1 has sqrt(8 / 2) times that
+        >>> print(promise)
+        no singular value of weight beyond 4
+    """
+    parts = []
+    for positions, unit in norm.blocks(torch.arange(math.prod(shape)).reshape(tuple(shape))):
+        tables = tables_of(positions)
+        assert tables is not None  # parts are cut along axes
+        size = math.nextafter(unit * cap, math.inf)
+        parts.append(Parts(tuple(positions.shape), size, tables[0], tuple(tables[1])))
+    return Promise(name, tuple(shape), tuple(parts))
