@@ -118,7 +118,7 @@ class Certify:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check certificate.json against weights and model, by independent arithmetic; status 1 if it fails."""
+    """Prove certificate.json again from the weights, and compare its rows with the model; status 1 if it fails."""
 
     folder: Run
 

@@ -71,7 +71,7 @@ def _row(name: str, operation: str, inputs: list[str], shape: list[int], axes: l
 
 
 def _draft(*rows: dict, **tensors: np.ndarray) -> Draft:
-    document = {"format": 4, "arithmetic": "real numbers, tensors as stored", "tensors": {}}
+    document = {"format": 5, "arithmetic": "real numbers, tensors as stored", "tensors": {}}
     return Draft({**document, "rows": list(rows)}, {name: stored(each) for name, each in tensors.items()})
 
 

@@ -23,8 +23,8 @@ from wellnormed.propagation.capture import arguments_of as arguments_of_call
 from wellnormed.propagation.confirmation import Comparison, confirm
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import refusing
-from wellnormed.propagation.folding import plain
 from wellnormed.propagation.ledger import Stored
+from wellnormed.propagation.program import program_of
 from wellnormed.propagation.promising import promise_of
 from wellnormed.propagation.walk import Walk
 
@@ -102,7 +102,7 @@ def certify(
             walk, decomposed(confirmed.twice), margins, bar("bounded for another batch")
         )
     program = confirmed.any_batch if any_batch and confirmed.any_batch is not None else captured
-    return replace(certificate_of(walk, any_batch, confirmed.comparison), program=plain(program))
+    return replace(certificate_of(walk, any_batch, confirmed.comparison), program=program_of(program))
 
 
 def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison | None = None) -> Certificate:

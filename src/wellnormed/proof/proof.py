@@ -74,8 +74,8 @@ class Proof:
 
     def tensor(self, name: Any) -> np.ndarray:
         """A stored tensor, which must be finite."""
+        require(name not in self.promises, f"only a cap is known of {word(str(name))}, and not its entries")
         require(of_type(name, str, "the name of a tensor") in self.stored, f"there is no stored tensor {name!r}")
-        require(name not in self.promises, f"only a cap is known of {word(name)}, and not its entries")
         if name not in self.arrays:
             self.arrays[name] = _finite(name, self.stored[name])
         return self.arrays[name]

@@ -13,7 +13,7 @@ from wellnormed.data.characters import decode, encode
 from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.files import Model, read_config
 from wellnormed.propagation.capture import capture
-from wellnormed.propagation.folding import plain
+from wellnormed.propagation.program import program_of
 
 TOKENS_AT_ONCE = 8192
 """Enough to keep a machine busy, little enough for the memory of a small one."""
@@ -79,7 +79,7 @@ def sample(
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
     device, length = next(model.parameters()).device, model.config.length
-    program = plain(capture(model, torch.zeros(1, length, dtype=torch.long, device=device)))
+    program = program_of(capture(model, torch.zeros(1, length, dtype=torch.long, device=device)))
     for _ in range(count):
         seen = prompt[-length:]
         tokens = nn.functional.pad(seen, (0, length - len(seen)))

@@ -1,0 +1,108 @@
+"""Promises in the place of entries: what follows from them, for which weights, and what is refused."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.proof import Claim, Parts, Promise, Proof, Row, check
+from wellnormed.proof.reading import CheckError
+
+WHOLE = Parts((1, 4, 3), 2.0, 0, (0, 3, 1))
+
+
+def proof_of(*parts, shape=(4, 3)):
+    proof = Proof()
+    proof.promise(Promise("w", shape, parts))
+    proof.add(Row("x", "input", (), (1, 3), {"dtype": "float32", "radius": 1.0}, axes=(1,)))
+    return proof
+
+
+def linear(claim):
+    return Row("y", "linear", ("x",), (1, 4), {"parts": 1}, (claim,), reads=((1,),), axes=(1,))
+
+
+def test_a_row_rests_on_a_promise_and_on_no_more():
+    proof = proof_of(WHOLE)
+    proof.add(linear(Claim("spectral", ("w",), (2.0 * (1 + 1e-12),))))
+    assert float(proof.rows["y"].bounds.gain.max()) == pytest.approx(2 * 3**0.5)
+    with pytest.raises(CheckError, match="does not follow from what is promised"):
+        proof_of(WHOLE).add(linear(Claim("spectral", ("w",), (1.999,))))
+    with pytest.raises(CheckError, match="only a cap is known of w"):
+        proof_of(WHOLE).add(Row("c", "constant", (), (4, 3), {"tensor": "w"}))
+    with pytest.raises(CheckError, match="no bound on the row_sum of w follows"):
+        proof_of(WHOLE).follow(Claim("row_sum", ("w",), (), {}))
+
+
+def test_parts_that_are_halves_add_in_squares():
+    halves = proof_of(Parts((2, 2, 3), 2.0, 0, (6, 3, 1)))
+    assert halves.follow(Claim("spectral", ("w",), (), {"parts": 2})) == pytest.approx((2.0, 2.0))
+    assert halves.follow(Claim("spectral", ("w",), ())) == pytest.approx((8**0.5,))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        (Parts((1, 4, 2), 2.0, 0, (0, 3, 1)),),  # a column is missing
+        (WHOLE, Parts((1, 1, 1), 1.0, 0, (0, 0, 0))),  # an entry stands twice
+        (Parts((1, 4, 3), 2.0, 1, (0, 3, 1)),),  # beyond the end
+        (Parts((1, 4, 3), -2.0, 0, (0, 3, 1)),),
+        (Parts((1, 4, 3), float("inf"), 0, (0, 3, 1)),),
+        (Parts((12, 1), 2.0, 0, (1, 0)),),
+    ],
+    ids=["nothing", "missing", "twice", "beyond", "negative", "infinite", "axes"],
+)
+def test_parts_that_are_not_all_entries_once_are_refused(parts):
+    with pytest.raises(CheckError):
+        proof_of(*parts)
+
+
+def test_parts_that_are_no_blocks_of_the_matrix_have_no_spectral_norm():
+    """The entries of a part in another order are another matrix, of another norm."""
+    scrambled = proof_of(Parts((1, 4, 3), 2.0, 0, (0, [0, 3, 6, 9], [0, 1, 2])))
+    assert scrambled.follow(Claim("spectral", ("w",), ())) is not None
+    with pytest.raises(CheckError, match="do not lie in rows and columns"):
+        proof_of(Parts((1, 3, 4), 2.0, 0, (0, 4, 1))).follow(Claim("spectral", ("w",), ()))
+    vectors = proof_of(Parts((1, 12, 1), 2.0, 0, (0, 1, 0)))  # a vector of all entries bounds the matrix in any order
+    assert vectors.follow(Claim("spectral", ("w",), ())) == pytest.approx((2.0,))
+
+
+def test_weights_that_are_given_keep_the_promise():
+    good, bad = np.zeros((4, 3)), np.zeros((4, 3))
+    good[0, 0], bad[0, 0] = 1.99, 2.01
+    for array, fits in ((good, True), (bad, False)):
+        proof = Proof({"w": array})
+        if fits:
+            proof.promise(Promise("w", (4, 3), (WHOLE,)))
+        else:
+            with pytest.raises(CheckError, match="keep its promise, no singular value of w beyond 2"):
+                proof.promise(Promise("w", (4, 3), (WHOLE,)))
+
+
+def test_a_certificate_within_caps_is_of_later_weights_and_of_no_larger_ones():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 4, bias=False))
+    optimizer = wn.Scion(model, lr=0.3)
+    certificate = wn.certify(model, torch.randn(2, 6), within=wn.constrain(optimizer, {"*": wn.HardCap(1.5)}))
+    model(torch.randn(5, 6)).square().sum().neg().backward()
+    optimizer.step()
+    report = wn.verify(certificate, model.state_dict())
+    assert "for every weight within these caps: no singular value of 0.weight beyond 1.83712" in str(report)
+    model[0].weight.data *= 4
+    with pytest.raises(CheckError, match=r"0\.weight is not proved to keep its promise"):
+        wn.verify(certificate, model.state_dict())
+    assert wn.verify(certificate, {}).lipschitz == report.lipschitz  # without weights it speaks of the caps alone
+    document = json.loads(json.dumps(certificate.document()))
+    for change in ({"size": 10.0}, {"shape": [1, 9, 5]}, {"tables": [0, 6, 2]}):
+        forged = copy.deepcopy(document)
+        forged["promises"][0]["parts"][0] |= change
+        with pytest.raises(CheckError):
+            check(forged, {})
+    del document["promises"][0]
+    with pytest.raises(CheckError, match="no stored tensor"):
+        check(document, {})
