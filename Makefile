@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak mutations pages docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak mutations paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -83,18 +83,25 @@ bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, 
 	$(BIN)/python benchmarks/optimizer_step.py
 
 soundness: $(STAMP)  ## Attack the certificates of 5,000 random small models, for hours: results/soundness.json
-	$(BIN)/python -m benchmarks.soundness
+	$(BIN)/python -m campaigns.soundness
 
 soak: $(STAMP)  ## 20,000 steps on four processes that are killed at random, half an hour: results/soak.json
-	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m campaigns.soak
 
 mutations: $(STAMP)  ## Forge 10,000 certificates, half an hour: results/mutations.json
-	$(BIN)/python -m benchmarks.mutations
+	$(BIN)/python -m campaigns.mutations
+
+# NAME of an experiment, then options: make paper NAME="rates --jobs 2". Without NAME, all with their state.
+paper: $(STAMP)  ## Run an experiment of a paper, or go on with it: make paper NAME=rates
+	$(BIN)/python -m papers $(or $(NAME),--list)
+
+golden: $(STAMP)  ## Show that certificates, steps, runs and the guide are what they were: AGAINST=HEAD, or a record
+	$(BIN)/python -m campaigns.golden $(if $(AGAINST),--against $(AGAINST))
 
 pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
-	$(BIN)/python docs/make_results.py
-	$(BIN)/python docs/make_reproduction.py
-	$(BIN)/python docs/make_scaling.py
+	$(BIN)/python -m docs.make_results
+	$(BIN)/python -m docs.make_reproduction
+	$(BIN)/python -m docs.make_scaling
 	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment

@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 import torch
 
+from papers.header import header, write_result
 from wellnormed.constraints.amortised import AmortisedCap
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.experiments._header import header, write_result
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import PRESETS, TrainConfig
 from wellnormed.train.characters import CharacterTask

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from papers.header import header, write_result
 from wellnormed.data._download import places
-from wellnormed.experiments._header import header, write_result
 
 PAGE = Path("docs/certified-mnist.md")
 OUTPUT = Path("results/certified-mnist.json")

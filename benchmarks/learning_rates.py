@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellnormed as wn
+from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
-from wellnormed.experiments._header import header, write_result
 
 from .tied_tables import finished, nanogpt, train
 

@@ -23,10 +23,10 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 import wellnormed as wn
+from papers.header import header, write_result
 from wellnormed.certificates.certificate import largest_rms
 from wellnormed.constraints import Constraint
 from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.experiments._header import header, write_result
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, FeedForward

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from papers._nanogpt import NanoGPTTask, PlainGPT
+from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
-from wellnormed.experiments._header import header, write_result
-from wellnormed.experiments._nanogpt import NanoGPTTask, PlainGPT
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 

@@ -29,7 +29,7 @@ from torch import nn
 from torch.profiler import profile
 
 import wellnormed as wn
-from wellnormed.experiments._header import header, write_result
+from papers.header import header, write_result
 
 WIDTH, BLOCKS = 768, 12
 SHAPES = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]

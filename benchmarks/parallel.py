@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import wellnormed as wn
-from wellnormed.experiments._header import header, write_result
+from papers.header import header, write_result
 
 STEPS = 20
 OUTPUT = Path(__file__).parents[1] / "results" / "parallel.json"

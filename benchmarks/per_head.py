@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
-from wellnormed.experiments._header import header, write_result
 from wellnormed.norms import MatrixNorm, PerHead, Split
 from wellnormed.train.evaluate import validation_loss
 

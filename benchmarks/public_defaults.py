@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellnormed as wn
-from wellnormed.experiments._header import header
+from papers.header import header
 
 STEPS, EARLY, LAST = 300, 40, 5
 SEEDS, FACTORS, DATA_SEED = (0, 1, 2), (1 / 3, 1.0, 3.0), 1234

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from papers.header import header, write_result
 from wellnormed.certificates import UncertifiableError
-from wellnormed.experiments._header import header, write_result
 
 from .tied_tables import nanogpt
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from papers.header import header, write_result
 from wellnormed.constraints import Constraints, HardCap, SpectralNormalize, constrain
-from wellnormed.experiments._header import header, write_result
 from wellnormed.models import build
 from wellnormed.models.files import Model
 from wellnormed.optim import Scion

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.random_models import draw_model
-from tests.proof.models import NAMES, Function, constraints_of, small
 from torch import Tensor, nn
 
 import wellnormed as wn
+from campaigns.random_models import draw_model
+from tests.proof.models import NAMES, Function, constraints_of, small
 from wellnormed.certificates import UncertifiableError
 
 RANDOM = 40

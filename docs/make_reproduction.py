@@ -1,4 +1,4 @@
-"""Write docs/reproduction.md from the rows under results/reproduce/: `python docs/make_reproduction.py`.
+"""Write docs/reproduction.md from the rows under results/reproduce/: `python -m docs.make_reproduction`.
 
 Nothing there is typed by hand; a test compares the page with what this script writes.
 """
@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from wellnormed.experiments._experiment import MODULES, Experiment, Preset, load
-from wellnormed.experiments._table import Row, Table
-from wellnormed.experiments.reproduce import markdown
+from papers._experiment import MODULES, Experiment, Preset, load
+from papers._table import Row, Table
+from papers.reproduce import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
 HEAD = """# The four papers, one command each
 
 ```sh
-wellnormed reproduce --list                  # every experiment: finished cells, cost, verdicts
-wellnormed reproduce rates                   # minutes on two cores
-wellnormed reproduce rates --preset paper    # the paper's own setting, on whatever it needs
+python -m papers --list                  # every experiment: finished cells, cost, verdicts
+python -m papers rates                   # minutes on two cores
+python -m papers rates --list            # its cells, and which are finished
+python -m papers rates --only seed=0     # some of them
+python -m papers rates --preset paper    # the paper's own setting, on whatever it needs
 ```
 
 An experiment is a set of cells, each one configuration and seed. A finished cell is a line of `rows.jsonl` in a
@@ -31,8 +33,8 @@ when it is given again. `--jobs 4` runs four cells at a time; `--cluster slurm` 
 Some experiments read what text there is: English books or Tiny Shakespeare in `$WELLNORMED_DATA`, else the plays that
 the package installs. Their rows say which, and a command that would add rows of another text is refused.
 
-Below is what has been run, as it stands in the committed rows; this page is written by `python
-docs/make_reproduction.py`. The preset `paper` is a paper's own setting, and its numbers are compared: a verdict is
+Below is what has been run, as it stands in the committed rows; this page is written by `python -m
+docs.make_reproduction`. The preset `paper` is a paper's own setting, and its numbers are compared: a verdict is
 "reached" or "not reached". Where the preset `cpu` is smaller than the paper, its text says in what, and the verdict
 is about the shape of a curve. "Measured" stands where nothing was published. Intervals reach from the least to the
 largest value over the seeds."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from wellnormed.experiments._table import Table
-from wellnormed.experiments._transfer import drifts
+from papers._table import Table
+from papers._transfer import drifts
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
@@ -96,7 +96,7 @@ def frontier() -> Iterator[str]:
             )
         )
     first = load(f"frontier/{paths[0].name}")
-    command = "python -m wellnormed.experiments.frontier run --only NAME"
+    command = "python -m papers.frontier run --only NAME"
     yield from (
         f"Each file: `{command}`, {first['machine']}; {first['results']['steps']:,} steps on "
         f"{first['results']['source']}. First the runs that were asked for a constant, by seeds, then all.",

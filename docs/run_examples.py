@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Block:
 def run(page: Path) -> Iterator[Block]:
     """Run the blocks of a page, in a folder of their own."""
     names: dict[str, object] = {"__name__": "__main__"}
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # pages may import `papers`, which is not installed
     text = page.read_text(encoding="utf-8")
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:

@@ -27,9 +27,9 @@ def rows(paper: str) -> list[list[str]]:
 
 
 def resolve(path: str) -> object:
-    """What a dotted path below `wellnormed` names: rooms are modules, the rest attributes."""
+    """What a dotted path below `wellnormed`, or from `papers` on, names: rooms are modules, the rest attributes."""
     first, *rest = path.removeprefix("wellnormed.").split(".")
-    found: object = importlib.import_module(f"wellnormed.{first}")
+    found: object = importlib.import_module(first if first == "papers" else f"wellnormed.{first}")
     for name in rest:
         try:
             found = getattr(found, name)

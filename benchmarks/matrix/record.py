@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from wellnormed.experiments._header import header, write_result
+from papers.header import header, write_result
 
 SHORT = 0.1
 """Seconds."""

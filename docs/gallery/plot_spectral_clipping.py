@@ -4,7 +4,7 @@ Caps and clips of singular values
 
 What every cap and clip of :mod:`wellnormed.matrix` does to one singular value, where the published ways depart from
 it, and what they cost. Scalar curves are computed here, by applying the functions to diagonal matrices; measurements
-are drawn from the rows that ``wellnormed reproduce`` left in ``results/reproduce``. SC is *Spectral clipping*
+are drawn from the rows that ``python -m papers`` left in ``results/reproduce``. SC is *Spectral clipping*
 (Cesista, 2025), LT is *Training Transformers with Enforced Lipschitz Bounds* (2025).
 """
 
@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from papers import hardcap_cost, hardcap_stability
+from papers._experiment import Experiment
+from papers._table import Table
 from wellnormed import matrix
-from wellnormed.experiments import hardcap_cost, hardcap_stability
-from wellnormed.experiments._experiment import Experiment
-from wellnormed.experiments._table import Table
 
 RESULTS = Path(matrix.__file__).parents[3] / "results" / "reproduce"
 ORANGE, BLUE, GREEN = "#D55E00", "#0072B2", "#009E73"  # Okabe and Ito: all kinds of colour vision tell them apart

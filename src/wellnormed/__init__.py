@@ -12,7 +12,6 @@ from wellnormed._lazy import lazy_namespace
 
 if TYPE_CHECKING:
     from wellnormed import (
-        as_published,
         certificates,
         constraints,
         matrix,
@@ -41,7 +40,6 @@ __all__ = [
     "Sign",
     "SoftCap",
     "Spectral",
-    "as_published",
     "assign_norms",
     "certificates",
     "certify",

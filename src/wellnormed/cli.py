@@ -40,7 +40,7 @@ class Train:
     def __call__(self) -> int | None:
         if self.resume is not None:
             return _resume(self.resume, changed=self.config != PRESETS[self.preset] or self.name is not None)
-        folder = _new_folder(self.name, self.preset)
+        folder = new_folder(self.name, self.preset)
         from wellnormed.train import loop
 
         loop.train(self.config, folder)
@@ -65,7 +65,7 @@ class TrainNanoGPT:
         if self.resume is not None:
             start = token_preset(self.preset, self.variant)
             return _resume(self.resume, changed=self.config != start or self.name is not None)
-        folder = _new_folder(self.name, f"{self.preset}-{self.variant}")
+        folder = new_folder(self.name, f"{self.preset}-{self.variant}")
         from wellnormed.train.token_loop import train_tokens
 
         train_tokens(self.config, folder)
@@ -183,38 +183,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Reproduce:
-    """Run an experiment of the four papers, and put what is found beside what was published."""
-
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(help="Experiment; see --list.")] = None
-    preset: Literal["cpu", "paper"] = "cpu"
-    """cpu takes minutes on two cores; paper is the paper's own setting."""
-    device: str = "cpu"
-    """Where the cells compute, such as cuda."""
-    jobs: int = 1
-    """Processes that run cells at the same time."""
-    cluster: str | None = None
-    """Submit cells as jobs to a cluster that `submitit` knows, such as slurm."""
-    folder: Path = Path("results/reproduce")
-    """Holds a folder for every experiment and preset."""
-    list: bool = False
-    """Show every experiment, with its state, cost and verdicts."""
-
-    def __call__(self) -> int | None:
-        from wellnormed.experiments import reproduce
-
-        if self.list:
-            from rich.console import Console
-
-            Console().print(reproduce.overview(self.folder))
-        elif self.name is None:
-            raise ValueError("name the experiment, or pass --list to see all")
-        else:
-            arguments = {key: value for key, value in vars(self).items() if key != "list"}
-            return int(reproduce.reproduce(**arguments) > 0)
-
-
-@dataclass(frozen=True)
 class Tokens:
     """Convert texts into shards of tokens, or download those of FineWeb; run again, both go on."""
 
@@ -267,30 +235,23 @@ class Tokens:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
 
-    The exit status is 0 for success, 1 if verification fails, 2 for an error that the message explains, 130 or 143 if
-    SIGINT or SIGTERM stopped it, and 141 if who reads the output closed it.
+    Exit statuses are those of `guarded`.
+    """
+    return guarded(arguments, _main)
+
+
+def guarded(arguments: Sequence[str] | None, run: Callable[[list[str]], int]) -> int:
+    """Run a command line, and turn what stops it into a sentence and an exit status.
+
+    The status is that of `run` (0 for success, 1 if verification fails), 2 for an error that the message explains, 130
+    or 143 if SIGINT or SIGTERM stopped it, and 141 if who reads the output closed it. `--debug` shows tracebacks.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
-    arguments = [a for a in arguments if a != "--debug"]
     try:
-        if arguments[:1] == ["--version"]:
-            print(f"wellnormed {wellnormed.__version__}")
-            return 0
-        if arguments[:2] == ["train", "nanogpt"]:
-            return _run(_parse_nanogpt(arguments[2:]))
-        preset = _chosen("preset", PRESETS, arguments)
-        start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
-        train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
-        command = tyro.cli(
-            train | Certify | Verify | Sample | Report | Reproduce | Tokens,  # pyrefly: ignore
-            prog="wellnormed",
-            description="Train Lipschitz-certified transformers, and prove it. --version says which this is, --debug "
-            "shows tracebacks.",
-            args=arguments,
-            config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
-        )
-        return _run(command)
+        status = run([argument for argument in arguments if argument != "--debug"])
+        sys.stdout.flush()  # an error of this counts as one of the command
+        return status
     except BrokenPipeError:  # who reads the output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as of a program that the signal ends
@@ -306,14 +267,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + (interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT)
 
 
-def _run(command: Callable[[], int | None]) -> int:
-    status = command() or 0
-    sys.stdout.flush()  # an error of this counts as one of the command
-    return status
+def _main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--version"]:
+        print(f"wellnormed {wellnormed.__version__}")
+        return 0
+    if arguments[:2] == ["train", "nanogpt"]:
+        return _parse_nanogpt(arguments[2:])() or 0
+    preset = chosen("preset", PRESETS, arguments)
+    start = Train(PRESETS[preset], preset=preset)  # pyrefly: ignore
+    train = Annotated[Train, tyro.conf.subcommand("train", default=start)]
+    command: Callable[[], int | None] = tyro.cli(
+        train | Certify | Verify | Sample | Report | Tokens,  # pyrefly: ignore
+        prog="wellnormed",
+        description="Train Lipschitz-certified transformers, and prove it. --version says which this is, --debug "
+        "shows tracebacks.",
+        args=arguments,
+        config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
+    )
+    return command() or 0
 
 
 def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
-    size, variant = _chosen("preset", get_args(Size), arguments), _chosen("variant", get_args(Variant), arguments)
+    size, variant = chosen("preset", get_args(Size), arguments), chosen("variant", get_args(Variant), arguments)
     start = TrainNanoGPT(token_preset(size, variant), size, variant)  # pyrefly: ignore
     return tyro.cli(
         TrainNanoGPT, default=start, prog="wellnormed train nanogpt", args=arguments,
@@ -321,14 +296,14 @@ def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
     )  # fmt: skip
 
 
-def _chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
+def chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
     """The value of an option that is read before all others, for every default depends on it; the first by default."""
     first, *_ = names = list(names)
     found = re.search(rf"--{option}[= ](\S+)", " ".join(arguments))
     return found[1] if found and found[1] in names else first
 
 
-def _new_folder(name: str | None, kind: str) -> Path:
+def new_folder(name: str | None, kind: str) -> Path:
     """The folder of a new run, refused before torch is imported if it cannot be one."""
     base = f"{date.today():%Y-%m-%d}-{kind}"
     names = chain([base], (f"{base}-{number}" for number in count(2)))

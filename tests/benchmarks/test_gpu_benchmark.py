@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+
 from benchmarks.matrix import gpu
 
 

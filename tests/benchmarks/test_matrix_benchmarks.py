@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from benchmarks.matrix import (
     accuracy,
     amortised,
@@ -17,7 +18,6 @@ from benchmarks.matrix import (
     speed,
     table,
 )
-
 from wellnormed.matrix import REGISTRY, msign
 
 

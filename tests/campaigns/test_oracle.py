@@ -5,11 +5,11 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
-from campaigns.oracle import derive
-from campaigns.zoo import models
 from torch import nn
 
 import wellnormed as wn
+from campaigns.oracle import derive
+from campaigns.zoo import models
 from wellnormed.certificates import UncertifiableError
 from wellnormed.proof import functions
 

@@ -7,8 +7,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.models import GPT, GPTConfig, LipsFormer, LipsFormerConfig, NanoGPT, NanoGPTConfig, build, export, load
-from wellnormed.models.lipsformer import CenterNorm, CosineAttention, LearnedResidual, lipsformer_bound_as_published
+from papers.lipsformer import (
+    CenterNorm,
+    CosineAttention,
+    LearnedResidual,
+    LipsFormer,
+    LipsFormerConfig,
+    lipsformer_bound_as_published,
+)
+from wellnormed.models import GPT, GPTConfig, NanoGPT, NanoGPTConfig, build, export, load
 from wellnormed.models.nanogpt import LearnedSum
 
 SIZES = {"vocabulary_size": 11, "length": 5, "width": 16, "heads": 2, "blocks": 2}

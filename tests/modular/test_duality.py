@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.modular import reference as ref
 
 import wellnormed as wn
+from tests.modular import reference as ref
 from wellnormed.modular import (
     IDENTITY,
     Atom,

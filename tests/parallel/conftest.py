@@ -1,4 +1,5 @@
 import pytest
+
 from tests.parallel.processes import Processes
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from tests.parallel.training import Training
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -16,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_state
 
 import wellnormed as wn
+from tests.parallel.training import Training
 from wellnormed import constraints as c
 from wellnormed.parallel.layout import local
 

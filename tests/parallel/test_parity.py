@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+
 from tests.parallel.training import CONSTRAINTS, OPTIMIZERS, measured
 
 STEPS = 20

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
-from tests.parallel.training import CONSTRAINTS, Training
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import wellnormed as wn
+from tests.parallel.training import CONSTRAINTS, Training
 
 CASES = {"Scion": CONSTRAINTS, "Muon and AdamW": None, "Almond": {"1": wn.HardCap(1.1)}, "Scion, light": None}
 

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from tests.parallel.training import CONSTRAINTS, Training, assembled, mesh_of
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import wellnormed as wn
+from tests.parallel.training import CONSTRAINTS, Training, assembled, mesh_of
 from wellnormed.parallel import Job, Placement, placement
 from wellnormed.parallel.layout import local, part_lengths
 from wellnormed.parallel.placement import deal

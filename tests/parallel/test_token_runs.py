@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.parallel.token_runs import metrics, refused, resume, run
 
+from tests.parallel.token_runs import metrics, refused, resume, run
 from wellnormed._files import MANIFEST
 from wellnormed.data.convert import convert_texts
 from wellnormed.data.shards import header
 from wellnormed.models.files import load, read_tensors
-from wellnormed.train.config import Caps
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,14 +129,13 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(proce
         ("another_disk", "ddp", "ValueError", "rank 1: .*config.json is missing.*on a disk that all ranks see", 0),
         ("another_shard", "ddp", "ValueError", r"rank 1 has another set of data .*: tokens of the training shards", 0),
         ("gradient_not_finite", "adamw", "ValueError", "step 6: a gradient holds NaN or infinity. No weight was", 4),
-        ("out_of_range", "float8", "ValueError", "step 6: the loss is nan", 4),
+        ("loss_not_finite", "ddp", "ValueError", "step 6: the loss is nan", 4),
     ],
 )
 def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, trouble, parallel, kind, message, left):
-    changes = {
-        "adamw": {"parallel": "fsdp", "optimizer": "adamw", "constraint": "none"},
-        "float8": {"parallel": "ddp", "float8": "emulated", "caps": Caps(*[1.0] * 7)},
-    }.get(parallel, {"parallel": parallel})
+    changes = {"adamw": {"parallel": "fsdp", "optimizer": "adamw", "constraint": "none"}}.get(
+        parallel, {"parallel": parallel}
+    )
     found = processes(2).run(refused, data, tmp_path / "run", trouble, changes)
     assert len(set(found)) == 1
     assert found[0][0] == kind

@@ -158,13 +158,13 @@ def gradient_not_finite():
     return in_the_sixth_step(lambda task, loss: loss + (task.model.embedding.weight.sum() * 0).sqrt())
 
 
-def out_of_range():
-    """A weight of one rank leaves the range of 8-bit floats before the sixth step."""
+def loss_not_finite():
+    """A weight of one rank is spoilt before the sixth step."""
     logits = TokenTask.logits
 
     def troubled(task, tokens):
         if task.step == 5 and _last():
-            task.model.layers[1].block.input.weight.detach().mul_(1e9)
+            task.model.layers[1].block.input.weight.detach().fill_(float("nan"))
         return logits(task, tokens)
 
     return mock.patch.object(TokenTask, "logits", troubled)

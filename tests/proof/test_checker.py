@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
 from tests.proof.documents import document_of
 from tests.proof.models import NAMES, constraints_of, small
-
 from wellnormed.proof import CheckError, check, check_folder
 from wellnormed.proof.claims import norms_below
 from wellnormed.proof.proof import MOVES

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.proof.documents import document_of
 from torch import nn
 
+from tests.proof.documents import document_of
 from wellnormed._files import json_text
 from wellnormed.certificates import Certificate, certify, verify
 from wellnormed.certificates.formats import EntryRange, NumberFormats

@@ -87,7 +87,6 @@ def test_the_command_trains_certifies_verifies_and_reports(here, capsys):
     [
         pytest.param("speedrun", [], marks=pytest.mark.slow),
         pytest.param("modula", ["--optimizer", "adamw"], marks=pytest.mark.slow),
-        ("lipsformer", ["--model.drop-path", "0.2"]),
     ],
 )
 def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, variant, more):
@@ -105,17 +104,10 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
     [
         (["--variant", "modula", "--constraint", "hard-cap"], "constraint=hard-cap must be `none` for models other"),
         (["--constraint", "soft-cap", "--every", "4"], "every=4 must be 1 for the soft cap"),
-        (["--variant", "nanogpt", "--float8", "emulated"], "float8=emulated must be `no` without a model `gpt`"),
-        (["--constraint", "none", "--float8", "emulated"], "float8=emulated must be `no` without .* and a constraint"),
         (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
         (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),
         (["--model.vocabulary-size", "100"], "model.vocabulary_size=100 cannot be chosen, for the data has 256 tokens"),
         (["--variant", "modula", "--caps.query", "2"], "caps=.* must be left out for models other than `gpt`"),
-        pytest.param(
-            ["--float8", "scaled_mm", "--device", "cpu"],
-            "--float8 scaled_mm: product='scaled_mm' needs a CUDA device",
-            id="scaled_mm",
-        ),
         (["--validation-tokens", "100"], "validation_tokens=100 must be at least one window and its target, 129"),
         (["--cooldown", "0"], r"cooldown=0.0 must lie in \(0, 1\]"),
         (["--momentum", "1"], r"momentum=1.0 must lie in \[0, 1\)"),
@@ -259,40 +251,6 @@ def test_compiled_blocks_train_as_they_do_uncompiled(letters, changes):
     assert seen.logits == pytest.approx(other.logits, rel=0.05)  # the largest of many, after three steps
 
 
-def test_float8_is_for_layers_that_stay_in_its_range_with_any_weights_within_the_caps(letters):
-    model = replace(small().model, blocks=1)
-    config = replace(small(), model=model, float8="emulated", caps=Caps(*[2.0] * 7))
-    task = task_of(config, letters)
-    layers = {name.removesuffix(".weight") for name, _ in task.model.named_parameters() if name.startswith("layers.")}
-    assert set(task.float8) == layers
-    exact = task_of(replace(config, float8="no"), letters)
-    assert task.backward() == pytest.approx(exact.backward(), rel=2**-3)  # E4M3 keeps 4 bits
-    for parameter in task.model.parameters():
-        parameter.data.normal_().mul_(1e9)  # the constraints bring weights that another hand has moved back to the caps
-    task.optimizer.step()
-    assert max(task.constraints.proved_ratios().values()) <= 1
-    assert task.advance() > 0  # of the largest weights that the caps allow, no entry leaves the range
-    with torch.no_grad():
-        task.model.layers[1].block.input.weight.mul_(1e9)
-    with pytest.raises(ValueError, match=r"layers\.1\.block\.input.* does not hold, which ends at 448"):
-        task.batch_loss()
-
-
-def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(letters):
-    start = replace(small(), model=replace(small().model, blocks=1), float8="emulated")
-    caps = replace(Caps(*[2.0] * 7), value=1e4)
-    task = task_of(replace(start, caps=caps), letters)
-    assert "layers.0.block.query.0" in task.float8
-    assert "layers.0.block.value" not in task.float8
-    assert "layers.0.block.output" not in task.float8
-    assert "layers.1.block.input" not in task.float8
-    caps = Caps(*[1e4] * 7)
-    with pytest.raises(
-        ValueError, match=r"no layer is proved .*layers\.0\.block\.query\.0 comes first and reaches 1e\+04"
-    ):
-        task_of(replace(start, caps=caps), letters)
-
-
 def test_shards_are_evaluated_as_the_text_that_they_are_parts_of(letters):
     (text,) = letters.validation.arrays
     parts = letters._replace(validation=Tokens([text[:1001], text[1001:1005], text[1005:]]))
@@ -308,13 +266,9 @@ def test_a_torch_that_cannot_write_the_checkpoints_is_named_before_the_first_ste
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("float8", ["no", "emulated", "scaled_mm"])
-def test_a_run_on_a_gpu(letters, float8):
-    if float8 == "scaled_mm" and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("it has no products of 8-bit floats")
-    config = replace(small(), model=replace(small().model, blocks=1), float8=float8, caps=Caps(*[2.0] * 7))
+def test_a_run_on_a_gpu(letters):
+    config = replace(small(), model=replace(small().model, blocks=1), caps=Caps(*[2.0] * 7))
     task = TokenTask(replace(config, device="cuda"), letters, Ranks(0, 1, torch.device("cuda", 0)))
-    assert bool(task.float8) == (float8 != "no")
     losses = [task.advance() for _ in range(10)]
     assert losses[-1] < losses[0]
     assert task.evaluate()["validation_loss"] < losses[0]

@@ -7,8 +7,6 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "GPT": ".gpt",
         "GPTConfig": ".config",
-        "LipsFormer": ".lipsformer",
-        "LipsFormerConfig": ".config",
         "NanoGPT": ".nanogpt",
         "NanoGPTConfig": ".config",
         "PotentialGPT": ".potential_gpt",

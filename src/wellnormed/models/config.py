@@ -130,39 +130,9 @@ class NanoGPTConfig:
     """Number of the block, from 0, that has no attention in `speedrun`; with fewer blocks all have it."""
 
 
-@dataclass(frozen=True)
-class LipsFormerConfig:
-    """LipsFormer as a language model (LT appendix E), another peer of table 1."""
-
-    architecture: Literal["lipsformer"] = "lipsformer"
-    """Which model this configures."""
-    vocabulary_size: int = 50304
-    """Symbols."""
-    length: int = 1024
-    """Tokens of context."""
-    width: int = 768
-    """Entries of a token's vector; a multiple of 4 x heads."""
-    heads: int = 6
-    """Attention heads."""
-    blocks: int = 12
-    """Pairs of attention and feed-forward layers."""
-    expansion: int = 4
-    """Hidden width of the feed-forward layer over the width."""
-    epsilon: float = 1e-6
-    """Added to the squared length of queries, keys and values."""
-    temperature: float = 12.0
-    """Factor tau on the cosine of a query and a key."""
-    value_scale: float = 1.0
-    """Length nu of values."""
-    drop_path: float = 0.5
-    """Probability that training leaves out a layer's branch for a sample."""
-    rotary_base: float = 1024.0
-    """Ratio of the largest angle by which a token's position turns queries and keys to the smallest."""
-
-
 CharacterModelConfig = GPTConfig | PotentialConfig
 """The config of a character model, which `wellnormed train` trains."""
-TokenModelConfig = GPTConfig | NanoGPTConfig | LipsFormerConfig
+TokenModelConfig = GPTConfig | NanoGPTConfig
 """The configs of the models that are trained on tokens."""
-ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig | LipsFormerConfig
-"""The config of any model; its `architecture` says of which."""
+ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig
+"""The config of any model of this package; its `architecture` says of which."""

@@ -1,6 +1,9 @@
 """Models on disk: `config.json` beside safetensors, in a run folder or an exported one. Never unpickles."""
 
+import functools
 import hashlib
+import operator
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, overload
@@ -15,14 +18,12 @@ from wellnormed._files import MANIFEST, is_there, json_text, parse_dataclass, re
 from wellnormed.models.config import (
     CharacterModelConfig,
     GPTConfig,
-    LipsFormerConfig,
     ModelConfig,
     NanoGPTConfig,
     PotentialConfig,
     TokenModelConfig,
 )
 from wellnormed.models.gpt import GPT
-from wellnormed.models.lipsformer import LipsFormer
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.models.parts import PARTS, read_parts
 from wellnormed.models.potential_gpt import PotentialGPT
@@ -31,8 +32,14 @@ FORMAT = 3
 WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.export` wrote"
 CharacterModel = GPT | PotentialGPT
-TokenModel = GPT | NanoGPT | LipsFormer
-Model = GPT | PotentialGPT | NanoGPT | LipsFormer
+TokenModel = GPT | NanoGPT
+Model = GPT | PotentialGPT | NanoGPT
+BUILDERS: dict[type, Callable[[Any, torch.Generator | None], Any]] = {
+    GPTConfig: GPT,
+    PotentialConfig: PotentialGPT,
+    NanoGPTConfig: NanoGPT,
+}
+"""The config of a model -> what builds it. Another package adds its own, whose first field is `architecture`."""
 
 
 @overload
@@ -43,15 +50,7 @@ def build(config: TokenModelConfig, generator: torch.Generator | None = None) ->
 def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model: ...
 def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model:
     """The model that a config describes, with fresh weights."""
-    match config:
-        case GPTConfig():
-            return GPT(config, generator)
-        case PotentialConfig():
-            return PotentialGPT(config, generator)
-        case NanoGPTConfig():
-            return NanoGPT(config, generator)
-        case LipsFormerConfig():
-            return LipsFormer(config, generator)
+    return BUILDERS[type(config)](config, generator)
 
 
 def load(folder: str | Path) -> Model:
@@ -66,7 +65,7 @@ def load(folder: str | Path) -> Model:
         ValueError: runs/nowhere is no folder; pass a run folder of `wellnormed train` or ...
     """
     content, place = read_config(folder), Path(folder) / "config.json"
-    config = parse_dataclass(ModelConfig, content.get("model"), f"{place}: model")
+    config = parse_dataclass(functools.reduce(operator.or_, BUILDERS), content.get("model"), f"{place}: model")
     path = weights_path(folder)
     remedy = f"if this is a run, `wellnormed train --resume {folder}` writes it again; if not, export the model again"
     written = read_json(path.with_name(MANIFEST), remedy, sealed=True).get("config_sha256")

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.models.config import GPTConfig
+from wellnormed.modular import Builder, NormedModule, attention, compose, modular_rule
+from wellnormed.modular.layers import sequential
 from wellnormed.nn import (
     BallProjection,
     CappedEmbedding,
@@ -107,3 +109,22 @@ class GPT(nn.Module):
     def example_input(self) -> Tensor:
         """Integers `(1, length)`: what a certificate of this model is captured with."""
         return torch.zeros(1, self.config.length, dtype=torch.long)
+
+
+modular_rule(FeedForward)(sequential)
+
+
+@modular_rule(Attention)
+def attention_tree(module: Attention, builder: Builder) -> NormedModule:
+    """Projections, attention, output projection, output factor."""
+    bias = None if module.attend.bias_HT is None else builder.below("attend").atom("bias_HT", sensitivity=0.0)
+    query, key, value = (builder.child(name) for name in ("query", "key", "value"))
+    attend = attention(query, key, value, module.attend.scale, bias)
+    return compose(*(builder.child(name) for name in ("factor", "output", "merge")), attend)
+
+
+@modular_rule(GPT)
+def gpt_tree(module: GPT, builder: Builder) -> NormedModule:
+    """From tokens to logits."""
+    parts = ("logit_scale", "head", "layers", "position", "embedding")
+    return compose(*(builder.child(name) for name in parts))

@@ -1,4 +1,4 @@
-"""The trees of `torch.nn`'s layers, and of this package's own, which stand in later rooms and are known by name only.
+"""The trees of `torch.nn`'s layers. Those of this package's own stand where the layers do (`nn`, `models`).
 
 Activations are measured by the largest RMS of a token's, or a pixel's, channels (MD examples 5 to 7). The assignment is
 trusted: the norm of a weight has to bound what its layer does with it. Constants are read from the layers.
@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from wellnormed.modular.builder import Builder, modular_rule
-from wellnormed.modular.combinators import IDENTITY, attention, residual
-from wellnormed.modular.tree import Bond, NormedModule, Scalar, compose
+from wellnormed.modular.combinators import IDENTITY
+from wellnormed.modular.tree import Bond, NormedModule, compose
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.functions import shape_of
 
@@ -26,16 +26,11 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Mish: "mish", nn.Hardsigmoid: "hardsigmoid", nn.Hardswish: "hardswish",
     nn.Tanhshrink: "tanhshrink", nn.Softshrink: "softshrink",
 }  # fmt: skip
-_BONDS: dict[type[nn.Module] | str, Bond] = {
+_BONDS: dict[type[nn.Module], Bond] = {
     **{kind: activation(function) for kind, function in _FUNCTIONS.items()},
     nn.Softplus: Bond("softplus"),  # 1 but for its jump of 2e-9, which only certificates care about
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
-    "wellnormed.nn.attention.Rotary": Bond("rotary"),
-    "wellnormed.nn.attention.MergeHeads": Bond("merge heads"),  # as for pixels
-    "wellnormed.nn.activation.ScaledGELU": Bond("scaled gelu"),  # divided by its largest slope
-    # A projection onto a convex set; its radius takes effect only on inputs outside the unit ball, or if below 1.
-    "wellnormed.nn.projection.BallProjection": Bond("ball projection"),
 }
 for _layer, _bond in _BONDS.items():
     modular_rule(_layer)(lambda module, builder, bond=_bond: bond)
@@ -43,10 +38,9 @@ modular_rule(nn.GELU)(lambda m, _: activation("gelu_tanh" if m.approximate == "t
 modular_rule(nn.LeakyReLU)(lambda m, _: activation("leaky_relu", m.negative_slope))
 modular_rule(nn.ELU)(lambda m, _: activation("elu", m.alpha, 1.0, 1.0))
 modular_rule(nn.Hardtanh)(lambda m, _: activation("clamp", m.min_val, m.max_val))
-modular_rule("wellnormed.nn.scaling.Scale")(lambda m, _: Scalar(m.factor))
 
 
-@modular_rule(nn.Sequential, "wellnormed.models.gpt.FeedForward")
+@modular_rule(nn.Sequential)
 def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
     """The children, composed; one that stands there twice counts twice."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name and "." not in name]
@@ -54,8 +48,6 @@ def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
 
 
 @modular_rule(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-@modular_rule("wellnormed.nn.embedding.CappedEmbedding", "wellnormed.nn.attention.HeadProjection")
-@modular_rule("wellnormed.nn.float8.Float8Linear", "wellnormed.nn.float8.Float8HeadProjection")
 def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
     """The weight's atom, plus the bias's if there is one: a bias sees no input (MD examples 5 and 7).
 
@@ -95,32 +87,3 @@ def max_pool(module: nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d, builder: Builde
     """Channels may find their maxima at different pixels, so a window of n pixels can stretch the RMS by sqrt n."""
     size, axes = module.kernel_size, int(type(module).__name__[-2])
     return Bond("max pool", math.sqrt(math.prod(size) if isinstance(size, tuple) else size**axes))
-
-
-@modular_rule("wellnormed.nn.scaling.ConvexResidual")
-def convex_residual(module: Any, builder: Builder) -> NormedModule:
-    """LT equation 1."""
-    return residual(builder.child("block"), module.strength)
-
-
-@modular_rule("wellnormed.nn.embedding.PositionMix")
-def position_mix(module: Any, builder: Builder) -> NormedModule:
-    """`share x + (1 - share) position`; a position sees no input."""
-    position = builder.atom("weight", sensitivity=0.0)
-    return module.token_share * IDENTITY + (1 - module.token_share) * position
-
-
-@modular_rule("wellnormed.models.gpt.Attention")
-def gpt_attention(module: Any, builder: Builder) -> NormedModule:
-    """Projections, attention, output projection, output factor."""
-    bias = None if module.attend.bias_HT is None else builder.below("attend").atom("bias_HT", sensitivity=0.0)
-    query, key, value = (builder.child(name) for name in ("query", "key", "value"))
-    attend = attention(query, key, value, module.attend.scale, bias)
-    return compose(*(builder.child(name) for name in ("factor", "output", "merge")), attend)
-
-
-@modular_rule("wellnormed.models.gpt.GPT")
-def gpt(module: Any, builder: Builder) -> NormedModule:
-    """From tokens to logits."""
-    parts = ("logit_scale", "head", "layers", "position", "embedding")
-    return compose(*(builder.child(name) for name in parts))

@@ -1,5 +1,6 @@
 """Layers with a known Lipschitz bound. Every constant is an attribute of the layer that applies it."""
 
+from wellnormed.nn import modular_rules as modular_rules  # registers the trees of these layers
 from wellnormed.nn.activation import ScaledGELU as ScaledGELU
 from wellnormed.nn.attention import CausalAttention as CausalAttention
 from wellnormed.nn.attention import HalfRotary as HalfRotary
@@ -8,9 +9,6 @@ from wellnormed.nn.attention import MergeHeads as MergeHeads
 from wellnormed.nn.attention import Rotary as Rotary
 from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
 from wellnormed.nn.embedding import PositionMix as PositionMix
-from wellnormed.nn.float8 import Float8HeadProjection as Float8HeadProjection
-from wellnormed.nn.float8 import Float8Linear as Float8Linear
-from wellnormed.nn.float8 import to_float8_ as to_float8_
 from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin
 from wellnormed.nn.layer_constraints import constraints_of as constraints_of
 from wellnormed.nn.mixing import PositionMixing as PositionMixing

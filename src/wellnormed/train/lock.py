@@ -26,13 +26,13 @@ def require_new(folder: Path) -> None:
         raise ValueError(f"{folder} holds {found!r} but no config.json; choose another --name")
 
 
-def resume_command(folder: Path) -> str:
-    """How a run in this folder is continued by processes like those that run now."""
-    start = "wellnormed"
+def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
+    """How a run in this folder is continued, by processes like those that run now and the command in `module`."""
+    start = "wellnormed" if module == "wellnormed.cli" else f"python -m {module}"
     if os.environ.get("WORLD_SIZE", "1") != "1":
         ranks, nodes = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
         many = f"--nnodes {nodes} " if nodes != "1" else ""
-        start = f"torchrun {many}--nproc-per-node {ranks} -m wellnormed.cli"
+        start = f"torchrun {many}--nproc-per-node {ranks} -m {module}"
     return f"`{start} train --resume {shlex.quote(str(folder))}`"
 
 

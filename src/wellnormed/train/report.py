@@ -142,13 +142,6 @@ def facts(
             found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
         if "observed_entries" in results:
             found.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry that was seen"))
-        if results.get("float8_layers"):
-            found.append(
-                (
-                    f"{len(results['float8_layers'])}",
-                    "layers multiply 8-bit floats; the certificate is of the model without",
-                )
-            )
         if results["proved_norm_over_cap"]:
             found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         found.append((f"{results['parameters']:,}", "parameters"))

@@ -40,9 +40,12 @@ class Checkpoint:
 
 
 class RunFolder:
-    """The files of one run in the folder `path`, which `create` makes; what is damaged is a `ValueError`."""
+    """The files of one run in the folder `path`, which `create` makes; what is damaged is a `ValueError`.
 
-    def __init__(self, path: str | Path) -> None:
+    `module` holds the command that continues it.
+    """
+
+    def __init__(self, path: str | Path, module: str = "wellnormed.cli") -> None:
         self.path = Path(path)
         self.config_file = self.path / "config.json"
         self.environment_file = self.path / "environment.json"
@@ -54,7 +57,7 @@ class RunFolder:
         self.sample_file = self.path / "sample.txt"
         self.manifest_file = self.path / MANIFEST
         self.report_file = self.path / "report.html"
-        self.resume_command = resume_command(self.path)
+        self.resume_command = resume_command(self.path, module)
 
     def require_new(self) -> None:
         """Refuse a folder that holds anything but what a run leaves that was killed before its config was written."""

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from wellnormed.models.config import GPTConfig, LipsFormerConfig, NanoGPTConfig, TokenModelConfig
+from wellnormed.models.config import GPTConfig, NanoGPTConfig, TokenModelConfig
 from wellnormed.train.config import NOT_NEGATIVE, POSITIVE, SEED, SHARE, Caps, ConstraintName, Range, require
 
 Size = Literal["1m", "10m", "124m", "350m", "1b", "3b"]
-Variant = Literal["lipschitz", "speedrun", "nanogpt", "modula", "lipsformer"]
+Variant = Literal["lipschitz", "speedrun", "nanogpt", "modula"]
 Schedule = Literal["cooldown", "cosine", "linear"]
 
 
@@ -63,8 +63,6 @@ class TokenTrainConfig:
     """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the model's products; weights, optimizer and constraints are float32."""
-    float8: Literal["no", "emulated", "scaled_mm"] = "no"
-    """8-bit floats in the linear layers of a `gpt`'s blocks whose proved ranges fit; scaled_mm needs a GPU for them."""
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -108,9 +106,6 @@ class TokenTrainConfig:
         yield "constraint", self.constraint in names, f"be one of {', '.join(names)}"
         must = "be `none` for models other than `gpt`, which have no caps"
         yield "constraint", isinstance(self.model, GPTConfig) or self.constraint == "none", must
-        must = "be `no` without a model `gpt` and a constraint, from which the ranges are proved"
-        capped = isinstance(self.model, GPTConfig) and self.constraint != "none"
-        yield "float8", self.float8 == "no" or capped, must
         free = isinstance(self.model, GPTConfig) or self.caps == Caps(*[8.0] * 7)
         yield "caps", free, "be left out for models other than `gpt`, which have none"
         must = "be 1 for the soft cap, which acts after every step"
@@ -147,7 +142,6 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("embedding_rate", "head_rate", "bias_rate"), NOT_NEGATIVE),
     "model.residual_strength": SHARE,
     "model.token_share": SHARE,
-    "model.drop_path": (lambda x: 0 <= x < 1, "lie in [0, 1): it is the share of layers that is left out"),
 }
 """What a number must be, where it need not be `POSITIVE`."""
 SHAPES: dict[Size, dict[str, Any]] = {
@@ -190,11 +184,5 @@ def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TokenTrai
             model = GPTConfig(**shape, **form, residual_strength=strength, output_factor=1 / 3, logit_scale=8.0)
             rate, head_rate = (0.2, 1.0) if small else (0.05, 0.1)
             return replace(run, model=model, learning_rate=rate, head_rate=head_rate)
-        case "lipsformer":
-            model = LipsFormerConfig(**shape)
-            # LT appendix E, changes 8 to 11
-            own: dict[str, Any] = {"weight_decay": 0.1, "schedule": "cosine"}
-            own |= {"adamw_rate": 1e-3, "adamw_average": 0.999}
-            return replace(run, model=model, constraint="none", optimizer="muon", **own)
         case _:
             return replace(run, model=NanoGPTConfig(variant=variant, **shape), constraint="none", optimizer="muon")

@@ -46,26 +46,38 @@ EVALUATED = (
 
 
 @memory_explained()
-def train_tokens(config: TokenTrainConfig, folder: str | Path, console: Console | None = None) -> RunFolder:
+def train_tokens(
+    config: TokenTrainConfig,
+    folder: str | Path,
+    console: Console | None = None,
+    task_of: type[TokenTask] = TokenTask,
+) -> RunFolder:
     """Train a language model, and leave everything about it in a run folder, which must be new or empty.
 
     Under `torchrun` every rank calls this, and all see one folder. The first writes and speaks. An error on any rank is
     raised on all, with one sentence; the last complete checkpoint stays. A setting, data or folder that is refused, and
-    a loss or gradient that is not finite, is a `ValueError`.
+    a loss or gradient that is not finite, is a `ValueError`. `task_of` makes what is trained.
     """
-    run = RunFolder(folder)
+    run = RunFolder(folder, task_of.command)
     with joined(config.device) as ranks, threads(config.threads), ExitStack() as stack:
-        _begin(config, run, ranks, stack, console)
+        _begin(config, run, ranks, stack, console, task_of)
     return run
 
 
-def _begin(config: TokenTrainConfig, run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None) -> None:
+def _begin(
+    config: TokenTrainConfig,
+    run: RunFolder,
+    ranks: Ranks,
+    stack: ExitStack,
+    console: Console | None,
+    task_of: type[TokenTask],
+) -> None:
     ranks.by_first(run.require_new)
     ranks.together(require_torch)
     corpus, identity = _read(config.data, ranks)
     config = with_vocabulary(config, corpus.vocabulary)
     ranks.require_equal("config", _flat(asdict(config)))
-    task = TokenTask(config, corpus, ranks)  # refuses settings before a folder exists
+    task = task_of(config, corpus, ranks)  # refuses settings before a folder exists
 
     def begin() -> None:
         stack.enter_context(locked(run.path))
@@ -112,24 +124,26 @@ def _require_shared(run: RunFolder, ranks: Ranks) -> None:
 
 
 @memory_explained()
-def resume_tokens(folder: str | Path, console: Console | None = None) -> RunFolder:
+def resume_tokens(
+    folder: str | Path, console: Console | None = None, task_of: type[TokenTask] = TokenTask
+) -> RunFolder:
     """Continue a run from its newest checkpoint, on any number of ranks.
 
     On the same number the weights end bit for bit as if it had never stopped; on another, gradients are added in
     another order. A finished run is left as it is. What is missing, damaged or not the run's own is a `ValueError`.
     """
-    run = RunFolder(folder)
+    run = RunFolder(folder, task_of.command)
     try:
-        device, count = (config := run.read_config(TokenTrainConfig)[0]).device, config.threads
+        device, count = (config := run.read_config(task_of.config_type)[0]).device, config.threads
     except ValueError:
         device, count = "auto", None  # all ranks say so together
     with joined(device) as ranks, threads(count), ExitStack() as stack:
-        _go_on(run, ranks, stack, console)
+        _go_on(run, ranks, stack, console, task_of)
     return run
 
 
-def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None) -> None:
-    config, described = ranks.together(lambda: run.read_config(TokenTrainConfig))
+def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | None, task_of: type[TokenTask]) -> None:
+    config, described = ranks.together(lambda: run.read_config(task_of.config_type))
     ranks.together(require_torch)
     _require_shared(run, ranks)
 
@@ -148,7 +162,7 @@ def _go_on(run: RunFolder, ranks: Ranks, stack: ExitStack, console: Console | No
                 f"the run was trained on other tokens: the {name} of {described['source']} was {described.get(name)}, "
                 f"and that of {config.data!r} is {now} now; restore them, or begin a new run"
             )
-    task = TokenTask(config, corpus, ranks)
+    task = task_of(config, corpus, ranks)
     metrics, folders = b"", run.checkpoint_folders()
     if folders:
         remedy = f"remove {folders[-1]} to go on from " + (folders[-2].name if folders[1:] else "the beginning")
@@ -174,7 +188,7 @@ def _run(task: TokenTask, run: RunFolder, console: Console) -> None:
     parameters = sum(p.numel() for p in task.model.parameters())
     kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
-    many += f"; 8-bit floats in {', '.join(task.float8)}" if task.float8 else ""
+    many += "".join(f"; {note}" for note in task.notes)
     start = f", from step {task.step}" if task.step else ""
     show_note(task.corpus.note, console)
     console.print(
@@ -333,7 +347,6 @@ def _finish(task: TokenTask, run: RunFolder, console: Console) -> None:
             "source": task.corpus.name,
             "validation_tokens": min(len(task.corpus.validation), config.validation_tokens),
             **{key: last[key] for key in EVALUATED if key in last},
-            "float8_layers": task.float8,
             "observed_entries": seen.entries,
             "observed_logits": seen.logits,
             "observed_inputs": seen.inputs,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,10 @@ from wellnormed.data.corpus import Corpus
 from wellnormed.models.files import TokenModel, build, load_weights
 from wellnormed.models.gpt import GPT
 from wellnormed.models.nanogpt import NanoGPT
-from wellnormed.nn.float8 import require_device
 from wellnormed.norms import assign_norms
 from wellnormed.optim import AdamWSettings, ConditionalGradient, Muon, Scion
 from wellnormed.parallel.layout import local, whole
 from wellnormed.train.characters import named_generators
-from wellnormed.train.float8 import use_float8_
 from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import DivergedError, Task
@@ -52,6 +50,13 @@ class TokenTask(Task[TokenModel]):
             hold copies of the weights, if there is one.
     """
 
+    config_type: ClassVar[type[TokenTrainConfig]] = TokenTrainConfig
+    """What the config of such a run is read as."""
+    command: ClassVar[str] = "wellnormed.cli"
+    """The module that continues such a run as a command."""
+    notes: tuple[str, ...] = ()
+    """What is said of the run when it begins, beside its size and its data."""
+
     def __init__(
         self, config: TokenTrainConfig, corpus: Corpus, ranks: Ranks, optimizer_of: "OptimizerOf | None" = None
     ) -> None:
@@ -70,9 +75,7 @@ class TokenTask(Task[TokenModel]):
         corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
         model = build(config.model, self.generators["initial weights"])
         self.flops_per_token = _flops(model, config.model.length)
-        self.float8 = self._float8(model)
-        """The layers that multiply 8-bit floats."""
-        self.runner, group = self._spread(model := model.to(ranks.device))
+        self.runner, group = self._spread(model := self.prepared(model).to(ranks.device))
         optimizer, held = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
         self.update_seconds: float | None = None
@@ -81,18 +84,9 @@ class TokenTask(Task[TokenModel]):
         optimizer.register_step_pre_hook(lambda *_: self._clock(begin=True))
         optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
 
-    def _float8(self, model: TokenModel) -> list[str]:
-        if self.config.float8 == "no":
-            return []
-        if self.config.float8 == "scaled_mm":
-            require_device(self.device, "--float8 scaled_mm")
-        _, held = build_optimizer(model, self.config)  # for what the constraints promise; the run has its own
-        assert isinstance(model, GPT)
-        assert held is not None
-        try:
-            return use_float8_(model, self.config, held, self.ranks.world)
-        finally:
-            held.remove()
+    def prepared(self, model: TokenModel) -> TokenModel:
+        """What is trained in the place of a model with its first weights; for subclasses."""
+        return model
 
     def _spread(self, model: TokenModel) -> tuple[nn.Module, Any]:
         """The model over the ranks: what is called for a loss, and the group that holds copies, if any does."""

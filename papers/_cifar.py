@@ -1,0 +1,155 @@
+"""The network of Training Transformers with Enforced Lipschitz Bounds (LT) on CIFAR-10, as a task.
+
+3072-256-256-10, ReLU, no biases, pixels in [0, 1], no augmentation, rates that fall linearly to 0, the last matrix zero
+at the start (appendix F) and the others orthogonal. As in the released code, each of the three layers of equal mass has
+a third of the learning rate, and of the weight decay, and momentum is an average that keeps 0.9, without Nesterov's
+step. There it is the first matrix that starts at zero, and the slope of ReLU at zero is 1/2; torch's is 0, with which
+such a network never moves.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed as wn
+from papers._lt_methods import Method, constraint_of
+from wellnormed.constraints import Constraint, Constraints
+from wellnormed.data import load_cifar10
+from wellnormed.norms import assign_norms
+from wellnormed.train.task import Task
+
+OptimizerName = Literal["adamw", "muon"]
+LAYERS = 3
+BETAS = (0.9, 0.95)
+EPOCH = 97
+"""Steps of 512 images; the last ones of an epoch fill no batch and are left out."""
+WITHIN = 0.01
+"""How far an accuracy may be from the published one."""
+
+
+@dataclass(frozen=True)
+class CifarRun:
+    """One training run."""
+
+    optimizer: OptimizerName
+    method: Method
+    strength: float
+    """The cap in RMS -> RMS units, or the decay."""
+    lr: float
+    steps: int
+    batch: int = 512
+    width: int = 256
+    seed: int = 0
+
+
+class CifarTask(Task[nn.Sequential]):
+    """Batches without replacement, epoch after epoch; the last images of an epoch that fill no batch are left out."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        optimizer: torch.optim.Optimizer,
+        constraints: Constraints | None = None,
+        *,
+        steps: int,
+        batch: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, optimizer, constraints, steps, torch.Generator().manual_seed(seed + 2**32))
+        self.train, self.test = (pixels_and_labels(split, device) for split in ("train", "test"))
+        self.batch, self.order, self.epoch = batch, torch.empty(0, dtype=torch.long), 0
+
+    def batch_loss(self) -> Tensor:
+        """Cross entropy."""
+        pixels, labels = self.next_batch()
+        return F.cross_entropy(self.model(pixels), labels)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Images and classes."""
+        drawn = self.next_numbers()
+        pixels, labels = (part[drawn.to(part.device)] for part in self.train)
+        return pixels, labels
+
+    def next_numbers(self) -> Tensor:
+        """Which images the next batch holds; `epoch` counts, from 1, the orders that were drawn."""
+        if len(self.order) < self.batch:
+            self.order = torch.randperm(len(self.train[1]), generator=self.generator)
+            self.epoch += 1
+        drawn, self.order = self.order[: self.batch], self.order[self.batch :]
+        return drawn
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """Loss and accuracy over all test images, and the product of the proved RMS -> RMS norms."""
+        norms = self.norms()
+        return {**self.score(*self.test), "lipschitz": math.prod(norms), "norms": norms}
+
+    @torch.no_grad()
+    def score(self, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        """Loss and accuracy on these images."""
+        logits = torch.cat([self.model(part) for part in pixels.split(2000)])
+        accuracy = (logits.argmax(-1) == labels).float().mean()
+        return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy)}
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        """Of the three matrices, proved."""
+        return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
+
+
+class ConstantRate(CifarTask):
+    """The same with a learning rate that stays."""
+
+    def rate_factor(self, step: int) -> float:
+        """The rate of the first step."""
+        return 1.0
+
+
+def mlp(width: int) -> nn.Sequential:
+    """3072-width-width-10, ReLU, no biases, at torch's own start."""
+    first, second, last = (nn.Linear(a, b, bias=False) for a, b in pairwise((3072, width, width, 10)))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
+
+
+def lt_start(run: CifarRun, zero: int = -1) -> nn.Sequential:
+    """The network at its start: one matrix zero, the others orthogonal."""
+    model, generator = mlp(run.width), torch.Generator().manual_seed(run.seed)
+    others = list(model.parameters())
+    nn.init.zeros_(others.pop(zero))
+    for weight in others:
+        wn.Spectral().initialize_(weight.data, generator)
+    return model
+
+
+def lt_adamw(model: nn.Module, run: CifarRun) -> torch.optim.Optimizer:
+    """AdamW as torch has it, with LT's share of the weight decay for each layer."""
+    decay = run.strength / LAYERS if run.method == "weight decay" else 0.0
+    return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
+
+
+def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None = None) -> CifarTask:
+    """A run of LT, its matrices held by this constraint or, without it, by that of its method."""
+    model = lt_start(run).to(device)
+    norms = assign_norms(model, recipe="modular")
+    if run.optimizer == "muon":
+        rate, decay = run.lr / LAYERS, run.strength if run.method == "weight decay" else 0.0
+        optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
+    else:
+        optimizer = lt_adamw(model, run)
+    constraint = constraint or constraint_of(run.method, run.strength)
+    held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
+    return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
+
+
+@cache
+def pixels_and_labels(split: Literal["train", "test"], device: torch.device) -> tuple[Tensor, Tensor]:
+    """All images of a split in [0, 1], and their classes."""
+    images = load_cifar10(split)
+    return (images.pixels.to(device) / 255).float(), images.labels.to(device)

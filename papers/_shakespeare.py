@@ -1,0 +1,114 @@
+"""The transformer of Training Transformers with Enforced Lipschitz Bounds (LT) on Tiny Shakespeare, as a task.
+
+Sections 4.1 to 4.3 and appendix F: blocks of attention and a feed-forward layer in convex residual connections, no
+norms of activations, no biases; queries and keys turned by position and no other positions, as in the released code,
+since the paper does not say. Output projections and the head start at zero, all else is orthogonal. Masses are 1 for
+the embedding, 32 for the blocks and 1 for the head; the rate of a layer is halved for every residual connection after
+it (appendix F). AdamW has one rate for all weights. Caps hold whole matrices, the three projections of attention too,
+and the embedding's vectors have RMS at most 1. Momentum is an average that keeps 0.9, without Nesterov's step.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import nn
+
+import wellnormed as wn
+from papers import as_published
+from papers._lt_methods import constraint_of
+from wellnormed.certificates import certify
+from wellnormed.data import load_shakespeare
+from wellnormed.data.characters import CharacterText
+from wellnormed.models import GPT, PotentialGPT
+from wellnormed.models.config import GPTConfig
+from wellnormed.nn import constraints_of
+from wellnormed.norms import assign_norms
+from wellnormed.train.characters import TextTask
+from wellnormed.train.config import PRESETS
+from wellnormed.train.evaluate import scores_as_published, validation_loss
+
+OptimizerName = Literal["adamw", "muon"]
+Method = Literal["weight decay", "spectral normalization", "hammer", "soft cap"]
+BLOCKS_MASS = 32
+MATRICES = dict.fromkeys(("layers", "head"), wn.Spectral(coefficients="you-6"))
+"""Norms of whole matrices, where this package's own models measure every head, and Modula's iteration for the step."""
+
+
+@dataclass(frozen=True)
+class LTRun:
+    """One training run."""
+
+    optimizer: OptimizerName
+    method: Method
+    strength: float
+    """The cap in RMS -> RMS units, or the decay."""
+    lr: float
+    steps: int = 2000
+    batch: int = 64
+    length: int = 256
+    width: int = 256
+    blocks: int = 3
+    seed: int = 0
+
+
+@cache
+def shakespeare() -> CharacterText:
+    """Tiny Shakespeare and no other text: what is published was measured on it."""
+    return load_shakespeare("tiny-shakespeare")
+
+
+def lt_model(run: LTRun, generator: torch.Generator) -> GPT:
+    """The transformer at its start."""
+    paper = PRESETS["paper"].model
+    assert isinstance(paper, GPTConfig)
+    shape = {"length": run.length, "width": run.width, "blocks": run.blocks, "residual_strength": 0.5 / run.blocks}
+    return GPT(replace(paper, vocabulary_size=len(shakespeare().symbols), rotary=True, **shape), generator)
+
+
+def rate_factors(blocks: int) -> dict[str, float]:
+    """Part of the model -> its share of a step: its mass, halved for every residual connection after it."""
+    layers, atoms, mass = 2 * blocks, 6 * blocks, BLOCKS_MASS + 2
+    own = {f"layers.{i}": BLOCKS_MASS / atoms / mass * 0.5 ** (layers - 1 - i) for i in range(layers)}
+    return {"embedding": 0.5**layers / mass, **own, "head": 1 / mass}
+
+
+def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
+    """A run of LT."""
+    model = lt_model(run, torch.Generator().manual_seed(run.seed)).to(device)
+    norms, factors = assign_norms(model, recipe="modular", overrides=MATRICES), rate_factors(run.blocks)
+    decay = run.strength if run.method == "weight decay" else 0.0
+    if run.optimizer == "muon":
+        top = max(factors.values())  # the decay of a step is refused where it exceeds 1 in any layer, not before
+        optimizer: torch.optim.Optimizer = wn.Scion(
+            norms, lr=run.lr * top, momentum=0.9, nesterov=False, weight_decay=decay,
+            lr_factors={part: factor / top for part, factor in factors.items()},
+        )  # fmt: skip
+    else:
+        groups = [
+            {"params": list(model.get_submodule(part).parameters()), "weight_decay": decay * factor}
+            for part, factor in factors.items()
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), eps=1e-12)
+    constraint = constraint_of(run.method, run.strength)
+    held = constraints_of(model) | ({} if constraint is None else {"*": constraint})
+    return TextTask(
+        model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
+        torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
+    )  # fmt: skip
+
+
+def scores(model: nn.Module, length: int) -> dict[str, float]:
+    """Loss over the whole validation split; loss and accuracy as LT read them, over its first characters."""
+    split = shakespeare().validation
+    loss, accuracy = scores_as_published(model.eval(), split, length)
+    whole = validation_loss(model, split, length)
+    return {"loss": whole, "loss_as_published": loss, "accuracy_as_published": accuracy}
+
+
+def bounds(model: GPT | PotentialGPT) -> dict[str, float]:
+    """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula."""
+    model = model.eval().cpu()
+    proved = {"log10_proved": certify(model).log10_lipschitz}
+    return proved | ({"log10_as_published": as_published.transformer(model)} if isinstance(model, GPT) else {})

@@ -1,0 +1,83 @@
+"""Language models on tokens, for the experiments: what they read, and what is found of one that has been trained."""
+
+import lzma
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from papers import as_published
+from papers.lipsformer import LipsFormer, lipsformer_bound_as_published
+from wellnormed.certificates import Certificate
+from wellnormed.data._download import places
+from wellnormed.data.corpus import Corpus, load_corpus
+from wellnormed.data.shards import Tokens
+from wellnormed.data.tokenizers import tokenizer_of
+from wellnormed.models.gpt import GPT
+from wellnormed.train.ranks import Ranks
+from wellnormed.train.task import DivergedError, fit
+from wellnormed.train.token_config import Size, TokenTrainConfig, token_preset
+from wellnormed.train.token_loop import certificate_of
+from wellnormed.train.tokens import TokenTask, with_vocabulary
+
+BOOKS = {"train": "books/train100.txt.xz", "validation": "books/val.txt.xz"}
+"""In `$WELLNORMED_DATA` or the cache: English books, between which a line `<|endoftext|>` stands."""
+MOST_BYTES = 32 * 2**20
+"""Of the books that are read: no run on a CPU gets further."""
+
+
+@cache
+def byte_corpus() -> Corpus:
+    """Bytes of the books where they are, else of Shakespeare."""
+    paths = {part: next((p for p in places(name) if p.exists()), None) for part, name in BOOKS.items()}
+    found = {part: path for part, path in paths.items() if path is not None}
+    if found.keys() != paths.keys():
+        return load_corpus()
+    tokens = {}
+    for part, path in found.items():
+        with lzma.open(path) as file:
+            content = file.read(MOST_BYTES).replace(b"\n<|endoftext|>\n", b"\0")
+        tokens[part] = Tokens([np.frombuffer(content, np.uint8)], [str(path)])
+    return Corpus("books as bytes", "bytes", tokenizer_of("bytes").vocabulary, tokens["train"], tokens["validation"])
+
+
+def corpus_of(size: Size) -> Corpus:
+    """Bytes for the smallest models, GPT-2's tokens of FineWeb for the others."""
+    return byte_corpus() if size == "1m" else load_corpus(token_preset(size).data)
+
+
+def byte_text(cell: Any) -> str:
+    """The name of `byte_corpus`, which a cell reads."""
+    return byte_corpus().name
+
+
+def token_task(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> TokenTask:
+    """The training of a run, in this process alone."""
+    return TokenTask(with_vocabulary(config, corpus.vocabulary), corpus, Ranks(0, 1, device))
+
+
+def results(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> dict[str, Any]:
+    """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did."""
+    task = token_task(config, corpus, device)
+    try:
+        fit(task)
+        found: dict[str, Any] = task.evaluate()
+    except DivergedError as error:
+        return {"diverged_at": task.step, "why": str(error)}
+    if not math.isfinite(found["validation_loss"]):
+        return {"diverged_at": task.step, "why": "the validation loss is not finite"}
+    seen = task.observe()
+    found |= {"largest_entry": max(seen.entries.values()), "largest_logit": max(seen.logits.values(), default=None)}
+    model = task.copy(task.whole_weights())
+    certificate = certificate_of(model, 0, task)
+    if isinstance(certificate, Certificate):
+        found["log10_lipschitz"] = certificate.log10_lipschitz
+    else:
+        found["refused"] = certificate
+    if isinstance(model, GPT):
+        found["log10_as_published"] = as_published.transformer(model) + math.log10(model.config.logit_scale)
+    elif isinstance(model, LipsFormer):
+        found["log10_as_published"] = lipsformer_bound_as_published(model)
+    return found

@@ -1,0 +1,200 @@
+"""LT figures 2 (left), 4 and 6: twelve pairs of optimizer and constraint, Lipschitz bound against loss, on CIFAR-10."""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any, get_args
+
+import torch
+from matplotlib.figure import Figure
+
+from papers._cifar import EPOCH, WITHIN, CifarRun, CifarTask, Method, OptimizerName, lt_task
+from papers._cifar_as_published import why_bounds_differ
+from papers._experiment import Experiment, Preset, Verdict
+from papers._figures import legend_below, panels
+from papers._table import Row
+from wellnormed.train.task import fit
+
+PAIRS: list[tuple[OptimizerName, Method]] = [
+    (optimizer, method)
+    for optimizer, method in product(get_args(OptimizerName), get_args(Method))
+    if optimizer == "muon" or not method.endswith("cap")
+]
+MUON: dict[Method, tuple[float, ...]] = {
+    "weight decay": (0.1, 1.585, 1.150, 0.596, 326.6),
+    "spectral normalization": (6.0, 1.0, 1.147, 0.601, 216.6),
+    "stiefel": (5.0, 1.0, 1.217, 0.577, 124.4),
+    "soft cap": (6.0, 0.398, 1.185, 0.588, 115.3),
+    "hard cap": (5.0, 0.631, 1.199, 0.588, 92.2),
+    "hammer": (4.0, 0.398, 1.262, 0.569, 76.1),
+    "spectral weight decay": (0.05, 0.157, 1.558, 0.549, 56.9),
+}
+"""Strength and learning rate of each method with Muon, and the loss, accuracy and Lipschitz bound as released."""
+ADAMW_RATES = tuple(10 ** (-5 + 0.3 * step) for step in (6, 7, 8))
+"""Those of LT's sweep about 10^-3."""
+ADAMW = (0.545, 851)
+"""Accuracy and bound of LT's best run with AdamW, whose setting is not said."""
+EVERY = 49
+"""Steps from one measurement of the norms to the next."""
+CAPPED: list[Method] = ["spectral normalization", "stiefel", "soft cap", "hard cap", "hammer"]
+"""Those whose strength is a cap."""
+
+
+def cells(preset: Preset) -> list[CifarRun]:
+    """`paper`: the seven rows of Muon that LT gives in full, and AdamW at three rates; `cpu`: a smaller sweep."""
+    if preset == "paper":
+        adamw = [CifarRun("adamw", "weight decay", 0.1, lr, 50 * EPOCH) for lr in ADAMW_RATES]
+        return [CifarRun("muon", method, row[0], row[1], 50 * EPOCH) for method, row in MUON.items()] + adamw
+    small: dict[str, Any] = {"steps": 300, "batch": 256, "width": 64}
+    decays: dict[Method, tuple[float, ...]] = {
+        "weight decay": (0.03, 0.3, 1.0),
+        "spectral weight decay": (0.02, 0.1, 0.5),
+    }
+    rates: dict[OptimizerName, tuple[float, ...]] = {"adamw": (1e-3, 1e-2), "muon": (0.1, 0.5)}
+    return [
+        CifarRun(optimizer, method, strength, lr, seed=seed, **small)
+        for seed in range(3)
+        for optimizer, method in PAIRS
+        for strength in decays.get(method, (1.0, 2.0, 4.0))
+        for lr in rates[optimizer]
+    ]
+
+
+def run(cells: Sequence[CifarRun], device: torch.device) -> list[dict[str, Any]]:
+    """Loss, accuracy and bound at the end, and the norms on the way."""
+    results = []
+    for cell in cells:
+        task, norms = lt_task(cell, device), []
+
+        def watch(task: CifarTask, _: float, norms: list[list[float]] = norms) -> None:
+            if task.step % EVERY == 0:
+                norms.append(task.norms())
+
+        fit(task, watch)
+        results.append(task.evaluate() | {"norms_on_the_way": norms})
+    return results
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other one beats in both the bound and the loss, by rising bound."""
+    best: list[tuple[float, float]] = []
+    for bound, loss in sorted(points):
+        if not best or loss < best[-1][1]:
+            best.append((bound, loss))
+    return best
+
+
+def of_pair(rows: Sequence[Row], optimizer: str, method: str) -> list[Row]:
+    """Rows of an optimizer with a constraint."""
+    return [row for row in rows if (row["config"]["optimizer"], row["config"]["method"]) == (optimizer, method)]
+
+
+def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
+    """Bound, and loss or the share of wrong images."""
+    results = [row["results"] for row in rows]
+    return [(found["lipschitz"], found["loss"] if key == "loss" else 1 - found["accuracy"]) for found in results]
+
+
+def ratios(rows: Sequence[Row], method: str) -> list[list[float]]:
+    """Of every run with Muon, the norm of the second matrix over the cap, on the way and at the end."""
+    return [
+        [norms[1] / row["config"]["strength"] for norms in (*found["norms_on_the_way"], found["norms"])]
+        for row in of_pair(rows, "muon", method)
+        for found in [row["results"]]
+    ]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Loss and errors against the bound, by pair and by method; norms over the cap during training."""
+    colours = {method: f"C{number}" for number, method in enumerate(get_args(Method))}
+    drawn = {}
+    for key, name in (("loss", "test loss"), ("error", "share of test images wrong")):
+        figure, axes = panels(1, 2, (11, 4.5), sharex=True)
+        for axis, optimizer in zip(axes[0], get_args(OptimizerName), strict=True):
+            for method, colour in colours.items():
+                if found := points(of_pair(rows, optimizer, method), key):
+                    axis.plot(*zip(*found, strict=True), ".", color=colour, alpha=0.4)
+                    axis.plot(*zip(*frontier(found), strict=True), "-", color=colour, label=method)
+            axis.set(xscale="log", title=optimizer, xlabel="Lipschitz bound (RMS to RMS)", ylabel=name)
+        legend_below(figure, "CIFAR-10: what a bound costs")
+        drawn["tradeoff" if key == "loss" else "errors"] = figure
+    figure, axes = panels(2, 4, (12, 6), sharex=True, sharey=True)
+    for axis, (method, colour) in zip(axes.flat, colours.items(), strict=False):
+        axis.plot(*zip(*frontier(points(rows, "loss")), strict=True), "k-", lw=0.7)
+        if found := points(of_pair(rows, "muon", method), "loss"):
+            axis.plot(*zip(*found, strict=True), ".", color=colour)
+        axis.set(xscale="log", title=method)
+    axes.flat[-1].remove()
+    figure.supxlabel("Lipschitz bound (RMS to RMS)")
+    figure.supylabel("test loss")
+    figure.suptitle("Muon, by method; the line is the best of all pairs")
+    drawn["methods"] = figure
+    figure, ((axis,),) = panels(1, 1, (7, 4.5))
+    for method in CAPPED:
+        for number, run in enumerate(ratios(rows, method)):
+            steps = [EVERY * (1 + place) for place in range(len(run) - 1)]
+            axis.plot(steps, run[:-1], color=colours[method], lw=0.7, label=None if number else method)
+    axis.set(xlabel="step", ylabel="norm of the second matrix over the cap")
+    legend_below(figure, "Muon: norms during training, every run")
+    return drawn | {"norms": figure}
+
+
+def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
+    """`paper`: the rows that LT gives in full; `cpu`: whether Muon's frontier lies below AdamW's."""
+    if preset == "paper":
+        return _as_released(rows)
+    found = []
+    for method in get_args(Method)[:5]:
+        losses = {
+            optimizer: [row["results"]["loss"] for row in of_pair(rows, optimizer, method)]
+            for optimizer in get_args(OptimizerName)
+        }
+        if not all(losses.values()):
+            continue
+        best = {optimizer: min(values) for optimizer, values in losses.items()}
+        ours = f"best loss {best['muon']:.3f} with Muon, {best['adamw']:.3f} with AdamW"
+        runs = sum(map(len, losses.values()))
+        verdict = "same shape" if best["muon"] < best["adamw"] else "another shape"
+        interval = f"mean {fmean(losses['muon']):.3f} and {fmean(losses['adamw']):.3f}"
+        found.append(Verdict(method, "Muon reaches the lower loss", ours, interval, runs, verdict))
+    for method in CAPPED:
+        if runs := ratios(rows, method):
+            largest = max(map(max, runs))
+            holds = method != "hammer"
+            verdict = "same shape" if (largest <= 1) == holds else "another shape"
+            what, published = f"norm over the cap during training, {method}", "at most 1" if holds else "above 1"
+            found.append(Verdict(what, published, f"at most {largest:.4f}", "-", len(runs), verdict))
+    return found
+
+
+def _as_released(rows: Sequence[Row]) -> list[Verdict]:
+    """Every row of Muon, and the most accurate of AdamW."""
+    muon, adamw = ([r for r in rows if r["config"]["optimizer"] == name] for name in ("muon", "adamw"))
+    found = []
+    for row in muon + sorted(adamw, key=lambda row: row["results"]["accuracy"])[-1:]:
+        method, results = row["config"]["method"], row["results"]
+        if row in muon:
+            published, accuracy = "{2}, {3}, {4}".format(*MUON[method]), MUON[method][3]
+            what = f"Muon, {method}: loss, accuracy, bound"
+            why = why_bounds_differ(method, row["config"]["strength"])
+        else:
+            published, accuracy = "-, {}, {}".format(*ADAMW), ADAMW[0]
+            what = f"AdamW's best, {method}, rate {row['config']['lr']:.2g}: loss, accuracy, bound"
+            others = [f"{r['results']['lipschitz']:.0f} at {r['config']['lr']:.2g}" for r in adamw if r is not row]
+            why = f"LT does not say its rate; the bound is {' and '.join(others)}" if others else ""
+        ours = f"{results['loss']:.3f}, {results['accuracy']:.3f}, {results['lipschitz']:.1f}"
+        reached = "reached" if abs(results["accuracy"] - accuracy) <= WITHIN else "not reached"
+        found.append(Verdict(what, published, ours, "-", 1, reached, why))
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="cifar-tradeoff",
+    source="LT figures 2 (left), 4 and 6",
+    shows="which pairs of optimizer and constraint reach a low loss at a low Lipschitz bound",
+    cells=cells,
+    run=run,
+    figures=figures,
+    verdicts=verdicts,
+    differs={"cpu": "width 64, batch 256 and 300 steps instead of 256, 512 and 4,850; few rates and strengths"},
+)

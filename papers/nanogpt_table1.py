@@ -1,0 +1,199 @@
+"""LT table 1: transformers with enforced norms beside the unconstrained ones of the GPT-2 speedruns, and LipsFormer.
+
+LT's released code multiplies <q, k>/d_head by 24 with the soft cap and by sqrt(d_head)/cap^2 with spectral
+normalization, where its text has 1; here it is as in the code. The final scale of the logits is 8 in the row with cap 1
+and 1 in the others. Unlike LT, queries, keys and values have a cap for every head. As in LT, all of "ours" have one
+learning rate: LT's, or, at the size for the CPU (`SMALL_RATES`), half of that of `token_preset`, which is too fast for
+a cap of 16. There Modula has four times that of `token_preset`: the best of 1, 2, 4 and 8 times, at which seed 0 ends,
+after 120 steps, at a loss of 2.350, 2.190, 2.117 and 2.154. Its largest entry there is 24.3 at a quarter of that rate.
+
+The largest entry is that of the results of modules without parts, on 32 windows of the validation split (the batch of
+a step). LT's code records the residual stream and the logits, on every batch of its last evaluation.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._figures import panels
+from papers._table import Row
+from papers._tokens import corpus_of, results
+from papers.training import PaperVariant, paper_preset
+from wellnormed.models.config import GPTConfig
+from wellnormed.train.config import Caps, ConstraintName
+from wellnormed.train.token_config import Size, TokenTrainConfig
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the table: how its model is trained, and what LT found."""
+
+    variant: PaperVariant
+    tokens: int
+    """Times those of the speedrun."""
+    accuracy: float | None
+    loss: float | None
+    """None where the training diverges."""
+    log10_lipschitz: float | None
+    """LT's formula; None for what it calls infinity."""
+    largest_entry: float | None
+    constraint: ConstraintName | None = None
+    cap: float = math.inf
+    logit_scale: float = 1.0
+
+
+ROWS = {
+    "NanoGPT": Published("nanogpt", 1, 0.380, 3.410, None, 91648),
+    "Modula": Published("modula", 1, 0.374, 3.491, None, 1872),
+    "ours, no constraint": Published("lipschitz", 1, None, None, None, None),
+    "LipsFormer": Published("lipsformer", 1, 0.301, 4.130, 130, 61),
+    "ours, normalized at 8": Published("lipschitz", 1, 0.362, 3.582, 134, 37.75, "spectral-normalize", 8.0),
+    "ours, soft cap 8": Published("lipschitz", 2, 0.374, 3.481, 122, 112, "soft-cap", 8.0),
+    "ours, normalized at 1": Published("lipschitz", 1, 0.212, 5.047, 1, 6.5, "spectral-normalize", 1.0, 8.0),
+    "speedrun": Published("speedrun", 1, 0.394, 3.280, None, 148480),
+    "ours, normalized at 16": Published("lipschitz", 4, 0.395, 3.280, 264, 49.3, "spectral-normalize", 16.0),
+}
+SMALL_RATES: dict[PaperVariant, float] = {"lipschitz": 0.1, "modula": 0.2}
+COLUMNS = {
+    "validation_loss": "validation loss", "largest_entry": "largest activation entry",
+    "log10_lipschitz": "log10 of the Lipschitz bound",
+}  # fmt: skip
+WORDS = {
+    "validation_loss": "loss {:.3f}", "validation_accuracy": "accuracy {:.3f}", "largest_entry": "largest entry {:.3g}",
+    "log10_lipschitz": "proved bound 10^{:.1f}", "log10_as_published": "10^{:.1f} by LT's formula",
+}  # fmt: skip
+WITHIN = 0.02
+"""How far a loss may be above the published one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    row: str
+    size: Size
+    blocks: int
+    length: int
+    steps: int
+    batch: int
+    seed: int = 0
+
+
+def cells(preset: Preset) -> list[Cell]:
+    """Every row; LT's numbers are of single runs."""
+    small = 3, ("1m", 5, 128), 105, 32
+    seeds, shape, steps, batch = (1, ("124m", 12, 1024), 1770, 384) if preset == "paper" else small
+    runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items())
+    return sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
+
+
+def config_of(cell: Cell) -> TokenTrainConfig:
+    """The training run of a cell."""
+    row = ROWS[cell.row]
+    run = paper_preset(cell.size, row.variant)
+    model = replace(run.model, blocks=cell.blocks, length=cell.length)
+    settings: dict[str, Any] = {"steps": cell.steps, "batch": cell.batch, "seed": cell.seed, "attack_steps": 0}
+    if cell.size == "1m":
+        settings |= {"validation_tokens": 2**17, "learning_rate": SMALL_RATES.get(row.variant, run.learning_rate)}
+    if isinstance(model, GPTConfig):
+        entries = model.width // model.heads
+        scale = math.sqrt(entries) / row.cap**2 if row.constraint == "spectral-normalize" else 24.0
+        model = replace(model, logit_scale=row.logit_scale, attention_scale=scale)
+        caps = {} if row.constraint is None else {"caps": Caps(*[row.cap] * 7)}
+        settings |= {"constraint": row.constraint or "none", **caps}
+    return replace(run, model=model, **settings)
+
+
+def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+    """Loss, accuracy, bounds and the largest activation of every trained model."""
+    return [results(config_of(cell), corpus_of(cell.size), device) for cell in cells]
+
+
+def text_of(cell: Cell) -> str:
+    """The name of what a cell reads."""
+    return corpus_of(cell.size).name
+
+
+def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
+    """What was found of a row of the table, of every seed that has it."""
+    return [row["results"][key] for row in rows if row["config"]["row"] == name and key in row["results"]]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Loss, the largest activation, and the bounds of every row, beside the published ones; means and extremes."""
+    figure, axes = panels(1, 3, (13, 4.5), sharey=True)
+    names = [name for name in ROWS if any(row["config"]["row"] == name for row in rows)]
+    for axis, key, title in zip(axes[0], COLUMNS, COLUMNS.values(), strict=True):
+        for place, name in enumerate(names):
+            if found := values(rows, name, key):
+                axis.barh(place, fmean(found), color="C0", alpha=0.7)
+                axis.plot([min(found), max(found)], [place, place], "k-")
+        axis.set(title=title, xscale="log" if key == "largest_entry" else "linear")
+    for place, name in enumerate(names):
+        formula, row = values(rows, name, "log10_as_published"), ROWS[name]
+        axes[0, 2].plot(formula, [place] * len(formula), "D", color="C1")
+        for axis, published in ((axes[0, 1], row.largest_entry), (axes[0, 2], row.log10_lipschitz)):
+            axis.plot([] if published is None else [published], [] if published is None else [place], "k*")
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    figure.suptitle("Bars: here, with extremes of the seeds. Diamonds: here, by LT's formulas. Stars: published")
+    return {"table1": figure}
+
+
+def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
+    """Every row beside LT's, and the order of the losses and of the activations that its table shows."""
+    yes, no = ANSWERS[preset]
+    lines = []
+    for name, row in ROWS.items():
+        losses, stopped = values(rows, name, "validation_loss"), values(rows, name, "diverged_at")
+        if not (count := len(losses) + len(stopped)):
+            continue
+        words = [f"{len(stopped)} of {count} diverge"] if stopped else []
+        for key, what in WORDS.items():
+            words += [what.format(fmean(found))] if (found := values(rows, name, key)) else []
+        interval = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "-"
+        if row.loss is None:
+            verdict = yes if not losses else no
+            why = "" if verdict == yes else "this few steps are no longer than the model bears without caps"
+            lines.append(Verdict(name, "diverges", ", ".join(words), interval, count, verdict, why))
+            continue
+        published = f"loss {row.loss}, accuracy {row.accuracy}, largest entry {row.largest_entry:g}"
+        published += "" if row.log10_lipschitz is None else f", 10^{row.log10_lipschitz:g} by LT's formula"
+        reached = bool(losses) and fmean(losses) <= row.loss + WITHIN
+        verdict = "measured" if preset == "cpu" else yes if reached else no
+        lines.append(Verdict(name, published, ", ".join(words), interval, count, verdict))
+    return lines + [_orders(rows, preset, key) for key in ("validation_loss", "largest_entry")]
+
+
+def _orders(rows: Sequence[Row], preset: Preset, column: str) -> Verdict:
+    """How many pairs of rows stand in LT's order: every seed of one below every seed of the other."""
+    published = {"validation_loss": "loss", "largest_entry": "largest_entry"}[column]
+    numbers = {name: number for name, row in ROWS.items() if (number := getattr(row, published)) is not None}
+    found = {name: own for name in numbers if (own := values(rows, name, column))}
+    pairs = [(less, more) for less in found for more in found if numbers[less] < numbers[more]]
+    reached = [(less, more) for less, more in pairs if max(found[less]) < min(found[more])]
+    turned = [(less, more) for less, more in pairs if min(found[less]) > max(found[more])]
+    ours = f"{len(reached)} as published, {len(turned)} the other way; of the others the seeds differ by more"
+    verdict = ANSWERS[preset][len(reached) < len(pairs)]
+    why = "; ".join(f"here {more} is below {less}" for less, more in turned)
+    what, runs = f"{COLUMNS[column]}: which of two rows is lower", sum(map(len, found.values()))
+    return Verdict(what, f"{len(pairs)} pairs", ours, "-", runs, verdict, why)
+
+
+EXPERIMENT = Experiment(
+    name="nanogpt-table1",
+    source="LT table 1",
+    shows="loss, accuracy, bound and largest activation of transformers with enforced norms and of their peers",
+    cells=cells,
+    run=run,
+    data=text_of,
+    figures=figures,
+    verdicts=verdicts,
+    differs={"cpu": "a million parameters in the blocks, 105 (210, 420) steps of 32 windows of 128 bytes of books"},
+)

@@ -1,0 +1,159 @@
+"""`python -m papers`: the experiments of the four papers, their state, and one page about them all.
+
+Every experiment and preset has a folder with `rows.jsonl`, one line for each finished cell, from which all else is
+drawn: figures as PNG and SVG, and `table.md`, which puts what was found beside what was published.
+"""
+
+import base64
+import html
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import get_args
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Printed
+
+from papers._experiment import MODULES, Experiment, Preset, Verdict, load
+from papers._figures import save_figure
+from papers._grid import run_missing
+from papers._table import Row, Table, cell_key
+from wellnormed._files import write_atomically
+from wellnormed.train.lock import locked
+from wellnormed.train.report import STYLE
+
+FOLDER = Path("results/reproduce")
+COLUMNS = ("", "published", "ours", "interval", "runs", "verdict", "why")
+
+
+def reproduce(
+    name: str, preset: Preset = "cpu", device: str = "cpu", jobs: int = 1, cluster: str | None = None,
+    folder: Path = FOLDER, console: Console | None = None, only: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Run the cells that have no row yet, draw the figures, and print what was published beside what was found.
+
+    Args:
+        name: An experiment of `MODULES`.
+        preset: "cpu", minutes on two cores, or "paper", the paper's own setting.
+        device: Where the cells compute.
+        jobs: Processes; each gets an equal part of the CPU's cores.
+        cluster: Submits every cell as a job instead, with the package `submitit`: "slurm", or "local" to try it.
+        folder: Holds a folder for every experiment and preset.
+        console: Standard output by default.
+        only: Cells to run, such as `["width=32,64", "seed=0"]`; all by default.
+
+    Returns:
+        The number of cells that failed, whose rows are missing; the same command runs them again.
+    """
+    experiment, console = load(name), console or Console()
+    if jobs < 1:
+        raise ValueError(f"jobs={jobs} must be at least 1")
+    path = folder / f"{name}-{preset}"
+    with locked(path):
+        table = Table(path / "rows.jsonl")
+        for problem in table.repair():
+            console.print(problem, highlight=False, soft_wrap=True)
+        try:
+            failures = run_missing(experiment, preset, table, device, jobs, cluster, console, only)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("; finished cells are kept, and the same command goes on") from None
+        rows = table.rows_of(experiment.cells(preset))
+        if rows:
+            draw(experiment, preset, rows, path)
+            write_page(folder)
+            console.print(_printed(experiment.verdicts(rows, preset)))
+        left = len(failures)
+        console.print(
+            f"{path}: {len(rows)} of {len(experiment.cells(preset))} cells, figures, table.md"
+            + (f"; {left} failed: the same command runs them again" if left else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+    return left
+
+
+def draw(experiment: Experiment, preset: Preset, rows: Sequence[Row], path: Path) -> None:
+    """Write the figures and `table.md` of rows into their folder."""
+    for figure_name, figure in experiment.figures(rows).items():
+        save_figure(figure, path / f"{figure_name}.png")
+    write_atomically(path / "table.md", markdown(experiment.verdicts(rows, preset)))
+
+
+def markdown(verdicts: Sequence[Verdict]) -> str:
+    """The table of an experiment."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines += [f"| {' | '.join(str(x).replace('|', chr(92) + '|') for x in astuple(verdict))} |" for verdict in verdicts]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(folder: Path = FOLDER) -> Path:
+    """One self-contained `index.html` of all experiments that have rows: tables and figures beside what they show."""
+    parts = []
+    for name in MODULES:
+        experiment = load(name)
+        for preset in get_args(Preset):
+            path = folder / f"{name}-{preset}"
+            rows = Table(path / "rows.jsonl").rows_of(experiment.cells(preset))
+            if not rows:
+                continue
+            note = experiment.differs.get(preset)
+            parts += [f"<h2 id='{name}-{preset}'>{name}, preset {preset}</h2>",
+                      f"<p>{html.escape(f'{experiment.source}: {experiment.shows}.')}"
+                      f"{html.escape(f' Here: {note}.') if note else ''}</p>",
+                      _html_table(experiment.verdicts(rows, preset))]  # fmt: skip
+            for figure in sorted(path.glob("*.svg")):
+                image = base64.b64encode(figure.read_bytes()).decode()
+                parts.append(f"<img alt='{figure.stem}' src='data:image/svg+xml;base64,{image}'>")
+    text = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Four papers, reproduced</title>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<style>{STYLE} td, th {{ overflow-wrap: normal }}</style></head>"
+        f"<body><h1>Four papers, reproduced</h1>{''.join(parts) or '<p>Nothing has been run yet.</p>'}</body></html>"
+    )
+    write_atomically(folder / "index.html", text)
+    return folder / "index.html"
+
+
+def _html_table(verdicts: Sequence[Verdict]) -> str:
+    def line(tag: str, values: Sequence[object]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(str(value))}</{tag}>' for value in values)}</tr>"
+
+    return f"<table>{line('th', COLUMNS)}{''.join(line('td', astuple(verdict)) for verdict in verdicts)}</table>"
+
+
+def overview(folder: Path = FOLDER) -> Printed:
+    """Every experiment and preset: how many cells are finished, the minutes of one process, and what came of them."""
+    printed = Printed(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("experiment", "preset", "cells", "cost"):
+        printed.add_column(column, no_wrap=True, overflow="fold")
+    printed.add_column("source")
+    printed.add_column("verdicts")
+    for name in MODULES:
+        experiment = load(name)
+        for preset in get_args(Preset):
+            cells = experiment.cells(preset)
+            rows = Table(folder / f"{name}-{preset}" / "rows.jsonl").rows_of(cells)
+            cost = f"{sum(row['seconds'] for row in rows) / 60:.1f} min" if rows else "not run"
+            counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset)) if rows else {}
+            found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            printed.add_row(name, preset, f"{len(rows)}/{len(cells)}", cost, experiment.source, found)
+    return printed
+
+
+def states(name: str, preset: Preset, folder: Path = FOLDER) -> Printed:
+    """Every cell of an experiment, by its fields, and whether it has its row."""
+    cells = load(name).cells(preset)
+    done, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
+    printed = Printed("state", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for cell in cells:
+        printed.add_row("finished" if cell_key(cell) in done else "missing", *map(str, vars(cell).values()))
+    return printed
+
+
+def _printed(verdicts: Sequence[Verdict]) -> Printed:
+    printed = Printed(*COLUMNS)
+    for verdict in verdicts:
+        printed.add_row(*map(str, astuple(verdict)))
+    return printed

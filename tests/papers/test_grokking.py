@@ -1,0 +1,51 @@
+"""The networks of modular arithmetic: each of a stack is on its own, and what is said of them is theirs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from papers import grokking
+from papers._modular_arithmetic import SLOPE, Cell, ModularArithmetic
+
+CELL = Cell("sum", "hard-cap", prime=7, width=6, cap=2.0, lr=0.1, steps=5, seed=0)
+
+
+def trained(*seeds: int, **settings) -> ModularArithmetic:
+    task = ModularArithmetic([replace(CELL, seed=seed, **settings) for seed in seeds], torch.device("cpu"))
+    grokking.fit(task)
+    return task
+
+
+def test_all_weights_are_bfloat16_and_no_matrix_exceeds_its_cap():
+    task = trained(0, 1, lr=1.0)
+    assert {parameter.dtype for parameter in task.model.parameters()} == {torch.bfloat16}
+    assert max(task.lipschitz()) <= SLOPE * 2.0**2 * (1 + 1e-6)  # two caps of 2; rounding of the product
+
+
+def test_networks_of_a_stack_do_not_know_of_each_other():
+    """Their losses are summed, their steps are taken matrix by matrix, and each has draws of its own."""
+    alone, both = trained(1), trained(0, 1)
+    for name in ("up", "down"):
+        ours, theirs = getattr(alone.model, name)[0], getattr(both.model, name)[1]
+        assert torch.allclose(ours.float(), theirs.float(), atol=0.05)  # bfloat16 in another order; of two seeds: 0.7
+
+
+@pytest.mark.parametrize(("operation", "result"), [("sum", 4), ("product", 2)])
+def test_pairs_have_their_results_and_are_seen_or_tested(operation, result):
+    task = ModularArithmetic([replace(CELL, operation=operation)], torch.device("cpu"))
+    parts = [torch.stack(part)[:, 0].T.tolist() for part in (task.train, task.test)]
+    assert len(parts[0]) == int(0.4 * 49)
+    found = {(a, b): c for part in parts for a, b, c in part}
+    assert len(found) == 49
+    assert found[5, 6] == result  # 11 and 30 modulo 7
+
+
+def test_never_and_always_are_judged_and_can_fail():
+    def row(projection: str, at: int | None, bound: float) -> dict:
+        results = {"grokked_at": at, "lipschitz": bound, "steps": 5, "accuracy": [0.5]}
+        return {"config": {"operation": "sum", "projection": projection}, "results": results}
+
+    rows = [row("none", 5, 1e5), row("stiefel", None, 1.0), row("embedding", 5, 1e5), row("hard-cap", None, 4.0)]
+    found = [verdict.verdict for verdict in grokking.verdicts(rows, "paper")]
+    assert found == ["not reached", "reached", "reached", "not reached", "reached"]

@@ -1,0 +1,150 @@
+"""The transformer of Norm-Constrained LMOs: what it computes, and what its optimizers do in one step."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from papers import _gpt, batch_size, lr_transfer_gpt, scion_3b, sign_only
+from papers._gpt import FINEWEB, GPT, RADII, Corpus, GPTRun, GPTTask, Rotary
+from wellnormed.data.shards import Tokens
+from wellnormed.norms import Sign
+
+CPU = torch.device("cpu")
+RUN = GPTRun("SCG", 16, 2, 0.25, 4, 2, 0, length=8, head_width=8)
+
+
+@pytest.fixture(autouse=True)
+def small_text(monkeypatch):
+    text = Tokens([torch.randint(7, (300,), generator=torch.Generator().manual_seed(0)).numpy()])
+    monkeypatch.setattr(_gpt, "corpus", lambda name: Corpus(7, text, text))
+
+
+def step(run):
+    """Every weight before and after the first step."""
+    task = GPTTask(run, CPU)
+    before = {name: p.detach().clone() for name, p in task.model.named_parameters()}
+    task.advance()
+    return before, dict(task.model.named_parameters()), task
+
+
+def test_no_logit_depends_on_later_tokens():
+    task = GPTTask(RUN, CPU)
+    tokens = torch.randint(7, (1, 8), generator=torch.Generator().manual_seed(1))
+    other = tokens.clone()
+    other[0, 5:] = (other[0, 5:] + 1) % 7
+    with torch.no_grad():
+        first, second = task.model(tokens), task.model(other)
+    assert torch.equal(first[:, :5], second[:, :5])
+    assert not torch.allclose(first[:, 5:], second[:, 5:])
+
+
+def test_turned_vectors_keep_their_length_and_compare_by_distance():
+    query, key = (torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (0, 1))
+    turned = [Rotary(8)(x.expand(1, 1, 6, 8))[0, 0] for x in (query, key)]
+    assert torch.allclose(turned[0].norm(dim=-1), query.norm().expand(6))
+    products = turned[0] @ turned[1].T
+    for distance in range(-4, 5):
+        # cosines of float64 angles below 6: rounding is near 1e-15, a wrong angle changes the product by 0.01 or more
+        assert torch.allclose(products.diagonal(distance), products.diagonal(distance)[0], atol=1e-9)
+
+
+def test_the_124_million_parameters_of_the_paper():
+    with torch.device("meta"):
+        model = GPT(50304, GPTRun("Adam", 768, 12, 0.1, seed=0, **FINEWEB))
+    assert sum(p.numel() for p in model.parameters()) == 12 * 12 * 768**2 + 50304 * 768  # 123.6 million, head shared
+
+
+def test_a_step_of_muon_is_a_tenth_of_adams():
+    lr = 0.01
+    before, after, task = step(replace(RUN, method="Muon", lr=lr, width=32))
+    moved = {name: (after[name] - before[name]).detach() for name in before}
+    for name, change in moved.items():
+        if name.startswith("blocks"):  # queries, keys and values have no gradient while the output projection is 0
+            rms = float(change.square().mean().sqrt())
+            # Jordan's five steps bring singular values that are not tiny into [0.68, 1.21]; the rest only lower the RMS
+            assert rms <= 0.1 * lr * 1.21, name
+            if name.endswith(("output.weight", "down.weight")):
+                assert rms >= 0.02 * lr, name
+    assert float(moved["head.weight"].abs().max()) == pytest.approx(lr, rel=1e-3)  # Adam's first step
+    assert {group["step_rule"] for group in task.optimizer.param_groups} == {"unconstrained", "adamw"}
+
+
+def test_steps_of_signs_shrink_with_the_inputs_except_the_embeddings():
+    before, after, _ = step(replace(RUN, method="Sign", lr=0.5))
+    for name, weight in after.items():
+        radius = RADII[name.partition(".")[0]]
+        inputs = 1 if name.startswith("embedding") else weight.shape[1]
+        moved = (weight - before[name]).abs().max()
+        assert float(before[name].abs().max()) == pytest.approx(radius / inputs)
+        assert float(moved.detach()) == pytest.approx(0.5 * radius / inputs, rel=1e-4), name
+    before, after, _ = step(replace(RUN, method="Signum", lr=0.5))
+    for name in ("blocks.0.down.weight", "head.weight"):
+        moved = (after[name] - before[name]).abs().max()
+        assert float(moved.detach()) == pytest.approx(0.5 * RADII[name.partition(".")[0]], rel=1e-4)
+
+
+def test_scion_starts_as_muon_does_and_scg_stays_in_its_balls_once_it_is_there():
+    tasks = [GPTTask(replace(RUN, lr=1.0, method=method), CPU) for method in ("SCG", "uSCG", "Muon", "Adam")]
+    starts = [[p.detach().clone() for p in task.model.parameters()] for task in tasks]
+    for start in starts[1:]:
+        assert all(map(torch.equal, starts[0], start))
+    assigned = list(tasks[0].optimizer.assignment)
+    assert {a.radius for a in assigned} == {1.0, 3.0, 10.0}
+    assert isinstance(assigned[0].norm, Sign)
+    for _ in range(4):  # the first step, of rate 1, forgets the start
+        tasks[0].advance()
+        assert all(float(a.norm.norm(a.parameter.detach())) <= a.radius for a in assigned)
+
+
+def test_the_loss_in_parts_is_the_loss(monkeypatch):
+    task = GPTTask(replace(RUN, batch=6), CPU)
+    validation = task.validation_loss()
+    whole, starts = task.corpus.train, torch.arange(6)
+    loss = task._loss(whole, starts)
+    (gradient,) = torch.autograd.grad(loss, [task.model.head.weight])
+    monkeypatch.setattr(_gpt, "_PART", 16)  # two windows at a time
+    parts = task._loss(whole, starts)
+    (of_parts,) = torch.autograd.grad(parts, [task.model.head.weight])
+    assert float(parts.detach()) == pytest.approx(
+        float(loss.detach()), rel=1e-5
+    )  # sums of 48 float32 numbers in another order
+    assert torch.allclose(of_parts, gradient, rtol=1e-3, atol=1e-6)
+    assert task.validation_loss() == pytest.approx(validation, rel=1e-5)
+
+
+def test_rates_stay_on_fineweb_before_they_fall_and_weights_are_shared():
+    task = GPTTask(replace(RUN, text="fineweb", steps=5100), CPU)
+    assert task.rate_factor(3650) == 1.0
+    assert task.rate_factor(4375) == pytest.approx(0.5)
+    assert task.model.head.weight is task.model.embedding.weight
+    task.advance()
+    other = GPTTask(replace(RUN, steps=10), CPU)
+    assert [other.rate_factor(step) for step in (0, 5)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("experiment", [batch_size, lr_transfer_gpt, scion_3b, sign_only])
+def test_cells_of_the_paper_start(experiment):
+    cells = {cell.method: cell for cell in experiment.cells("paper")}
+    for cell in cells.values():
+        (result,) = experiment.run([replace(cell, width=cell.head_width, blocks=1, steps=1, batch=1, length=8)], CPU)
+        assert result["loss"] is not None
+
+
+def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
+    losses = {"Adam": 3.0, "Muon": 2.5, "uSCG": 2.4, "SCG": 2.6}
+    rows = [
+        {"config": asdict(cell), "results": {"loss": losses[cell.method] - (cell.lr != rate) * (cell.seed - 0.5)}}
+        for cell in scion_3b.cells("cpu")
+        for rate in [scion_3b.RATES["cpu"][cell.method]]
+    ]
+    found = {verdict.what: verdict for verdict in scion_3b.verdicts(rows, "cpu")}
+    assert found["Adam: loss"].ours == "3.000; 2.500 at the best of three rates"
+    assert found["uSCG below Adam"].ours == "lower by 0.600"
+    assert (found["uSCG below Muon"].verdict, found["SCG below Muon"].verdict) == ("same shape", "another shape")
+
+
+def test_tokens_are_the_same_for_every_batch():
+    for preset in ("cpu", "paper"):
+        tokens = [cell.batch * cell.steps * cell.length for cell in batch_size.cells(preset)]
+        assert max(tokens) - min(tokens) <= 0.002 * max(tokens)  # 5,100 is no multiple of 8

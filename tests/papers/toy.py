@@ -1,0 +1,62 @@
+"""An experiment of numbers, some of which fail or kill their process, for the tests of the grid."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from papers._experiment import Experiment, Verdict
+from wellnormed.data._download import DataError
+
+FAILS, DIES = 13, 99
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+    seed: int = 0
+
+
+def run(cells, device):
+    if log := os.environ.get("TOY_LOG"):
+        with Path(log).open("a") as file:
+            file.writelines(f"{cell.value}\n" for cell in cells)
+    if pause := os.environ.get("TOY_PAUSE"):
+        time.sleep(float(pause))
+    if os.environ.get("TOY_TROUBLE") == "no data" and cells[0].value > 2:
+        raise DataError("numbers.tar.gz could not be downloaded; put it there")
+    if os.environ.get("TOY_TROUBLE"):
+        for cell in cells:
+            if cell.value == FAILS:
+                raise ValueError("thirteen is refused")
+            if cell.value == DIES:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return [{"square": cell.value**2} for cell in cells]
+
+
+def cells(preset):
+    return [Number(value) for value in ((1, 2, FAILS, 4, DIES, 6) if preset == "cpu" else range(100))]
+
+
+def figures(rows):
+    figure = Figure()
+    figure.add_subplot().plot([row["config"]["value"] for row in rows], [row["results"]["square"] for row in rows])
+    return {"squares": figure}
+
+
+def verdicts(rows, preset):
+    return [
+        Verdict("largest | square", "9801", str(max(r["results"]["square"] for r in rows)), "-", len(rows), "reached")
+    ]
+
+
+def data(cell):
+    return os.environ.get("TOY_DATA", "whole numbers")
+
+
+EXPERIMENT = Experiment("toy", "no paper", "that numbers have squares", cells, run, figures, verdicts)
+OF_DATA = Experiment("toy", "no paper", "", cells, run, figures, verdicts, data)
+TOGETHER = Experiment("toy", "no paper", "", cells, run, figures, verdicts, together=lambda cell: cell.value > 2)
