@@ -48,19 +48,29 @@ test-models: $(STAMP)  ## Certificates of public models with random weights, pro
 	$(BIN)/python -m benchmarks.public_models $(NANOGPT)
 
 # Not .venv: what a user installs, without the extra `dev`. -I leaves out this folder and PYTHONPATH.
+# Three environments: NumPy alone proves a certificate; the library serves the README's lines and has no command; with
+# the extra `train` the command runs in an empty folder without a network.
 WHEEL := build/wheel
-test-wheel:  ## A wheel in an empty environment: the three lines of README.md, and the command
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+test-wheel:  ## A wheel in empty environments: the checker, the three lines of README.md, the command
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(PYTHON) -m venv $(WHEEL)/numpy
 	$(WHEEL)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(WHEEL) .
-	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL)/*.whl -c constraints.txt
+	$(WHEEL)/numpy/bin/python $(PIP) numpy
+	$(WHEEL)/numpy/bin/python $(PIP) --no-deps $(WHEEL)/*.whl
+	$(WHEEL)/venv/bin/python $(PIP) torch
+	$(WHEEL)/venv/bin/python $(PIP) $(WHEEL)/*.whl
 	$(WHEEL)/venv/bin/python -I -c "import wellnormed as wn; assert 'site-packages' in wn.__file__; print(wn.__file__)"
 	$(WHEEL)/venv/bin/python -I docs/run_examples.py --check README.md
+	! $(WHEEL)/venv/bin/wellnormed --help 2> $(WHEEL)/asked.txt
+	grep -q 'pip install ".\[train\]"' $(WHEEL)/asked.txt
+	$(WHEEL)/venv/bin/python $(PIP) "$$(echo $(WHEEL)/*.whl)[train]"
 	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
 	rm -rf $(WHEEL)/empty && mkdir $(WHEEL)/empty
-	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5
-	@echo "the wheel serves the README's lines and the command"
+	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5 --name run
+	$(WHEEL)/numpy/bin/python -I -m wellnormed.proof $(WHEEL)/empty/runs/run
+	@echo "the wheel serves NumPy alone, the README's lines, and the command"
 
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check

@@ -150,4 +150,4 @@ def test_a_finished_run_on_a_read_only_disk_is_shown(here, monkeypatch, capsys):
     assert RunFolder("runs/run").report_file.read_bytes() == before
     RunFolder("runs/run").manifest_file.unlink()
     assert main(["train", "--resume", "runs/run"]) == 2  # one that is not finished would have to be written
-    assert "runs/run/.lock could not be written (Read-only file system)" in capsys.readouterr().err
+    assert "runs/run/.holder could not be written (Read-only file system)" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import wellnormed
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.progress import progress_bars
+from wellnormed.certificates.progress import progress_lines
 from wellnormed.constraints import Constraints
 from wellnormed.proof import Bounds, Promise, conclude
 from wellnormed.proof.files import parse_json
@@ -91,7 +91,7 @@ def certify(
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
     example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
-    with progress_bars(progress) as bar:
+    with progress_lines(progress) as bar:
         capturing = bar("captured")
         captured = capture(model, example_of(model, example, "certify"), output)
         capturing(1, 1)

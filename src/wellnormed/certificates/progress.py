@@ -1,29 +1,27 @@
-"""Bars in a terminal for work of known length: how much is done, and the time left. Elsewhere nothing is shown."""
+"""One line in a terminal or notebook for work of known length: how much is done. Elsewhere nothing is shown."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 
 @contextmanager
-def progress_bars(shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Show bars while the block runs.
+def progress_lines(shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Show on standard error how far the work is while the block runs.
 
     Args:
-        shown: Whether to show them; without a terminal nothing is shown.
+        shown: Whether to show it; without a terminal or notebook nothing is shown.
 
     Yields:
-        A function that adds a bar of a name, and returns what is to be called with the number done and the total.
+        A function that takes the name of a part, and returns what is to be called with the number done and the total.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    visible = shown and (console.is_terminal or console.is_jupyter)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not visible) as bars:
+    visible = shown and (sys.stderr.isatty() or hasattr(sys, "ps1"))  # notebooks have the latter
 
-        def add(name: str) -> Callable[[int, int], None]:
-            task = bars.add_task(name, total=None)
-            return lambda done, total: bars.update(task, completed=done, total=total)
+    def part(name: str) -> Callable[[int, int], None]:
+        def show(done: int, total: int) -> None:
+            if visible:
+                print(f"\r{name} {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
-        yield add
+        return show
+
+    yield part

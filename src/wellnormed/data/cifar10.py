@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from wellnormed.data._download import DataError, download, find, places
@@ -60,6 +59,8 @@ def load_cifar10(split: Literal["train", "test"]) -> Images:
 
 def _from_mosaics(folder: Path, split: str) -> list[bytes]:
     """The content of the official files, from mosaics whose tiles stand row by row."""
+    from PIL import Image  # which only these mosaics need; it comes with matplotlib
+
     labels = np.fromfile(folder / f"labels_{split}.u8", np.uint8)
     planes = []
     for path in sorted((folder / "webp").glob(f"{split}_*.webp")):

@@ -1,10 +1,16 @@
 """Argument checks and exact rescaling shared by the matrix functions; nothing numerical is decided here."""
 
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-Matrices = Float[Tensor, "*batch m n"]
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    Matrices = Float[Tensor, "*batch m n"]
+else:
+    Matrices = Tensor  # jaxtyping is for type checkers alone
 
 
 def check_matrix(x: Tensor, name: str) -> None:

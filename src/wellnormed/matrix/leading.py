@@ -4,13 +4,17 @@ A thick-restart Lanczos iteration on `W^T W` (Wu and Simon, 2000). It proves no 
 leading singular value is in `leading_maps`.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix._checks import Matrices, check_finite, check_matrix, finite_scale
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
 _KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32

@@ -1,14 +1,19 @@
 """The spectral norm, and division by it, in plain spectral (l2 -> l2) units. Nothing is proved here: see `bounds`."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale, to_check
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 METHODS = ("auto", "eigenvalue", "products")
 ABOVE = 2.0**-17

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from wellnormed._files import TEMPORARY, is_there, require_possible, writing
 
-LOCK = ".lock"
+LOCK, HOLDER = ".lock", ".holder"
 
 
 def require_new(folder: Path) -> None:
@@ -21,8 +23,8 @@ def require_new(folder: Path) -> None:
     require_possible(folder)
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} exists; continue it with {resume_command(folder)} or choose another --name")
-    left = (path.name for path in folder.glob("*") if path.name != LOCK and not path.name.endswith(TEMPORARY))
-    if (found := min(left, default=None)) is not None:
+    names = {path.name for path in folder.glob("*") if not path.name.endswith(TEMPORARY)}
+    if (found := min(names - {LOCK, HOLDER}, default=None)) is not None:
         raise ValueError(f"{folder} holds {found!r} but no config.json; choose another --name")
 
 
@@ -38,32 +40,26 @@ def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only writer of a folder, which is made if needed. Readers take no lock; Windows has none.
+    """Be the only writer of a folder, which is made if needed. Readers take no lock.
 
-    The file `.lock` stays and names its holder while there is one. What a killed process left in it means nothing: the
-    kernel's lock alone decides, which falls when its process ends, however it ends. A second writer is refused with the
+    The file `.holder` names the writer while there is one. What a killed process left in it means nothing: the lock of
+    `.lock` alone decides, which falls when its process ends, however it ends. A second writer is refused with the
     first one's process id, host and starting time.
     """
-    path = folder / LOCK
     is_there(folder)
-    with writing(path):
+    with writing(folder / LOCK):
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+b", buffering=0)
-    with file:
+        lock, holder = FileLock(folder / LOCK), folder / HOLDER
         try:
-            if os.name == "posix":
-                import fcntl
-
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().decode() or "another process"
-            raise ValueError(f"{folder} is being written by {holder}; wait until it ends, or stop it") from None
-        with writing(path):
-            file.truncate(0)
-            since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-            file.write(f"process {os.getpid()} on host {socket.gethostname()} since {since}".encode())
-        try:
-            yield
-        finally:
-            file.truncate(0)
+            lock.acquire(blocking=False)
+        except Timeout:
+            who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
+            raise ValueError(f"{folder} is being written by {who}; wait until it ends, or stop it") from None
+    try:
+        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        with writing(holder):
+            holder.write_text(f"process {os.getpid()} on host {socket.gethostname()} since {since}", encoding="utf-8")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
