@@ -92,23 +92,31 @@ def test_a_table_that_is_a_head_as_well_is_a_table_under_any_name():
 def test_a_start_in_the_norm_leaves_biases_at_1_and_nothing_exceeds_it():
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 32))
     wn.norms.initialize_(model)
-    assert radii_of(model) == {"0.bias": 1.0, "1.weight": 0.25, "1.bias": 0.25, "2.bias": 1.0}
+    assert radii_of(model) == {"0.bias": 1.0, "1.weight": 0.5, "1.bias": 0.25, "2.bias": 1.0}
     normal(model[0].weight, 100.0)
     model[1].bias.data.fill_(3.0)
-    assert radii_of(model) == {"0.bias": 1.0, "1.weight": 0.25, "1.bias": 1.0, "2.bias": 1.0}
+    assert set(radii_of(model).values()) == {1.0}
 
 
-def test_gains_move_by_a_quarter_whatever_they_start_at():
-    """Layer scales start at 1e-6, gains of layers that multiply by `1 + weight` at 0, and all multiply an RMS of 1."""
+def test_gains_move_by_half_the_size_around_them_whatever_they_start_at():
+    """Layer scales start at 1e-6, and gains of layers that multiply by `1 + weight` at 0."""
     model = nn.ModuleDict({"norm": nn.LayerNorm(64), "slopes": nn.PReLU(64), "linear": nn.Linear(64, 64, False)})
     for name, start in {"layer_scale": 1e-6, "gamma": 0.0, "gamma_1": 40.0}.items():
         model.register_parameter(name, nn.Parameter(torch.full((64,), start)))
     model.register_parameter("temperature", nn.Parameter(torch.tensor(2.7)))
     gains = {a.name for a in wn.assign_norms(model) if isinstance(a.norm, wn.norms.Gain)}
     assert len(gains) == 6
-    for std in (1 / 32, 1.0):
+    for std, radius in ((1 / 32, 1 / 8), (1 / 8, 1 / 2), (1.0, 1.0)):
         normal(model["linear"].weight, std)
-        assert {name: radius for name, radius in radii_of(model).items() if name in gains} == dict.fromkeys(gains, 0.25)
+        assert {name: found for name, found in radii_of(model).items() if name in gains} == dict.fromkeys(gains, radius)
+
+
+def test_the_magnitudes_of_weight_norm_move_by_half_of_what_they_are():
+    layer = nn.Linear(64, 64, bias=False)
+    normal(layer.weight, 1 / 32)
+    magnitude = "parametrizations.weight.original0"
+    assert radii_of(nn.utils.parametrizations.weight_norm(layer)) == {magnitude: 0.25 / 2}
+    assert float(layer.get_parameter(magnitude).detach().square().mean().sqrt()) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30, math.inf, math.nan], ids=str)
