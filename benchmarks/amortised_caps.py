@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import torch
 
+import wellnormed as wn
 from papers.header import header, write_result
-from wellnormed.constraints.amortised import AmortisedCap
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import PRESETS, TrainConfig
@@ -62,7 +62,7 @@ def run(config: TrainConfig, every: int, method: str, text: CharacterText) -> di
         if task.step % 25 == 0:
             largest = max(largest, task.require_caps())
 
-    with patch.object(AmortisedCap, "_method", method):
+    with patch.object(wn.HardCap, "_method", method):
         fit(task, watch)
     return {
         "every": every,

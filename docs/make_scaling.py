@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed as wn
-from wellnormed.constraints.amortised import AmortisedCap
+from wellnormed.constraints.base import Cap
 from wellnormed.norms import AssignedParameter, Norm
 from wellnormed.optim.directions import NeuronNormalized, Oracle
 from wellnormed.parallel import Job
@@ -195,7 +195,7 @@ def spectral_cost(size: tuple[int, int, int]) -> int:
 
 def steps_per_projection(every: int, assumed: Assumptions, weight: Tensor, steps: int = 2000) -> float:
     """Steps from one projection to the next, counted by the cap's own rule."""
-    cap: AmortisedCap = wn.HardCap(assumed.cap, every=every)
+    cap: Cap = wn.HardCap(assumed.cap, every=every)
     reach, projections = cap.first_reach(), 0
     step = cap.seen_step(assumed.learning_rate * ORACLE.overshoot, weight)
     for _ in range(steps):

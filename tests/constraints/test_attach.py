@@ -214,4 +214,4 @@ def test_print_lists_what_is_not_constrained_and_why():
     assert found["other.weight"] == found["rest.weight"] == "not constrained: no pattern names it"
     assert found["last.weight"] == found["last.bias"] == "not constrained: it is frozen"
     copied = pickle.loads(pickle.dumps(first))
-    assert [str(own) for own in c.attached.ACTIVE[copied]] == [text]
+    assert [str(own) for own in copied.attached] == [text]

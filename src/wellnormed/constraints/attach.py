@@ -6,14 +6,13 @@ from collections.abc import Mapping
 import torch
 
 from wellnormed._inputs import require_patterns
-from wellnormed.constraints.attached import ACTIVE, Constraints
+from wellnormed.constraints.attached import Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
+from wellnormed.constraints.steps import BoundsItsSteps, attached_to
 from wellnormed.norms import AssignedParameter, Assignment, Norm
-from wellnormed.optim import ConditionalGradient
-from wellnormed.optim.admission import refuse_parameter
-from wellnormed.parallel.layout import local, whole
+from wellnormed.parallel.layout import local, refuse_flattened, whole
 
 
 def constrain(
@@ -31,7 +30,7 @@ def constrain(
 
     A hook of your own that changes weights belongs before this one as a pre-hook of the step and after it as a
     post-hook. What a constraint promises, or that it promises nothing, is said in its own text. A copied or unpickled
-    optimizer keeps its constraints.
+    optimizer of this library keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
@@ -64,13 +63,13 @@ def constrain(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
             "optimizer of this library with process_group=, or fully_shard (FSDP2)"
         )
-    if norms is None and isinstance(optimizer, ConditionalGradient):
+    if norms is None and isinstance(optimizer, BoundsItsSteps):
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
         raise ValueError(f"constrain: norms={norms!r} is no assignment; pass norms=wn.assign_norms(model)")
     _refuse_shared_memory(norms)
     owned = {p for group in optimizer.param_groups for p in group["params"]}
-    taken = {name for other in ACTIVE.get(optimizer, []) for name in other.names}
+    taken = {name for other in attached_to(optimizer) for name in other.names}
     constrained: dict[str, Constrained] = {}
     for pattern, constraint in constraints.items():
         for a, norm in _matched(pattern, constraint, norms):
@@ -87,7 +86,7 @@ def constrain(
                 raise ValueError(
                     f"parameter {a.name!r} is not in this optimizer, so its constraint would never run; leave it out"
                 )
-            refuse_parameter(a.name, a.parameter)
+            refuse_flattened(a.name, a.parameter)
             if a.parameter.is_meta:
                 raise ValueError(
                     f"parameter {a.name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "

@@ -1,30 +1,28 @@
 """Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them."""
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import Promise, State
+from wellnormed.constraints.base import State
 from wellnormed.constraints.constrained import (
     Constrained,
     Measure,
     allowed_distance,
     distance,
     mark,
-    rounded,
+    measure,
     upper_bound,
+    write,
 )
-from wellnormed.norms import MatrixNorm, Norm
+from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, longer, step_bounds, still
+from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
-from wellnormed.optim import ConditionalGradient
-from wellnormed.parallel import Job, Placement, in_buckets
+from wellnormed.parallel import Placement, in_buckets
 from wellnormed.parallel.layout import local, whole
 
 DOUBTED, WRITTEN = 1.0, 2.0
@@ -38,11 +36,12 @@ class Constraints:
 
     They hold as long as only the optimizer moves the weights; whoever else writes calls `project_`.
 
-    They run where the optimizer's oracles run (`ConditionalGradient.placement`). With parameters that lie over many
+    They run where the optimizer's oracles run. With parameters that lie over many
     processes, making this object, `project_`, `norms`, `norm_ratios`, `proved_ratios` and `load_state_dict` are
-    collective calls: every process must make them. What the constraints remember is the same in every process. A copied
-    or unpickled optimizer keeps its constraints; a copy of this object alone belongs to no optimizer until it is copied
-    with one.
+    collective calls: every process must make them. What the constraints remember is the same in every process.
+
+    A copied or unpickled optimizer of this library keeps its constraints. One of another library does not, as torch
+    copies no hooks: copy this object, which copies its optimizer, or both together.
     """
 
     def __init__(
@@ -56,11 +55,13 @@ class Constraints:
         self._state: dict[str, State] = {}
         self._reach: dict[str, Tensor] = {}  # on the CPU, so that no step waits for a device
         self._unproved: dict[str, float] = {}  # as `_changes` counts them
-        self._belong_to(optimizer)
+        self._optimizer = optimizer
+        self._bounds: Bounds = {}  # on the step that was checked last
+        self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
+        self._own_placement = Placement({c.name: c.parameter for c in constrained})
         self._check()
         self._begin(constrained)
-        self._remember()
-        self._hook()
+        self.attach()
 
     def __str__(self) -> str:
         lines = {c.name: repr(c.constraint) for c in self._constrained}
@@ -93,7 +94,7 @@ class Constraints:
             True
         """
         self._meet(self._constrained)
-        valued = [c for c in self._constrained if isinstance(c.constraint, Promise) and c.constraint.tolerance]
+        valued = [c for c in self._constrained if c.constraint.tolerance]
         for _ in range(ROUNDS):
             astray = self._measure_own(valued, distance)
             if not (valued := [c for c in valued if astray[c.name] > allowed_distance(c)]):
@@ -105,7 +106,7 @@ class Constraints:
         """Detach from the optimizer; a second call does nothing."""
         for hook in self._hooks:
             hook.remove()
-        attached = ACTIVE[self._optimizer]
+        attached = attached_to(self._optimizer)
         attached[:] = [other for other in attached if other is not self]
 
     @property
@@ -116,7 +117,7 @@ class Constraints:
     def norms(self) -> dict[str, float]:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
         buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
-        return self._measure([members for _, members in buckets], lambda c, weights: c.norm.norm(weights))
+        return measure((members for _, members in buckets), lambda c, weights: c.norm.norm(weights), self._placement)
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
@@ -129,8 +130,8 @@ class Constraints:
 
     def balls(self) -> list[tuple[Tensor, Norm, float]]:
         """Every parameter whose constraint promises one bound for all steps; the norm it is measured in; the bound."""
-        held = [(c, c.constraint) for c in self._constrained]
-        return [(c.parameter, c.norm, promise.bound) for c, promise in held if isinstance(promise, Promise)]
+        bounds = [(c, c.constraint.bound) for c in self._constrained]
+        return [(c.parameter, c.norm, bound) for c, bound in bounds if bound is not None]
 
     def norm_ratios(self) -> dict[str, float]:
         """Estimated norm over the promised bound, of every parameter whose constraint promises one."""
@@ -141,7 +142,7 @@ class Constraints:
         """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
         promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
-        proved = self._measure(one_by_one, upper_bound)
+        proved = measure(one_by_one, upper_bound, self._placement)
         return {name: bound / promised[name] for name, bound in proved.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -184,58 +185,32 @@ class Constraints:
         flat = {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
         return flat | {f"{name}.reach": tensor for name, tensor in self._reach.items()}
 
-    def _belong_to(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
-        known = optimizer.assignment if isinstance(optimizer, ConditionalGradient) else ()
-        self._names_there: dict[tuple[Tensor, Norm | None], str] = {(a.parameter, a.norm): a.name for a in known}
-        self._steps: dict[str, float | None] = {}
-        self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
-
-    def _hook(self) -> None:
+    def attach(self) -> None:
+        """Attach to the optimizer; once, when these constraints or a copy of them are made."""
         before, after = torch.compiler.disable(self._before), torch.compiler.disable(self._after)  # they look at memory
         self._hooks = (
             self._optimizer.register_step_pre_hook(lambda *_: before()),
             self._optimizer.register_step_post_hook(lambda *_: after()),
             self._optimizer.register_load_state_dict_post_hook(lambda *_: self._doubt()),
         )
-        ACTIVE.setdefault(self._optimizer, []).append(self)
-        self._optimizer.__reduce_ex__ = partial(_copied_with_constraints, self._optimizer)
+        attached_to(self._optimizer).append(self)
+        self._remember()
 
     @property
     def _placement(self) -> Placement:
         own = self._optimizer
-        return own.placement if isinstance(own, ConditionalGradient) else self._own_placement
+        return own.placement if isinstance(own, BoundsItsSteps) else self._own_placement
 
     def _check(self) -> None:
-        """Get the bounds on the coming step, None where the optimizer knows none in a constraint's norm; check them."""
-        owned = {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
-        if lost := [c.name for c in self._constrained if c.parameter not in owned]:
-            raise ValueError(
-                f"the optimizer no longer has the constrained parameter {', '.join(lost)}; if the model has another "
-                "one in its place, call remove() on these constraints, make the optimizer again, and constrain it"
-            )
-        self._steps = self._step_bounds()
+        """Get the bounds on the coming step, and check that the constraints hold after it."""
+        self._bounds = step_bounds(self._optimizer, self._constrained)
         for c in self._constrained:
-            c.constraint.check(c.norm, self._steps[c.name], c.name)
-
-    def _step_bounds(self) -> dict[str, float | None]:
-        engine = self._optimizer
-        known = engine.update_norms() if isinstance(engine, ConditionalGradient) else {}
-        there = {c.name: self._names_there.get((c.parameter, c.norm)) for c in self._constrained}
-        return {name: None if other is None else known[other] for name, other in there.items()}
-
-    def _still(self, steps: Mapping[str, float | None]) -> set[str]:
-        """Whose step has length 0: by its bound or, where there is none, by a rate that is on the CPU."""
-        rates = {p: group.get("lr") for group in self._optimizer.param_groups for p in group["params"]}
-        rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
-        bounds = ((c, steps[c.name]) for c in self._constrained)
-        return {c.name for c, bound in bounds if (rates.get(c.parameter) if bound is None else bound) == 0}
+            c.constraint.check(c.norm, self._bounds[c.name], c.name)
 
     def _before(self) -> None:
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        self._still_before = self._still(self._steps)
+        self._still_before = still(self._optimizer, self._constrained, self._bounds)
         changes = self._changes(self._constrained)
         if any(changes.values()):
             self._meet([c for c in self._constrained if changes[c.name] == WRITTEN])
@@ -279,7 +254,8 @@ class Constraints:
     def _begin(self, changed: Sequence[Constrained]) -> None:
         """Bring weights where training may start, and remember them as they are then."""
         self._state |= {c.name: {} for c in changed}
-        self._write([[c] for c in changed], lambda c, weights, state: (c.constraint.project(weights, c.norm), state))
+        project = lambda c, weights, state: (c.constraint.project(weights, c.norm), state)  # noqa: E731
+        write([[c] for c in changed], project, self._state, self._placement)
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
             self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
@@ -293,25 +269,20 @@ class Constraints:
         brought below its cap from wherever it is. A step of length 0, such as torch makes to load an optimizer's state,
         writes no weight that keeps its promise.
         """
-        bounds = self._step_bounds()
-        still = self._still_before & self._still(bounds)
+        bounds = step_bounds(self._optimizer, self._constrained)
+        unmoved = self._still_before & still(self._optimizer, self._constrained, bounds)
         stepped = {c.name for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None}
-        longer = {name for name in stepped if _exceeds(bounds[name], self._steps[name])}
+        beyond = stepped & longer(bounds, self._bounds)
         others = [c for c in self._constrained if c.name not in stepped]
-        moved = [
-            c
-            for c in self._constrained
-            if c.name in stepped - longer and (c.name not in still or c.constraint.acts_at_rest)
-        ]
-        steps = {c.name: c.constraint.seen_step(self._steps[c.name], c.parameter) for c in moved}
-        counted = self._reach
-        due = [c for c in moved if not (c.name in counted and c.constraint.may_wait(counted[c.name], steps[c.name]))]
+        moved = [c for c in self._constrained if c.name in stepped - beyond]
+        moved = [c for c in moved if c.name not in unmoved or c.constraint.acts_at_rest]
+        steps = {c.name: c.constraint.seen_step(self._bounds[c.name], c.parameter) for c in moved}
+        reach = self._reach
+        due = [c for c in moved if not (c.name in reach and c.constraint.may_wait(reach[c.name], steps[c.name]))]
         buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
+        apply = lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state)  # noqa: E731
         try:
-            self._write(
-                [members for _, members in buckets],
-                lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state),
-            )
+            write((members for _, members in buckets), apply, self._state, self._placement)
         except ValueError as error:
             if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
                 raise ValueError(
@@ -319,93 +290,45 @@ class Constraints:
                     "last good weights, and lower the learning rate or skip steps whose gradients are not finite"
                 ) from error
             raise
-        self._begin([c for c in self._constrained if c.name in longer])
+        self._begin([c for c in self._constrained if c.name in beyond])
         changes = self._changes(others) if others else {}
         changed = [c for c in others if changes[c.name] == WRITTEN]
-        self._begin([c for c in changed if c.name not in still])
-        self._settle(
-            [c for c in self._constrained if c.name in still and (c.name not in self._resting or c in changed)]
-        )
-        self._resting = {name for name in still if self._steps[name] == 0}
+        self._begin([c for c in changed if c.name not in unmoved])
+        at_rest = [c for c in self._constrained if c.name in unmoved]
+        self._settle([c for c in at_rest if c.name not in self._resting or c in changed])
+        self._resting = {name for name in unmoved if self._bounds[name] == 0}
         self._remember()
-
-    @torch.no_grad()
-    def _write(
-        self, buckets: list[list[Constrained]], action: Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
-    ) -> None:
-        """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
-        results = self._placement.run(self._job(members, action) for members in buckets)
-        for members, (weights, *states) in zip(buckets, results, strict=True):
-            torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
-            for key, values in zip(self._state[members[0].name], states, strict=True):
-                torch._foreach_copy_([self._state[c.name][key] for c in members], values)
-
-    def _job(self, members: list[Constrained], action: Callable[..., tuple[Tensor, State]]) -> Job:
-        states = [self._state[c.name] for c in members]
-        keys, first = list(states[0]), members[0]
-
-        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            constrained, state = action(first, widened(weights), dict(zip(keys, values, strict=True)))
-            if weights.dtype.itemsize < 4:
-                constrained = rounded(first, constrained, state, weights.dtype)
-            return constrained, *(state[key] for key in keys)
-
-        inputs = [c.parameter for c in members], *([own[key] for own in states] for key in keys)
-        return Job(inputs, function, cubic=isinstance(first.norm, MatrixNorm))
 
     def _remember(self) -> None:
         self._seen = {c.name: mark(c.parameter) for c in self._constrained}
 
     def _measure_own(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
         """The largest number of any process for every weight, each by its own copy; infinity where it is not finite."""
-        here = self._measure([[c] for c in among], function, self._own_placement)
+        here = measure([[c] for c in among], function, self._own_placement)
         finite = {name: number if number < math.inf else math.inf for name, number in here.items()}
         return self._placement.agree(finite, list(finite)) if among else {}
 
-    @torch.no_grad()
-    def _measure(
-        self, buckets: list[list[Constrained]], function: Measure, placement: Placement | None = None
-    ) -> dict[str, float]:
-        """A number for every weight of buckets of equal norm, shape and layout."""
-
-        def job(members: list[Constrained]) -> Job:
-            first, weights = members[0], [c.parameter.detach() for c in members]
-            numbers = [torch.empty((), dtype=torch.float64, device=weight.device) for weight in weights]
-            cubic = isinstance(first.norm, MatrixNorm)
-            return Job(
-                (weights, numbers), lambda batch, _: (function(first, batch).double(),), read_only=1, cubic=cubic
-            )
-
-        results = (placement or self._placement).run(job(members) for members in buckets)
-        return {
-            c.name: number
-            for members, (numbers,) in zip(buckets, results, strict=True)
-            for c, number in zip(members, torch.stack(numbers).tolist(), strict=True)
-        }
-
     def __getstate__(self) -> dict[str, Any]:
-        changes = self._changes_here() if "_optimizer" in vars(self) else self._unproved
-        own = {"_constrained": self._constrained, "_left_out": self._left_out}
-        return own | {"_state": self._state, "_reach": self._reach, "_unproved": dict(changes)}
+        kept = ("_optimizer", "_constrained", "_left_out", "_state", "_reach")
+        return {name: vars(self)[name] for name in kept} | {"_unproved": self._changes_here()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if "param_groups" in vars(self._optimizer):  # else it is being copied too, and calls `follow`
+            self.follow(self._optimizer)
 
-def _copied_with_constraints(optimizer: torch.optim.Optimizer, protocol: Any) -> tuple[Any, ...]:
-    """What `copy` and `pickle` ask an optimizer for: its own state, and its constraints, to be attached to the copy."""
-    state = type(optimizer).__reduce_ex__(optimizer, protocol)[2]
-    return _restored, (type(optimizer), state, tuple(ACTIVE.get(optimizer, ())))
-
-
-def _restored(
-    cls: type[torch.optim.Optimizer], state: dict[str, Any], attached: Iterable[Constraints]
-) -> torch.optim.Optimizer:
-    optimizer = cls.__new__(cls)
-    optimizer.__setstate__(state)
-    for constraints in attached:
-        own = copy.copy(constraints) if "_optimizer" in vars(constraints) else constraints
-        own._belong_to(optimizer)
-        own._remember()
-        own._hook()
-    return optimizer
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Attach to a copied optimizer: these constraints if they were copied with it, else a copy of them."""
+        if "_optimizer" not in vars(self):  # it is being copied too, and comes here when it is complete
+            return
+        followers = self
+        if self._optimizer is not optimizer:
+            followers = object.__new__(type(self))
+            vars(followers).update(self.__getstate__() | {"_optimizer": optimizer})
+        if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
+            followers._bounds, followers._resting = {}, set()
+            followers._own_placement = Placement({c.name: c.parameter for c in self._constrained})
+            followers.attach()
 
 
 def _require_state(state: object) -> None:
@@ -415,12 +338,3 @@ def _require_state(state: object) -> None:
         raise ValueError(
             "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"
         )
-
-
-def _exceeds(bound: float | None, checked: float | None) -> bool:
-    """Whether a step may have been longer than the bound that was checked before it; None is no bound."""
-    return checked is not None and (bound is None or bound > checked)
-
-
-ACTIVE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
-"""The constraints attached to every optimizer, so that no parameter gets two."""

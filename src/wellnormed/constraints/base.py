@@ -1,8 +1,9 @@
-"""What every constraint says of itself, and the bases that constraints share; here promises are made safe.
+"""What every constraint says of itself, and the two bases: caps without memory, and constraints that remember.
 
 A constraint is a value: what it remembers of a weight from step to step is handed in and out as tensors.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,43 +12,53 @@ import torch
 from torch import Tensor
 
 from wellnormed._inputs import require_numbers
-from wellnormed.matrix import spectral_hardcap
-from wellnormed.norms import MatrixNorm, Norm
+from wellnormed.norms import Norm
 
 TARGET = 1 - 2e-5
 """Where a constraint aims, as a share of its cap. Matrix functions end at most 1e-5 above their bound in float32, and a
 proof exceeds the norm by 1e-8; the rest is room."""
 SLACK = 2e-5
 """Growth beyond the declared update that a constraint also undoes, relative: rounding never accumulates."""
+UPDATE_ROOM = 0.02
+"""By how much an update may exceed its bound, relatively: what `msign` states for 16 bits, and so for float32 products
+that torch was allowed to compute with fewer bits; else it is far less."""
 
 State = dict[str, Tensor]
 """What a constraint remembers: of one weight, or of a batch of them stacked along a new first dimension."""
 
 
 class Constraint(ABC):
-    """What happens to a weight after every step, and what that promises about its norm."""
+    """What happens to a weight after every step, and what that promises about its norm.
 
+    `project` brings a weight to where training may start, `check` is asked before a step, `apply` acts after it. The
+    norms of steps are bounds; None stands for a step without a bound.
+    """
+
+    serves: ClassVar[tuple[str, ...]] = ("singular values",)
+    """What the norms of its weights measure (`Norm.measures`)."""
     uses_update_norm: ClassVar[bool] = False
     """Whether `apply` looks at the bound on the step's norm."""
     acts_at_rest: ClassVar[bool] = False
     """Whether `apply` has something to do after a step of length 0 as well."""
+    tolerance: ClassVar[float] = 0.0
+    """For constraints that hold a weight at its bound, and not only below: how far from there they may leave it, as a
+    share of the bound. They bring every weight there when they begin; the others leave what is proved to be below."""
 
-    def acts_on(self, norm: Norm) -> bool:
-        """Whether the constraint is defined for weights of this norm: by default those measured by singular values."""
-        return isinstance(norm, MatrixNorm)
-
-    def promised(self, state: State) -> float | None:
-        """The bound on the norm of a weight with this state, in units of its norm, that holds after every step.
-
-        None, the default, if the constraint makes the norm smaller, or keeps it near a value, but proves nothing.
-        """
+    @property
+    def bound(self) -> float | None:
+        """The largest norm after any step, in units of the weight's norm; None if there is none for all steps."""
         return None
 
-    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
-        """Refuse, before a step, what the constraint cannot hold, by a `ValueError` that names the parameter.
+    def acts_on(self, norm: Norm) -> bool:
+        """Whether the constraint is defined for weights of this norm."""
+        return norm.measures in self.serves
 
-        `update_norm` bounds the norm of the coming step; it is None if the optimizer gives no bound.
-        """
+    def promised(self, state: State) -> float | None:
+        """The bound on the norm of a weight with this state; None if the constraint proves nothing."""
+        return self.bound
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
+        """Refuse, before a step of that norm, what the constraint cannot hold; the parameter has this name."""
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
         """The weights `(*batch, *shape)` brought from anywhere to where training may start; as they are by default."""
@@ -61,14 +72,12 @@ class Constraint(ABC):
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         """The constrained weights of a batch `(*batch, *shape)` after a step, and their new state, of the same keys.
 
-        `update_norm` bounds that step as in `check`; `state` is what `initial_state` or the last call returned.
+        `update_norm` is what `seen_step` makes of the step's bound; `state` is what `initial_state` or the last call
+        returned.
         """
 
     def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
-        """What `apply` is told of a step of that bound: by default the bound, or None if the constraint ignores it.
-
-        Weights of which it is told the same are constrained in one batch.
-        """
+        """What `apply` is told of a step of that bound. Weights of which it is told the same are one batch."""
         return update_norm if self.uses_update_norm else None
 
     def first_reach(self) -> Tensor | None:
@@ -106,20 +115,115 @@ class Constraint(ABC):
         return update_norm
 
 
+@dataclass(frozen=True)
+class Cap(Constraint):
+    """A constraint without memory that promises `norm(weight) <= max_norm` after every step.
+
+    Weights are proved to lie at or below the cap before the first step. Later they are where the aim and the accuracy
+    of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
+
+    **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
+    `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since
+    then. While that sum is at most the cap the weight is left as it is, and the first step whose bound leads beyond is
+    followed by a projection, before anything sees the weight. The room that a projection leaves is that of `every - 1`
+    steps like the one before it, but at most half of the cap: a rate that rises makes projections more frequent, a rate
+    that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a projection each.
+    """
+
+    max_norm: float
+    every: ClassVar[int] = 1
+    """Steps of one learning rate from one projection to the next."""
+
+    def __post_init__(self) -> None:
+        self._require_positive(max_norm=self.max_norm)
+        require_numbers(f"{type(self).__name__}: ", {"every": self.every}, whole=True)
+        if self.every < 1:
+            raise ValueError(f"{type(self).__name__}: every={self.every} must be at least 1, for after every step")
+
+    @property
+    def bound(self) -> float:
+        return self.max_norm
+
+    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
+        """Refuse a step for which the function that brings weights back is not defined, if it follows from the step."""
+        if not self.uses_update_norm:
+            return
+        step = self._require_update_norm(update_norm, name)
+        try:
+            self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
+        except ValueError as error:
+            raise ValueError(
+                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
+                "x overshoot) is too long for it; lower the learning rate, or use HardCap, which bears any step"
+            ) from error
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        if not self.tolerance and bool((norm.upper_bound(weights) <= self.max_norm).all()):
+            return weights
+        return held(self._start(weights, norm), norm, self.max_norm)
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        return self._after_step(weights, norm, update_norm), {}
+
+    def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
+        """For a cap that waits, a bound on the growth of the norm by a step in floating point.
+
+        A step rounds `(1 - decay) W` and the sum with the update, entry by entry. The share `u` of every entry is at
+        most the share `u sqrt(r)` of the norm of a slice whose short side is `r`, and `r^2` is at most the number of
+        entries. Roundings of the update are within `UPDATE_ROOM`. In 16 bits those of the weight alone may add a fifth
+        of its norm at `r = 768`, which leaves nothing to wait for.
+        """
+        if self.every == 1:
+            return super().seen_step(update_norm, weight)
+        if update_norm is None or weight.dtype.itemsize < 4:
+            return None
+        rounding = 2 * (torch.finfo(weight.dtype).eps / 2) * weight.numel() ** 0.25
+        return update_norm * (1 + UPDATE_ROOM) + rounding * self.max_norm
+
+    def first_reach(self) -> Tensor | None:
+        return None if self.every == 1 else torch.tensor(self.max_norm, dtype=torch.float64, device="cpu")
+
+    def may_wait(self, reach: Tensor, step: float | None) -> bool:
+        reach += math.inf if step is None else step
+        if float(reach) <= self.max_norm:
+            return True
+        reach.fill_(self._aim(step))
+        return False
+
+    def _aim(self, update_norm: float | None) -> float:
+        """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
+        if update_norm is None or self.every == 1:
+            return self.max_norm
+        steps = min(self.every - 1, int(self.max_norm / 2 / update_norm))
+        rounding = 2.0**-52 * self.max_norm  # of each float64 sum, so that exactly so many steps fit
+        return self.max_norm - steps * (update_norm + rounding)
+
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        """Bring weights from anywhere to the cap."""
+        return norm.project(weights, self.max_norm * TARGET)
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        """Bring back weights that a step of that norm has moved; slice by slice unless a constraint differs."""
+        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
+        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        """Bring slices back to the cap; both numbers are largest singular values."""
+        raise NotImplementedError
+
+
 class SpectralConstraint(Constraint):
-    """Acts on the singular values of every slice of a `MatrixNorm`, in batches of slices of equal size.
+    """Acts on the singular values of every slice of a weight, in batches of slices of equal size, and remembers.
 
     What it remembers of the first batch has its own name, of the others a name with their number.
     """
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
-        assert isinstance(norm, MatrixNorm)
         bound = norm.upper_bound(weights)
         states = [self._initial_state(x, bound) for x in norm.slices(weights)]
         return {f"{key}{i or ''}": value for i, own in enumerate(states) for key, value in own.items()}
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        assert isinstance(norm, MatrixNorm)
         batches, after = norm.slices(weights), {}
         keys = {key.rstrip("0123456789") for key in state}
         for i, (slices, unit) in enumerate(zip(batches, norm.slice_units(weights), strict=True)):
@@ -137,42 +241,6 @@ class SpectralConstraint(Constraint):
         """Act on slices `(*batch, m, n)`, of which one unit of the norm is the largest singular value `unit`."""
 
 
-class Promise(Constraint):
-    """A constraint without memory that promises a bound on the norm after every step.
-
-    Weights are proved to lie at or below the bound before the first step. Later they are where the aim and the accuracy
-    of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
-    """
-
-    tolerance: ClassVar[float] = 0.0
-    """For constraints that hold a weight at its bound, and not only below: how far from there they may leave it, as a
-    share of the bound. They bring every weight there when they begin; the others leave what is proved to be below."""
-
-    @property
-    @abstractmethod
-    def bound(self) -> float:
-        """The largest norm, in units of the weight's norm."""
-
-    def promised(self, state: State) -> float | None:
-        return self.bound
-
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        if not self.tolerance and bool((norm.upper_bound(weights) <= self.bound).all()):
-            return weights
-        return held(self._project(weights, norm), norm, self.bound)
-
-    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        return self._after_step(weights, norm, update_norm), {}
-
-    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        """Bring weights from anywhere; as after a step by default."""
-        return self._after_step(weights, norm, None)
-
-    @abstractmethod
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        """Bring weights that a step of that norm has moved."""
-
-
 def scaled(weights: Tensor, factors: Tensor, norm: Norm) -> Tensor:
     """The weights `(*batch, *shape)`, each times its own factor, in float64."""
     return weights.double() * factors.to(weights.device).reshape(factors.shape + (1,) * norm.ndim)
@@ -187,47 +255,3 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
         rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
     return rounded
-
-
-@dataclass(frozen=True)
-class Cap(Promise):
-    """Promises `norm(weight) <= max_norm` after every step.
-
-    Args:
-        max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
-    """
-
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        self._require_positive(max_norm=self.max_norm)
-
-    @property
-    def bound(self) -> float:
-        return self.max_norm
-
-
-@dataclass(frozen=True)
-class SpectralCap(Cap):
-    """A cap for every slice of a `MatrixNorm`, hence for the weight."""
-
-    def _project(self, weights: Tensor, norm: Norm) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        return norm.on_slices(weights, lambda slices, unit: self._start(slices, self.max_norm * TARGET * unit))
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
-        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
-        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
-
-    def _aim(self, update_norm: float | None) -> float:
-        """The norm that a weight is brought to after a step: the cap, by default."""
-        return self.max_norm
-
-    def _start(self, slices: Tensor, cap: float) -> Tensor:
-        """Bring slices from anywhere to the cap, a largest singular value."""
-        return spectral_hardcap(slices, cap)
-
-    @abstractmethod
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        """Bring the slices to the cap; both numbers are largest singular values."""

@@ -6,7 +6,7 @@ balance with the step, are in `decays`.
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -14,24 +14,28 @@ from torch import Tensor
 
 import wellnormed.matrix as matrix
 from wellnormed._inputs import require_numbers
-from wellnormed.constraints.amortised import AmortisedCap
-from wellnormed.constraints.base import SLACK, TARGET, Cap, Promise, SpectralCap
+from wellnormed.constraints.base import SLACK, TARGET, Cap
 from wellnormed.matrix.optimal_cap import REACH_LIMIT
-from wellnormed.norms import BiasRMS, ColNorm, Euclidean, Gain, MatrixNorm, Norm, RowNorm, Sign
+from wellnormed.norms import Norm
+
+
+def _without_defaults(cap: Cap) -> str:
+    every = f", every={cap.every}" if cap.every > 1 else ""
+    return f"{type(cap).__name__}(max_norm={cap.max_norm!r}{every})"
 
 
 @dataclass(frozen=True, repr=False)
-class HardCap(AmortisedCap):
+class HardCap(Cap):
     """Singular values above the cap become the cap; the others stay (Spectral Clipping, section 3).
 
     With `every=8` it acts after about every eighth step and then leaves room for seven more: the cap still holds after
-    every step, and costs an eighth. `constraints.amortised` has the proof. Where it is computed by matrix products
+    every step, and costs an eighth; `Cap` has the proof. Where it is computed by matrix products
     alone, as on GPUs, singular values above the aim may then end up to a quarter of the room below it, which takes less
     than half of the products.
 
     Args:
         max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
-        every: Steps of one learning rate from one projection to the next.
+        every: Steps of one learning rate from one projection to the next. With 1, the default, no room is left.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -44,13 +48,18 @@ class HardCap(AmortisedCap):
         ...     assert constraints.proved_ratios()["weight"] <= 1
     """
 
+    every: int = 1  # pyrefly: ignore[bad-override]
+    _method: ClassVar[str] = "auto"
+    """Of the matrix function: by the device. What measures the ways of other devices overrides it."""
+
+    __repr__ = _without_defaults
+
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.spectral_hardcap(slices, cap, self._method)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         if update_norm is None:
             return super()._after_step(weights, norm, update_norm)
-        assert isinstance(norm, MatrixNorm)
         aim = self._aim(update_norm)
         most = (self.max_norm + update_norm) / (aim * TARGET)
         blur = (self.max_norm - aim) / (4 * aim)  # a quarter of the room at most, for two fifths of the products
@@ -59,7 +68,7 @@ class HardCap(AmortisedCap):
 
 
 @dataclass(frozen=True, repr=False)
-class SpectralNormalize(AmortisedCap):
+class SpectralNormalize(Cap):
     """A weight above the cap is divided by a bound on its norm, so that it really ends below (LT section 3.1).
 
     Args:
@@ -67,40 +76,31 @@ class SpectralNormalize(AmortisedCap):
         every: Steps of one learning rate from one projection to the next, as in `HardCap`.
     """
 
+    every: int = 1  # pyrefly: ignore[bad-override]
+    _method: ClassVar[str] = "auto"
+
+    __repr__ = _without_defaults
+
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.spectral_normalize(slices, cap, self._method)
 
 
-class _CoupledCap(SpectralCap):
-    """A cap whose function follows from the norm of the step, and which refuses steps that are too long beforehand."""
-
-    uses_update_norm: ClassVar[bool] = True
-
-    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = self._require_update_norm(update_norm, name)
-        try:
-            self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
-        except ValueError as error:
-            raise ValueError(
-                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
-                "x overshoot) is too long for it; lower the learning rate, or use HardCap, which bears any step"
-            ) from error
-
-
 @dataclass(frozen=True)
-class SoftCap(_CoupledCap):
+class SoftCap(Cap):
     """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
 
     The strength comes from learning rate x overshoot of the coefficient set. It holds the promise for steps up to
     1.6129 times the cap, and refuses longer ones.
     """
 
+    uses_update_norm: ClassVar[bool] = True
+
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
 
 
 @dataclass(frozen=True)
-class OptimalCap(_CoupledCap):
+class OptimalCap(Cap):
     """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
 
     At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
@@ -111,6 +111,8 @@ class OptimalCap(_CoupledCap):
         max_norm: The cap, in units of the weight's norm.
         degree: Odd, from 3 to 21.
     """
+
+    uses_update_norm: ClassVar[bool] = True
 
     degree: int = 9
 
@@ -135,7 +137,7 @@ def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
 
 
 @dataclass(frozen=True)
-class Clip(Promise):
+class Clip(Cap):
     """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
 
     Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
@@ -147,28 +149,29 @@ class Clip(Promise):
     """
 
     tolerance: ClassVar[float] = 1e-4  # float32
+
+    max_norm: float = field(init=False, repr=False, compare=False)
     lower: float
     upper: float
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
         require_numbers("Clip: ", {"lower": self.lower})
+        object.__setattr__(self, "max_norm", self.upper)
         if not 0 <= self.lower <= self.upper:
             raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
 
-    @property
-    def bound(self) -> float:
-        return self.upper
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        assert isinstance(norm, MatrixNorm)
         upper = self.upper * TARGET
         lower = min(self.lower, upper)
         return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
 
 
 @dataclass(frozen=True)
-class Stiefel(SpectralCap):
+class Stiefel(Cap):
     """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
 
     Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, it aims below by as much. With J. You's
@@ -189,8 +192,9 @@ class Stiefel(SpectralCap):
         super().__post_init__()
         matrix.msign(torch.empty(0, 0), self.coefficients, self.method)  # refuses what it does not know
 
-    def _start(self, slices: Tensor, cap: float) -> Tensor:
-        return matrix.stiefel_project(slices, cap, method="svd")
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        size = self.max_norm * TARGET
+        return norm.on_slices(weights, lambda slices, unit: matrix.stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         aim = cap / matrix.overshoot(self.coefficients, self.method)
@@ -204,22 +208,17 @@ class ColumnCap(Cap):
     So are rows and biases, where the norm is theirs: `RowNorm`, `BiasRMS`, `Euclidean`.
     """
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, ColNorm | RowNorm | BiasRMS | Euclidean)
+    serves: ClassVar[tuple[str, ...]] = ("lengths",)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        assert isinstance(norm, ColNorm | RowNorm | BiasRMS | Euclidean)
-        cap = self.max_norm * TARGET
-        return weights * (cap / norm.group_norms(weights).clamp(min=cap))
+        return self._start(weights, norm)
 
 
 @dataclass(frozen=True)
 class EntryCap(Cap):
     """Entries whose absolute value exceeds the cap become the cap: the projection in the norms `Sign` and `Gain`."""
 
-    def acts_on(self, norm: Norm) -> bool:
-        return isinstance(norm, Sign | Gain)
+    serves: ClassVar[tuple[str, ...]] = ("entries",)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        cap = self.max_norm * TARGET / norm.norm(torch.ones_like(weights[0]))
-        return weights.clamp(-cap, cap)
+        return self._start(weights, norm)

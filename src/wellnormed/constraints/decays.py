@@ -9,12 +9,12 @@ from torch import Tensor
 
 import wellnormed.matrix as matrix
 from wellnormed._inputs import require_numbers
-from wellnormed.constraints.base import SLACK, SpectralCap, SpectralConstraint, State
+from wellnormed.constraints.base import SLACK, Cap, SpectralConstraint, State
 from wellnormed.norms import Norm
 
 
 @dataclass(frozen=True)
-class WeightDecay(SpectralCap):
+class WeightDecay(Cap):
     """Shrink the whole weight by `1 - update_norm / max_norm`: the decay whose equilibrium is the cap.
 
     `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
-from wellnormed.constraints.base import SLACK, TARGET, Cap, Constraint, SpectralCap, State, scaled
+from wellnormed.constraints.base import SLACK, TARGET, Cap, Constraint, State, scaled
 from wellnormed.matrix import stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 from wellnormed.norms import Norm
 
 
 @dataclass(frozen=True)
-class Orthogonal(SpectralCap):
+class Orthogonal(Cap):
     """All singular values stay near `max_norm`, by one Newton-Schulz step `s -> s (3 - s^2) / 2` after every step.
 
     Measured in caps, that step maps all of [0, 2] into [0, 1], so it promises `norm(weight) <= max_norm`; a step of the
@@ -53,8 +53,9 @@ class Orthogonal(SpectralCap):
                 "that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
             )
 
-    def _start(self, slices: Tensor, cap: float) -> Tensor:
-        return stiefel_project(slices, cap, method="svd")
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        size = self.max_norm * TARGET
+        return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return in_batches(partial(_newton_schulz_step, size=cap), slices)
@@ -92,6 +93,9 @@ class Sphere(Cap):
 
     def acts_on(self, norm: Norm) -> bool:
         return True
+
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.upper_bound(weights)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from wellnormed.matrix import msign, overshoot, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix import msign, overshoot, spectral_hardcap, spectral_norm, spectral_norm_upper_bound
 from wellnormed.matrix.msign import coarse_msign
 
 
@@ -58,6 +58,11 @@ class Norm(ABC):
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill one weight with a random point of norm 1, in place."""
 
+    @torch.no_grad()
+    def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """Fill one weight, in place, where its training starts: with a random point of the sphere, by default."""
+        return self.initialize_(weight, generator).mul_(radius)
+
     def upper_bound(self, weight: Tensor) -> Tensor:
         """A proved bound from above on `norm(weight)`, float64, shape `(*batch,)`.
 
@@ -88,6 +93,13 @@ class Norm(ABC):
     def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
         """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
         return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
+
+    def project(self, weight: Tensor, radius: float) -> Tensor:
+        """The weights, each brought into the ball of a radius by moving only the parts that are larger, to the radius.
+
+        It is exact but for rounding, so it may end as little above.
+        """
+        raise NotImplementedError(f"{self!r} has no projection onto its ball; use SpectralConv, or a Sphere")
 
     @property
     def overshoot(self) -> float:
@@ -148,6 +160,9 @@ class MatrixNorm(Norm):
             return torch.stack(filled).reshape(slices.shape)
 
         return weight.copy_(self.on_slices(weight, start))
+
+    def project(self, weight: Tensor, radius: float) -> Tensor:
+        return self.on_slices(weight, lambda slices, unit: spectral_hardcap(slices, radius * unit))
 
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
         slices = (x.reshape(-1, *x.shape[-2:]) for x in self.slices(weight))

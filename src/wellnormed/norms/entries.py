@@ -21,6 +21,10 @@ class _LargestEntry(Norm):
     def norm(self, weight: Tensor) -> Tensor:
         return entries(weight.abs(), self.ndim).amax(-1) * self._inputs(weight)
 
+    def project(self, weight: Tensor, radius: float) -> Tensor:
+        largest = radius / weight.new_tensor(self._inputs(weight))
+        return weight.clamp(-largest, largest)
+
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
         return [(weight.reshape(-1, 1, 1), 1 / self._inputs(weight))]
 
@@ -75,6 +79,11 @@ class Sign(_LargestEntry):
         signs = torch.empty(weight.shape, dtype=weight.dtype, device=device).bernoulli_(0.5, generator=generator)
         return weight.copy_(signs.mul_(2).sub_(1).div_(self._inputs(weight)))
 
+    @torch.no_grad()
+    def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with random signs; a vector with zeros."""
+        return weight.zero_() if self.ndim == 1 else super().start_(weight, radius, generator)
+
 
 @dataclass(frozen=True, repr=False)
 class Gain(_LargestEntry):
@@ -94,3 +103,8 @@ class Gain(_LargestEntry):
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill with ones; nothing is drawn."""
         return weight.fill_(1)
+
+    @torch.no_grad()
+    def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with ones, whatever the radius; all zeros stay, for their layer starts without its branch."""
+        return self.initialize_(weight) if bool(weight.any()) else weight

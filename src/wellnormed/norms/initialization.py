@@ -8,9 +8,7 @@ from torch import nn
 from wellnormed._inputs import require_numbers, require_patterns
 from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
-from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
-from wellnormed.norms.root_mean_square import BiasRMS
 
 
 @torch.no_grad()
@@ -59,12 +57,6 @@ def initialize_(
         if a.parameter.is_meta:
             raise ValueError(f"parameter {a.name!r} is on the meta device; call model.to_empty(device=...) first")
     for a in assignment:
-        if isinstance(a.norm, BiasRMS) or (isinstance(a.norm, Sign) and a.norm.ndim == 1):
-            a.parameter.zero_()
-        elif isinstance(a.norm, Gain):
-            if bool(a.parameter.any()):
-                a.norm.initialize_(a.parameter)
-        elif a.norm is not None:
-            a.norm.initialize_(a.parameter, generator)
-            a.parameter.mul_(radii[radius_of[a.name]] if a.name in radius_of else a.radius)
+        if a.norm is not None:
+            a.norm.start_(a.parameter, radii[radius_of[a.name]] if a.name in radius_of else a.radius, generator)
     return assignment

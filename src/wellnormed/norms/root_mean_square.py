@@ -43,6 +43,9 @@ class _LargestRMS(Norm):
     def norm(self, weight: Tensor) -> Tensor:
         return entries(self.group_norms(weight), self.ndim).amax(-1)
 
+    def project(self, weight: Tensor, radius: float) -> Tensor:
+        return weight * (radius / self.group_norms(weight).clamp(min=radius))
+
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
         dims, count = self._dims(), self._count(weight)
         groups = weight.movedim(dims, tuple(range(-len(dims), 0))).reshape(-1, count, 1)
@@ -136,6 +139,11 @@ class BiasRMS(_LargestRMS):
     """
 
     ndim: int = 1  # pyrefly: ignore[bad-override]
+
+    @torch.no_grad()
+    def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """Fill with zeros, the centre of the ball."""
+        return weight.zero_()
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,16 +22,6 @@ class NonFiniteGradientError(ValueError):
     """A gradient held NaN or infinity; nothing was changed."""
 
 
-def refuse_parameter(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that cannot be trained: a piece of what FSDP1 flattens."""
-    marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
-    if "_fsdp_wrapped_module" in name or any(marks):
-        raise ValueError(
-            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
-            "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
-        )
-
-
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
     """Refuse a gradient that is sparse, or not laid over processes as the parameter is, such as one not yet summed."""
     if gradient.layout is not torch.strided:

@@ -18,7 +18,6 @@ from wellnormed.optim.admission import (
     directions_of,
     refuse_direction,
     refuse_gradients,
-    refuse_parameter,
 )
 from wellnormed.optim.directions import Direction, Seen
 from wellnormed.optim.fallback import adamw_step
@@ -28,7 +27,7 @@ from wellnormed.optim.saved_state import as_of_today, by_name, refuse_state
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, check_settings, refuse_unknown
 from wellnormed.optim.step_rules import Group, StepRule, rule_of
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import local
+from wellnormed.parallel.layout import local, refuse_flattened
 
 
 class Batch(NamedTuple):
@@ -77,6 +76,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
         self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in _NEEDED_LATER})
         self._process_group = settings.get("process_group")
+        self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
@@ -98,7 +98,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "what to_empty() replaces; make it afterwards"
             )
         for a in assignment:
-            refuse_parameter(a.name, a.parameter)
+            refuse_flattened(a.name, a.parameter)
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
@@ -347,7 +347,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"assignment": self.assignment, "_chosen": self._chosen}
+        own = {"assignment": self.assignment, "attached": self.attached, "_chosen": self._chosen}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -356,6 +356,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._model, self._process_group = None, None
             self._warned = set()
             self._adopt(self.assignment)
+            self._index()
+            copied, self.attached = self.attached, []
+            for follower in copied:
+                follower.follow(self)
         self._index()
 
 

@@ -85,3 +85,13 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """The assembled tensor, in every process; a collective call for a DTensor."""
     return tensor.full_tensor().detach() if is_distributed(tensor) else tensor.detach()
+
+
+def refuse_flattened(name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that cannot be trained: a piece of what FSDP1 flattens."""
+    marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
+    if "_fsdp_wrapped_module" in name or any(marks):
+        raise ValueError(
+            f"parameter {name!r} belongs to FullyShardedDataParallel (FSDP1), which flattens weights so that none has "
+            "its shape; shard the model with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        )

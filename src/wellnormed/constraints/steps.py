@@ -1,0 +1,73 @@
+"""What constraints know of an optimizer: which parameters it has and, if it says so, how long its steps are."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from wellnormed.constraints.constrained import Constrained
+from wellnormed.norms import Assignment
+from wellnormed.parallel import Placement
+
+if TYPE_CHECKING:
+    from wellnormed.constraints.attached import Constraints
+
+Bounds = dict[str, float | None]
+"""By name of a parameter, a bound on the norm of its step; None without one."""
+
+
+@runtime_checkable
+class BoundsItsSteps(Protocol):
+    """An optimizer that can bound its steps, as those of `wellnormed.optim`."""
+
+    assignment: Assignment
+    placement: Placement
+    attached: list[Any]
+    """What is attached to its steps, and goes along where it is copied."""
+
+    def update_norms(self) -> Bounds:
+        """The bound on the coming step of every parameter of the assignment, in its norm."""
+        ...
+
+
+_ELSEWHERE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
+
+
+def attached_to(optimizer: torch.optim.Optimizer) -> "list[Constraints]":
+    """The constraints attached to an optimizer; those of another library's are remembered here."""
+    return optimizer.attached if isinstance(optimizer, BoundsItsSteps) else _ELSEWHERE.setdefault(optimizer, [])
+
+
+def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained]) -> Bounds:
+    """The bound on each coming step, None where the optimizer knows none in the norm of the constraint.
+
+    Refused is an optimizer that no longer has a constrained parameter.
+    """
+    owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if lost := [c.name for c in constrained if c.parameter not in owned]:
+        raise ValueError(
+            f"the optimizer no longer has the constrained parameter {', '.join(lost)}; if the model has another "
+            "one in its place, call remove() on these constraints, make the optimizer again, and constrain it"
+        )
+    if not isinstance(optimizer, BoundsItsSteps):
+        return dict.fromkeys((c.name for c in constrained), None)
+    bounds = optimizer.update_norms()
+    known = {a.parameter: a for a in optimizer.assignment}
+    there = {c.name: known.get(cast(nn.Parameter, c.parameter)) for c in constrained}
+    return {c.name: bounds[a.name] if (a := there[c.name]) and a.norm == c.norm else None for c in constrained}
+
+
+def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], bounds: Bounds) -> set[str]:
+    """Whose step has length 0: by its bound or, where there is none, by a rate that is on the CPU."""
+    rates = {p: group.get("lr") for group in optimizer.param_groups for p in group["params"]}
+    rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
+    lengths = {c.name: rates.get(c.parameter) if bounds[c.name] is None else bounds[c.name] for c in constrained}
+    return {name for name, length in lengths.items() if length == 0}
+
+
+def longer(bounds: Bounds, checked: Bounds) -> set[str]:
+    """Whose step may have been longer than the bound that was checked before it."""
+    known = {name: bound for name, bound in checked.items() if bound is not None}
+    return {name for name, bound in known.items() if (now := bounds[name]) is None or now > bound}
