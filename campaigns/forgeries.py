@@ -324,7 +324,7 @@ def claims(draft: Draft, rng: Generator) -> None:
     elif kind == 3:
         row["claims"] = pick(rng, (row["claims"][::-1], row["claims"][:-1], row["claims"][:1] * 2, row["claims"][1:]))
     elif kind == 4:
-        claim["measure"] = pick(rng, proofs._PROOFS)
+        claim["measure"] = pick(rng, proofs.MEASURES)
     elif kind == 5:
         claim["constants"]["transposed"] = pick(rng, (True, False, [True, False], [True, True]))
     elif kind == 6:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,8 @@ from torch import Tensor, nn
 from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
-from wellnormed.proof import check
+from wellnormed.proof import Proof, check
 from wellnormed.propagation.capture import capture, decomposed
-from wellnormed.propagation.claims import diameter
 from wellnormed.propagation.domain import DTYPES, Box
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.walk import Walk
@@ -167,7 +167,7 @@ def test_the_largest_distance_of_rows_is_proved() -> None:
         true = torch.cdist(
             weight.double()[None], weight.double()[None], compute_mode="donot_use_mm_for_euclid_dist"
         ).max()
-        (bound,) = diameter(weight)
+        (bound,) = Proof({"weight": weight.numpy()}).claim("diameter", "weight").values
         assert float(true) <= bound <= 2 * float(true) + 1e-12 * scale * 20
         table = nn.Embedding(rows, 6, _weight=weight)
         certificate = certify(table, example, math.inf)
@@ -179,7 +179,7 @@ def test_the_largest_distance_of_rows_is_proved() -> None:
         if rows > 1:
             with pytest.raises(CheckError, match="diameter of weight"):
                 check(document, tensors)
-    assert diameter(torch.ones(3, 4))[0] < 1e-12
+    assert Proof({"weight": np.ones((3, 4))}).claim("diameter", "weight").values[0] < 1e-12
 
 
 class Encoder(nn.Module):

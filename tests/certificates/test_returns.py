@@ -5,6 +5,7 @@ import threading
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
 from wellnormed.proof import CheckError
-from wellnormed.propagation import claims, registry
+from wellnormed.propagation import registry
+from wellnormed.propagation.ledger import Ledger
 
 
 class Model(nn.Module):
@@ -283,8 +285,13 @@ def test_what_stops_a_program_is_not_turned_into_a_refusal() -> None:
 
 
 def test_what_the_proof_refuses_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = claims.MEASURES["spectral"]
-    monkeypatch.setitem(claims.MEASURES, "spectral", lambda *a, **k: tuple(0.99 * each for each in honest(*a, **k)))
+    honest = Ledger.prove
+
+    def lowered(step: Ledger, *arguments: Any, **settings: Any) -> Any:
+        claim = honest(step, *arguments, **settings)
+        return replace(claim, values=tuple(0.99 * each for each in claim.values))
+
+    monkeypatch.setattr(Ledger, "prove", lowered)
     with pytest.raises(UncertifiableError, match=r"operation `linear.default` .*: spectral of weight .*not be proved"):
         certify(nn.Linear(4, 4), torch.rand(1, 4))
 

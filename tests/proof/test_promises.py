@@ -35,13 +35,13 @@ def test_a_row_rests_on_a_promise_and_on_no_more():
     with pytest.raises(CheckError, match="only a cap is known of w"):
         proof_of(WHOLE).add(Row("c", "constant", (), (4, 3), {"tensor": "w"}))
     with pytest.raises(CheckError, match="no bound on the row_sum of w follows"):
-        proof_of(WHOLE).follow(Claim("row_sum", ("w",), (), {}))
+        proof_of(WHOLE).claim("row_sum", "w")
 
 
 def test_parts_that_are_halves_add_in_squares():
     halves = proof_of(Parts((2, 2, 3), 2.0, 0, (6, 3, 1)))
-    assert halves.follow(Claim("spectral", ("w",), (), {"parts": 2})) == pytest.approx((2.0, 2.0))
-    assert halves.follow(Claim("spectral", ("w",), ())) == pytest.approx((8**0.5,))
+    assert halves.claim("spectral", "w", **{"parts": 2}).values == pytest.approx((2.0, 2.0))
+    assert halves.claim("spectral", "w").values == pytest.approx((8**0.5,))
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_parts_that_are_not_all_entries_once_are_refused(parts):
 def test_parts_that_are_no_blocks_of_the_matrix_have_no_spectral_norm():
     """The entries of a part in another order are another matrix, of another norm."""
     scrambled = proof_of(Parts((1, 4, 3), 2.0, 0, (0, [0, 3, 6, 9], [0, 1, 2])))
-    assert scrambled.follow(Claim("spectral", ("w",), ())) is not None
+    assert scrambled.claim("spectral", "w").values is not None
     with pytest.raises(CheckError, match="do not lie in rows and columns"):
-        proof_of(Parts((1, 3, 4), 2.0, 0, (0, 4, 1))).follow(Claim("spectral", ("w",), ()))
+        proof_of(Parts((1, 3, 4), 2.0, 0, (0, 4, 1))).claim("spectral", "w")
     vectors = proof_of(Parts((1, 12, 1), 2.0, 0, (0, 1, 0)))  # a vector of all entries bounds the matrix in any order
-    assert vectors.follow(Claim("spectral", ("w",), ())) == pytest.approx((2.0,))
+    assert vectors.claim("spectral", "w").values == pytest.approx((2.0,))
 
 
 def test_weights_that_are_given_keep_the_promise():

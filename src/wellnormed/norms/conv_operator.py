@@ -1,6 +1,7 @@
 """The l2 -> l2 operator norm of a convolution on images of a given size: measured, and proved from above.
 
-It has no oracle in closed form: updates belong to `SpectralConv`, which bounds it. The proof is in `_torus`.
+It has no oracle in closed form: updates belong to `SpectralConv`, which bounds it. The proof is that of the
+certificates' kernel.
 """
 
 import math
@@ -12,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.norms._torus import torus_bound
 from wellnormed.norms.base import Norm, normal_like
+from wellnormed.proof.matrices import convolution_norm
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _LANCZOS_STEPS = 96  # an operator of no more dimensions is measured to rounding
@@ -96,7 +97,12 @@ class ConvOperator(Norm):
     @torch.no_grad()
     def upper_bound(self, weight: Tensor) -> Tensor:
         dilation = self._each(self.dilation)
-        return self._each_of(weight, lambda w: torus_bound(w.cpu(), self._torus(w.shape), dilation, self.groups))
+
+        def bound(w: Tensor) -> float:
+            size, stride = zip(*self._torus(w.shape), strict=True)
+            return convolution_norm(w.cpu().numpy(), size, stride, dilation, self.groups)
+
+        return self._each_of(weight, bound)
 
     def _each_of(self, weight: Tensor, measure: Callable[[Tensor], float]) -> Tensor:
         """A number for each weight `(*batch)`, in float64."""

@@ -1,24 +1,37 @@
-"""Claims on stored tensors, proved in float64 with a margin for all rounding. u = 2^-53, gamma_k = k u / (1 - k u)."""
+"""Claims on stored tensors: what bounds them, and whether given values are proved, in float64.
+
+Values carry a slack of 1e-9, so that the rounding of another machine proves them too.
+"""
 
 import math
-from collections.abc import Callable
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from wellnormed.proof.matrices import (
+    TINY,
+    convolution_below,
+    convolution_norm,
+    gamma,
+    largest_entry,
+    norms_below,
+    proved_norm,
+)
 from wellnormed.proof.reading import integer, integers, number, of_type, require, texts, word
 from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT
 
-_TINY = 2.0**-900
-_BLOCK = 2**24  # entries of the frequency blocks that are held at once
+_SLACK = 1e-9
+_BLOCK = 2**24  # entries of the differences of rows that are held at once
+
+Values = tuple[float, ...]
 
 
 def complete(claim: Claim) -> Claim:
     """The claim with all settings of its measure, if their types and numbers are as they must be; not proved yet."""
-    require(claim.measure in _PROOFS, f"nothing is known of the measure {claim.measure!r}")
-    measure, defaults = claim.measure, _PROOFS[claim.measure][1]
+    require(claim.measure in MEASURES, f"nothing is known of the measure {claim.measure!r}")
+    measure, defaults = claim.measure, MEASURES[claim.measure].settings
     names = texts(claim.tensors, "a claim's tensors")
     require(len(names) == 1 + (measure == "product"), f"{measure} is claimed of {len(names)} tensors")
     given = of_type(claim.constants, dict, "a claim's constants")
@@ -43,14 +56,34 @@ def complete(claim: Claim) -> Claim:
     return Claim(measure, names, norms, settings)
 
 
+def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
+    """The claim, whose settings are complete, with values that are proved."""
+    with np.errstate(all="ignore"):
+        values = MEASURES[claim.measure].bound(*_wide(claim, tensor), **claim.constants)
+    require(all(map(math.isfinite, values)), f"the {_named(claim)} is beyond all floats; scale the weights down")
+    exact = claim.measure == "max_abs"
+    grown = tuple(v if exact or not v else math.nextafter(v * (1 + _SLACK), math.inf) for v in values)
+    return Claim(claim.measure, claim.tensors, grown, claim.constants)
+
+
 def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the claim is true."""
-    arrays = [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
+    arrays, (least, _, below) = _wide(claim, tensor), MEASURES[claim.measure]
     with np.errstate(all="ignore"):
-        proved = _PROOFS[claim.measure][0](*arrays, claim.values, **claim.constants)
-    require(
-        proved, f"{claim.measure} of {', '.join(map(word, claim.tensors))} at {claim.values[:4]} could not be proved"
-    )
+        if below is None:
+            needed = least(*arrays, **claim.constants)
+            proved = len(needed) == len(claim.values) and all(a <= b for a, b in zip(needed, claim.values, strict=True))
+        else:
+            proved = below(*arrays, claim.values, **claim.constants)
+    require(proved, f"{_named(claim)} at {claim.values[:4]} could not be proved")
+
+
+def _wide(claim: Claim, tensor: Callable[[str], np.ndarray]) -> list[np.ndarray]:
+    return [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
+
+
+def _named(claim: Claim) -> str:
+    return f"{claim.measure} of {' and '.join(map(word, claim.tensors))}"
 
 
 def matrix(tensor: np.ndarray, transposed: bool) -> np.ndarray:
@@ -65,182 +98,153 @@ def parts_of(array: np.ndarray, parts: int) -> np.ndarray:
     return array.reshape(parts, -1, *array.shape[1:])
 
 
-def norms_below(stack: np.ndarray, bound: float) -> bool:
-    """Whether Cholesky factorisations prove that no singular value of `(k, m, n)` exceeds a bound.
-
-    With G = fl(W^T W) and T = fl(c I - G), completion proves (Rump, BIT 2006; Higham, theorem 10.5)
-    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is what the bound
-    leaves for it.
-    """
-    w = stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)
-    largest = _largest(w)
-    if not largest or not bound:
-        return not largest
-    scale = 2.0 ** math.frexp(largest)[1]
-    w, target = w / scale, bound / scale
-    m, n = w.shape[1:]
-    if target > math.sqrt(m * n) * (1 + 1e-6):  # no entry exceeds 1
-        return True
-    gram = w.swapaxes(1, 2) @ w
-    diagonal = np.diagonal(gram, axis1=1, axis2=2)
-    squared, frobenius = target * target * (1 - 4 * UNIT), diagonal.sum(1)
-    gamma = _gamma(n + 1)
-    trace = np.maximum(n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6), 0)
-    margin = gamma / (1 - gamma) * trace + _gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + diagonal.max(1))
-    c = squared - (margin * (1 + 1e-6) + _TINY) - 4 * UNIT * squared
-    try:
-        factor = np.linalg.cholesky(c[:, None, None] * np.eye(n) - gram)
-    except np.linalg.LinAlgError:
-        return False
-    return bool(np.isfinite(factor).all())
+def _spectral(w: np.ndarray, parts: int, transposed: bool) -> Values:
+    """Largest singular value of each of equal groups of rows of a matrix, or of its transpose."""
+    return tuple(proved_norm(part[None]) for part in parts_of(matrix(w, transposed), parts))
 
 
-def _largest(x: np.ndarray) -> float:
-    return max(float(x.max()), -float(x.min()))
-
-
-def _gamma(k: int) -> float:
-    return k * UNIT / (1 - k * UNIT) * (1 + 1e-12)
-
-
-def _spectral(w: np.ndarray, values: tuple[float, ...], parts: int, transposed: bool) -> bool:
+def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool) -> bool:
     groups = parts_of(matrix(w, transposed), parts)
     return len(values) == parts and all(norms_below(w[None], v) for w, v in zip(groups, values, strict=True))
 
 
-def _product(
-    left: np.ndarray, right: np.ndarray, values: tuple[float, ...], pairs: list, parts: tuple, transposed: tuple
-) -> bool:
-    """The computed product differs from `A^T B` by at most `gamma_k |A|_F |B|_F`, k being the rows of a group."""
-    require(len(parts) == len(transposed) == 2 and len(pairs) == len(values), "a product has two factors")
+def _factors(
+    left: np.ndarray, right: np.ndarray, pairs: Sequence, parts: tuple, transposed: tuple
+) -> Iterator[tuple[np.ndarray, float, list[float]]]:
+    """For every pair of groups of rows the computed product `A^T B`, its distance from the exact one, and two scales.
+
+    Computed, it differs by at most `gamma_k |A|_F |B|_F`, k being the rows of a group.
+    """
+    require(len(parts) == len(transposed) == 2, "a product has two factors")
     groups = [parts_of(matrix(w, t), n) for w, t, n in zip((left, right), transposed, parts, strict=True)]
     require(groups[0].shape[1] == groups[1].shape[1], "the factors of a product have groups of other sizes")
-    for pair, value in zip(pairs, values, strict=True):
+    for pair in pairs:
         require(all(i < n for i, n in zip(pair, parts, strict=True)), f"there is no pair {pair}")
         a, b = (group[i] for group, i in zip(groups, pair, strict=True))
-        if not (a.any() and b.any()):
-            continue
-        for w in (a, b):  # powers of two
-            value = value / 2.0 ** math.frexp(_largest(w))[1]
-        a, b = (w / 2.0 ** math.frexp(_largest(w))[1] for w in (a, b))
-        error = _gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
-        rest = value * (1 - 4 * UNIT) - error - _TINY
-        if not (rest > 0 and norms_below((a.T @ b)[None], rest)):
+        scales = [2.0 ** math.frexp(largest_entry(w))[1] if w.any() else 1.0 for w in (a, b)]
+        a, b = a / scales[0], b / scales[1]
+        error = gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
+        yield a.T @ b, error + TINY if error else 0.0, scales
+
+
+def _product(left: np.ndarray, right: np.ndarray, **settings: Any) -> Values:
+    """Largest singular value of `A_i^T B_j`."""
+    return tuple(
+        _times(proved_norm(w[None]) + error, *scales) for w, error, scales in _factors(left, right, **settings)
+    )
+
+
+def _times(value: float, *scales: float) -> float:
+    """A product with powers of two, rounded up where it underflows."""
+    for scale in scales:
+        value = math.nextafter(value * scale, math.inf) if value else 0.0
+    return value
+
+
+def _product_below(left: np.ndarray, right: np.ndarray, values: Values, **settings: Any) -> bool:
+    require(len(values) == len(settings["pairs"]), "a product has a value for each pair")
+    for (w, error, scales), value in zip(_factors(left, right, **settings), values, strict=True):
+        rest = value / scales[0] / scales[1] * (1 - 4 * UNIT) - error
+        if error and not (rest > 0 and norms_below(w[None], rest)):
             return False
     return True
 
 
-def rows_below(rows: np.ndarray, value: float) -> bool:
-    """Whether no row's Euclidean norm exceeds a number."""
-    if not value or _largest(rows) > value:
-        return not rows.any()
-    return float(np.square(rows / value).sum(1).max()) * (1 + (rows.shape[1] + 6) * UNIT) + _TINY <= 1
-
-
-def _group_norm(x: np.ndarray, values: tuple[float, ...], parts: int) -> bool:
-    groups = parts_of(x.reshape(-1), parts)
-    return len(values) == parts and all(rows_below(g[None], v) for g, v in zip(groups, values, strict=True))
-
-
-def _row_sum(x: np.ndarray, values: tuple[float, ...], parts: int) -> bool:
-    sums = parts_of(abs(x).reshape(-1, x.shape[-1]), parts).sum(-1).max(1) * (1 + (x.shape[-1] + 2) * UNIT)
-    return len(values) == parts and bool((sums <= np.array(values)).all())
-
-
-def _convolution(
-    w: np.ndarray, values: tuple[float, ...], size: tuple, stride: tuple, dilation: tuple, groups: int
-) -> bool:
-    """Valid convolution on `size` pixels is part of the circular one on a torus of at least as many pixels.
-
-    Fourier transform makes that one block diagonal, with the symbol `S(m) = sum_t W_t exp(2 pi i m t dilation / N)`;
-    a stride s that divides N folds s frequencies into `[S(m), S(m + N/s), ...] / sqrt(s)` (Sedghi et al., ICLR 2019).
-    Every complex block is proved as a real one of twice the size. Sines, cosines and their products are right within
-    100 u (18 u from each of three angles, rounding of the functions and products), and the sum over K taps adds
-    (K + 2) u, relative to `sum_t |W_t|`.
-    """
-    require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
-    largest = _largest(w)
-    if len(values) != 1 or not largest or not values[0]:
-        return len(values) == 1 and not largest
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """Euclidean norms of rows, or more."""
+    largest = largest_entry(rows) if rows.size else 0.0
+    if not largest:
+        return np.zeros(len(rows))
     scale = 2.0 ** math.frexp(largest)[1]
-    w, target = w / scale, values[0] / scale
-    torus, kernel, taps = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:], w[0, 0].size
-    flat = parts_of(w.reshape(*w.shape[:2], -1), groups)  # groups, outputs, inputs, taps
-    folds = math.prod(stride)
-    error = (taps + 102) * UNIT * float(np.linalg.norm(abs(flat).sum(-1), axis=(1, 2)).max()) * (1 + 1e-6)
-    rest = (target * (1 - 8 * UNIT) - error) * math.sqrt(folds) * (1 - 4 * UNIT)
-    if rest <= 0:
-        return False
-    counts = [n // s for n, s in zip(torus, stride, strict=True)]
-    # the conjugate frequency of a real kernel has the same norm
-    seen = [m for m in product(*map(range, counts)) if m <= tuple(-i % n for i, n in zip(m, counts, strict=True))]
-    step = max(1, _BLOCK // (4 * folds * math.prod(w.shape[:2])))
-    for start in range(0, len(seen), step):
-        phase = np.ones((len(seen[start : start + step]), 1, 1), complex)  # frequencies, folds, taps
-        for axis, m in enumerate(np.array(seen[start : start + step]).T):
-            n, s, k = torus[axis], stride[axis], kernel[axis]
-            turns = (m[:, None, None] + n // s * np.arange(s)[:, None]) * (dilation[axis] * np.arange(k)) % n / n
-            factor = np.exp(2j * np.pi * turns)
-            phase = (phase[:, :, None, :, None] * factor[:, None, :, None, :]).reshape(
-                len(m), phase.shape[1] * s, phase.shape[2] * k
-            )
-        blocks = np.einsum("goit,mft->mgofi", flat, phase).reshape(len(phase) * groups, flat.shape[1], -1)
-        real = np.block([[blocks.real, -blocks.imag], [blocks.imag, blocks.real]])
-        if not norms_below(real, rest):
-            return False
-    return True
+    squares = np.square(rows / scale).sum(1)
+    lengths = np.sqrt(squares + TINY) * (1 + (rows.shape[1] + 8) * UNIT)
+    return np.where(rows.any(1), np.nextafter(lengths * scale, np.inf), 0.0)
 
 
-def _taps(w: np.ndarray, values: tuple[float, ...], groups: int) -> bool:
-    """The sum over taps of the norms of their matrices, each of which is raised until it is proved."""
-    require(w.ndim >= 3 and len(values) == 1, "a convolution's kernel has three axes or more")
-    taps = np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0)
-    total = math.fsum(max(proved_norms(parts_of(tap, groups))) for tap in taps)
-    return total * (1 + 4 * UNIT) <= values[0]
+def _group_norm(x: np.ndarray, parts: int = 1) -> Values:
+    """Euclidean norm of each of equal groups of a vector's entries."""
+    return tuple(_lengths(parts_of(x.reshape(-1), parts)).tolist())
 
 
-def proved_norms(stack: np.ndarray) -> tuple[float, ...]:
-    """For each of several matrices a number, little above its largest singular value, that is proved to be above it."""
-    found = []
-    for w in stack:
-        norm, margin = float(np.linalg.norm(w, 2)), 1e-10
-        while not norms_below(w[None], norm * (1 + margin)):
-            margin *= 4
-            require(margin <= 1, "the norm of a matrix could not be proved")
-        found.append(norm * (1 + margin))
-    return tuple(found)
+def _row_norm(x: np.ndarray) -> Values:
+    """Largest Euclidean norm over the last axis."""
+    return (float(_lengths(x.reshape(-1, x.shape[-1] if x.ndim else 1)).max()),)
 
 
-def _row_difference(w: np.ndarray, values: tuple[float, ...], transposed: bool) -> bool:
+def _row_difference(w: np.ndarray, transposed: bool) -> Values:
+    """Largest Euclidean norm of the difference of two rows of a matrix, or of its transpose."""
     rows = matrix(w, transposed)
-    return len(values) == 1 and all(rows_below(rows - row, values[0] * (1 - 2 * UNIT)) for row in rows)
+    return (max(float(_lengths(rows - row).max()) for row in rows) * (1 + 2 * UNIT),)
 
 
-def _diameter(x: np.ndarray, values: tuple[float, ...]) -> bool:
-    """No two rows are further apart than the two most distant from a centre are from it: from the mean, or from 0."""
-    largest = _largest(x)
-    if len(values) != 1 or not largest:
-        return len(values) == 1
-    rows = x.reshape(-1, x.shape[-1]) / 2.0 ** math.frexp(largest)[1]
+def _row_sum(x: np.ndarray, parts: int) -> Values:
+    """Largest sum of absolute values over the last axis, for each of equal groups of rows."""
+    sums = parts_of(abs(x).reshape(-1, x.shape[-1]), parts).sum(-1).max(1)
+    return tuple((sums * (1 + (x.shape[-1] + 2) * UNIT)).tolist())
+
+
+def _diameter(x: np.ndarray) -> Values:
+    """Largest distance of two vectors along the last axis, or more.
+
+    No two are further apart than the two most distant from a centre are from it: from the mean, or from 0 if that is
+    less. With the mean it is at most twice the largest distance; the largest distance itself takes the square of their
+    number.
+    """
+    if not (largest := largest_entry(x)):
+        return (0.0,)
+    scale = 2.0 ** math.frexp(largest)[1]
+    rows = x.reshape(-1, x.shape[-1]) / scale
     step, most = max(1, _BLOCK // rows.shape[1]), math.inf
     for centre in (rows.mean(0), 0.0):
         blocks = [rows[start : start + step] - centre for start in range(0, len(rows), step)]
         distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
-        most = min(most, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(_TINY))
-    return most <= values[0] / 2.0 ** math.frexp(largest)[1]
+        most = min(most, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(TINY))
+    return (_times(most, scale),)
 
 
-_PROOFS: dict[str, tuple[Callable[..., bool], dict[str, Any]]] = {
-    "spectral": (_spectral, {"parts": 1, "transposed": False}),
-    "product": (_product, {"pairs": None, "parts": None, "transposed": None}),
-    "group_norm": (_group_norm, {"parts": 1}),
-    "positive_norm": (lambda x, values: _group_norm(np.maximum(x, 0), values, 1), {}),
-    "row_norm": (lambda x, v: len(v) == 1 and rows_below(x.reshape(-1, x.shape[-1]), v[0]), {}),
-    "row_difference": (_row_difference, {"transposed": False}),
-    "row_sum": (_row_sum, {"parts": 1}),
-    "diameter": (_diameter, {}),
-    "max_abs": (lambda x, values: len(values) == 1 and _largest(x) <= values[0], {}),
-    "convolution": (_convolution, {"size": None, "stride": None, "dilation": None, "groups": None}),
-    "taps": (_taps, {"groups": None}),
+def _convolution(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> Values:
+    require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
+    require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
+    return (convolution_norm(w, size, stride, dilation, groups),)
+
+
+def _convolution_below(w: np.ndarray, values: Values, size: tuple, stride: tuple, dilation: tuple, groups: int) -> bool:
+    require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
+    require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
+    return len(values) == 1 and convolution_below(w, values[0], size, stride, dilation, groups)
+
+
+def _taps(w: np.ndarray, groups: int) -> Values:
+    """The sum over taps of the norms of their matrices: of a convolution, in the largest norm of a pixel."""
+    require(w.ndim >= 3, "a convolution's kernel has three axes or more")
+    taps = np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0)
+    return (math.fsum(proved_norm(parts_of(tap, groups)) for tap in taps) * (1 + 4 * UNIT),)
+
+
+class Measure(NamedTuple):
+    """What a claim bounds."""
+
+    bound: Callable[..., Values]
+    """Of its tensors and settings: values that are proved."""
+    settings: dict[str, Any] = {}  # noqa: RUF012 (a field of a tuple)
+    """With their defaults; None where there is none."""
+    below: Callable[..., bool] | None = None
+    """Of its tensors, given values and settings: whether these are proved. None to compare them with the bound."""
+
+
+MEASURES = {
+    "spectral": Measure(_spectral, {"parts": 1, "transposed": False}, _spectral_below),
+    "product": Measure(_product, {"pairs": None, "parts": None, "transposed": None}, _product_below),
+    "group_norm": Measure(_group_norm, {"parts": 1}),
+    "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
+    "row_norm": Measure(_row_norm),
+    "row_difference": Measure(_row_difference, {"transposed": False}),
+    "row_sum": Measure(_row_sum, {"parts": 1}),
+    "diameter": Measure(_diameter),
+    "max_abs": Measure(lambda x: (largest_entry(x),)),
+    "convolution": Measure(
+        _convolution, {"size": None, "stride": None, "dilation": None, "groups": None}, _convolution_below
+    ),
+    "taps": Measure(_taps, {"groups": None}),
 }
-"""Name of a measure -> its proof, and its settings with their defaults; None where there is none."""
+"""Name of a measure -> how it is bounded."""

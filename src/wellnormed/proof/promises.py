@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.proof import claims
+from wellnormed.proof.claims import matrix, parts_of
+from wellnormed.proof.matrices import norms_below, proved_norm
 from wellnormed.proof.reading import field, integers, number, of_type, require, word
 from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT, positions_of
@@ -73,12 +74,12 @@ class Promise:
         require(array.shape == self.shape, f"{word(self.name)} has shape {array.shape} instead of {self.shape}")
         flat = array.reshape(-1)
         for parts, size in self.blocks:
-            vectors = min(parts.shape[1:]) == 1
-            kept = (
-                claims.rows_below(flat[parts].reshape(len(parts), -1), size)
-                if vectors
-                else all(claims.norms_below(flat[part[None]], size) for part in parts)
+            stacks = (
+                [flat[parts].reshape(len(parts), -1, 1)]
+                if min(parts.shape[1:]) == 1
+                else [flat[p[None]] for p in parts]
             )
+            kept = all(norms_below(stack, size) for stack in stacks)
             require(kept, f"{word(self.name)} is not proved to keep its promise, {self}")
 
     def bound(self, measure: str, settings: dict[str, Any]) -> tuple[float, ...]:
@@ -180,7 +181,7 @@ def follow(claim: Claim, known: Sequence["Promise | np.ndarray"]) -> tuple[float
         return promise.bound(claim.measure, claim.constants)
     parts, transposed = claim.constants["parts"], claim.constants["transposed"]
     sizes = [
-        x.spectral(n, t) if isinstance(x, Promise) else claims.proved_norms(claims.parts_of(claims.matrix(x, t), n))
+        x.spectral(n, t) if isinstance(x, Promise) else [proved_norm(part[None]) for part in parts_of(matrix(x, t), n)]
         for x, n, t in zip(known, parts, transposed, strict=True)
     ]
     pairs = claim.constants["pairs"]

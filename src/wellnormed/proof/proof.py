@@ -157,18 +157,41 @@ class Proof:
         self.inferences.append(inference)
         return Value(row.name, shape, (Term(base, base.order),)), bounds
 
-    def follow(self, claim: Claim) -> tuple[float, ...] | None:
+    def claim(self, measure: str, *tensors: str, **constants: Any) -> Claim:
+        """A claim that is proved, or that follows from what is promised of its tensors.
+
+        Args:
+            measure: What is bounded; `proof.claims.MEASURES` has all.
+            tensors: Names of stored tensors or of promised parameters.
+            constants: Settings of the measure, such as `parts=4` for the norms of four heads.
+
+        Raises:
+            CheckError: A tensor is not stored, or is empty, or has entries that are not finite; or no bound follows.
+
+        Example:
+            >>> Proof({"bias": np.array([3.0, 4.0])}).claim("max_abs", "bias").values
+            (4.0,)
+        """
+        complete = claims.complete(Claim(measure, tensors, (0.0,), constants))
+        values = self._follow(complete)
+        if values is None:
+            proved = claims.bound(complete, self.tensor)
+            self.proved[repr(proved)] = tuple(self.stored[name] for name in tensors)
+            values = proved.values
+        return Claim(measure, tensors, values, constants)
+
+    def _follow(self, claim: Claim) -> tuple[float, ...] | None:
         """The least values of a claim on promised parameters; None if it is of none."""
         if self.promises.keys().isdisjoint(claim.tensors):
             return None
         known = [self.promises[name] if name in self.promises else self.tensor(name) for name in claim.tensors]
-        return promises.follow(claims.complete(replace(claim, values=claim.values or (0.0,))), known)
+        return promises.follow(claim, known)
 
     def _prove(self, claim: Claim) -> None:
         if repr(claim) in self.proved:
             return
         own = tuple(self.stored[name] for name in claim.tensors if name in self.stored)
-        if (needed := self.follow(claim)) is not None:
+        if (needed := self._follow(claim)) is not None:
             enough = len(needed) == len(claim.values) and all(map(operator.le, needed, claim.values))
             require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
         elif self._earlier.get(repr(claim)) != own:

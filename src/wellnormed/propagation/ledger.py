@@ -11,7 +11,6 @@ from torch import Tensor
 
 from wellnormed.proof import Base, Bounds, CheckError, Claim, Promise, Proof, Row, Value, gather
 from wellnormed.proof.value import LARGE
-from wellnormed.propagation import claims as measures
 from wellnormed.propagation.axes import parts_of_outputs
 from wellnormed.propagation.domain import STORED, Domain
 from wellnormed.propagation.errors import UncertifiableError
@@ -204,7 +203,7 @@ class Ledger:
         """A proved bound on what an operation uses of stored tensors, to be passed to `derive`.
 
         Args:
-            measure: Name of the proof, such as `spectral`; see `propagation.claims`.
+            measure: What is bounded, such as `spectral`; see `proof.claims.MEASURES`.
             tensors: What it is of.
             constants: Settings of the measure, such as `parts=4` for the norms of four heads.
 
@@ -229,22 +228,12 @@ class Ledger:
         if key in known and not any(stored.computed for stored in tensors):  # of the same model's own tensors
             self._claims[key] = known[key]
         if key not in self._claims:
-            if not tensors[0].tensor.numel():
-                raise self.refuse(f"{names[0]} is empty; remove the layer")
-            self._claims[key] = Claim(measure, names, self._values(measure, tensors, constants), constants)
+            try:
+                self._claims[key] = self.proof.claim(measure, *names, **constants)
+            except CheckError as error:
+                remedy = "" if self.proof.promises.keys().isdisjoint(names) else "; certify without `within`"
+                raise self.refuse(f"{error}{remedy}") from error
         return self._claims[key]
-
-    def _values(self, measure: str, tensors: Sequence[Stored], constants: Mapping[str, Any]) -> tuple[float, ...]:
-        names = tuple(stored.name for stored in tensors)
-        try:
-            values = self.proof.follow(Claim(measure, names, (), dict(constants)))
-        except CheckError as error:
-            raise self.refuse(f"{error}; certify without `within`") from error
-        if values is None:
-            values = measures.MEASURES[measure](*(stored.tensor for stored in tensors), **constants)
-        if not all(map(math.isfinite, values)):
-            raise self.refuse(f"the {measure} of {' and '.join(names)} is beyond all floats; scale the weights down")
-        return values
 
     def use(self, stored: Stored) -> str:
         """Note that a row names a stored tensor, and check that bounds can be computed from its entries."""

@@ -1,17 +1,15 @@
 """Convolutions and their adjoints: bounded in l2 over the whole sample, or token by token where only that is known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from wellnormed.norms._torus import torus_bound
 from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
-from wellnormed.propagation.claims import MEASURES, spectral
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.elementwise import add, along_channels
@@ -152,25 +150,3 @@ def transposed_convolution(
         flat = [p for pair in reversed(cuts) for p in pair]
         full = moves.pick(step, full, lambda t: F.pad(t, flat))
     return full if bias is None else add(step, full, along_channels(step, bias, count))
-
-
-def _operator_norm(
-    weight: torch.Tensor, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> tuple[float]:
-    """Bound on the l2 norm of a convolution without padding, on images of this size or smaller (Fourier transform)."""
-    torus = [(-(-n // s) * s, s) for n, s in zip(size, stride, strict=True)]
-    # the slack lets another machine prove it
-    return (torus_bound(weight.detach().cpu().double(), torus, tuple(dilation), groups) * (1 + 1e-9),)
-
-
-def _tap_sum(weight: torch.Tensor, groups: int) -> tuple[float]:
-    """Bound on a convolution in the largest norm of a pixel: the sum over taps of the norms of their matrices."""
-    taps = weight.detach().double().flatten(2).movedim(-1, 0)
-    total = 0.0
-    for tap in taps:
-        total += max(spectral(tap, parts=groups)) if groups > 1 else spectral(tap)[0]
-    return (total * (1 + 2.0**-50 * len(taps)),)
-
-
-MEASURES["convolution"] = _operator_norm
-MEASURES["taps"] = _tap_sum

@@ -1,0 +1,149 @@
+"""Numbers that singular values are proved not to exceed, in float64 with a margin for all rounding.
+
+u = 2^-53, and gamma_k = k u / (1 - k u).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from wellnormed.proof.reading import require
+from wellnormed.proof.value import UNIT
+
+TINY = 2.0**-900
+"""More than all underflows: matrices are scaled so that the largest entry is in [1/2, 1)."""
+_BLOCK = 2**24  # entries of the frequency blocks that are held at once
+
+
+def norms_below(stack: np.ndarray, bound: float) -> bool:
+    """Whether Cholesky factorisations prove that no singular value of `(k, m, n)` exceeds a bound.
+
+    With G = fl(W^T W) and T = fl(c I - G), completion proves (Rump, BIT 2006; Higham, theorem 10.5)
+    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is what the bound
+    leaves for it.
+    """
+    w = stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)
+    largest = largest_entry(w)
+    if not largest or not bound:
+        return not largest
+    scale = 2.0 ** math.frexp(largest)[1]
+    w, target = w / scale, bound / scale
+    m, n = w.shape[1:]
+    if target > math.sqrt(m * n) * (1 + 1e-6):  # no entry exceeds 1
+        return True
+    gram = w.swapaxes(1, 2) @ w
+    diagonal = np.diagonal(gram, axis1=1, axis2=2)
+    squared, frobenius = target * target * (1 - 4 * UNIT), diagonal.sum(1)
+    rate = gamma(n + 1)
+    trace = np.maximum(n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6), 0)
+    margin = rate / (1 - rate) * trace + gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + diagonal.max(1))
+    c = squared - (margin * (1 + 1e-6) + TINY) - 4 * UNIT * squared
+    try:
+        factor = np.linalg.cholesky(c[:, None, None] * np.eye(n) - gram)
+    except np.linalg.LinAlgError:
+        return False
+    return bool(np.isfinite(factor).all())
+
+
+def largest_entry(x: np.ndarray) -> float:
+    """The largest absolute value of an entry."""
+    return max(float(x.max()), -float(x.min()))
+
+
+def gamma(k: int) -> float:
+    """What k roundings add to 1, at most."""
+    return k * UNIT / (1 - k * UNIT) * (1 + 1e-12)
+
+
+def proved_norm(stack: np.ndarray) -> float:
+    """A number, within 1e-8 above the largest singular value of `(k, m, n)`, that is proved to be above all.
+
+    Example:
+        >>> 3 <= proved_norm(np.diag([3.0, 2.0])[None]) <= 3 * (1 + 1e-8)
+        True
+    """
+    largest = largest_entry(stack) if stack.size else 0.0
+    if not largest:
+        return 0.0
+    require(math.isfinite(largest), "it has entries that are not finite, which have no norm")
+    scale = 2.0 ** math.frexp(largest)[1]
+    w = (stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)) / scale
+    norm, margin = math.sqrt(max(float(np.linalg.eigvalsh(w.swapaxes(1, 2) @ w)[:, -1].max()), 0.25)), 1e-10
+    while not norms_below(w, norm * (1 + margin)):
+        margin *= 4
+        require(margin <= 1, "its largest singular value could not be proved")
+    return math.nextafter(norm * (1 + margin) * scale, math.inf)
+
+
+def convolution_norm(
+    w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> float:
+    """A number that is proved to be above the norm of a convolution without padding on `size` pixels, or on fewer.
+
+    It is part of the circular one on a torus of at least as many pixels. Fourier transform makes that one block
+    diagonal, with the symbol `S(m) = sum_t W_t exp(2 pi i m t dilation / N)`; a stride s that divides N folds s
+    frequencies into `[S(m), S(m + N/s), ...] / sqrt(s)` (Sedghi et al., ICLR 2019, theorem 6). With circular padding
+    the torus is the image itself.
+
+    Args:
+        w: The kernel, `(outputs, inputs / groups, *kernel)`.
+        size: Pixels along every axis.
+        stride: Along every axis.
+        dilation: Along every axis.
+        groups: Of channels.
+    """
+    if not (largest := largest_entry(w)):
+        return 0.0
+    scale = 2.0 ** math.frexp(largest)[1]
+    most = max(proved_norm(blocks) for blocks in _symbols(w / scale, size, stride, dilation, groups))
+    error = _symbol_error(w / scale, groups)
+    total = (most / math.sqrt(math.prod(stride)) + error) * (1 + 16 * UNIT)
+    return math.nextafter(total * scale, math.inf)
+
+
+def convolution_below(
+    w: np.ndarray, bound: float, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> bool:
+    """Whether the norm of such a convolution is proved not to exceed a bound."""
+    largest = largest_entry(w)
+    if not largest or not bound:
+        return not largest
+    scale = 2.0 ** math.frexp(largest)[1]
+    error = _symbol_error(w / scale, groups)
+    rest = (bound / scale * (1 - 8 * UNIT) - error) * math.sqrt(math.prod(stride)) * (1 - 4 * UNIT)
+    return rest > 0 and all(norms_below(each, rest) for each in _symbols(w / scale, size, stride, dilation, groups))
+
+
+def _symbol_error(w: np.ndarray, groups: int) -> float:
+    """By how much rounding may move a symbol, in the spectral norm.
+
+    Sines, cosines and their products are right within 100 u (18 u from each of three angles, rounding of the functions
+    and products), and the sum over K taps adds (K + 2) u, relative to `sum_t |W_t|`.
+    """
+    sums = abs(w).reshape(groups, -1, w.shape[1], w[0, 0].size).sum(-1)
+    return (w[0, 0].size + 102) * UNIT * float(np.linalg.norm(sums, axis=(1, 2)).max()) * (1 + 1e-6)
+
+
+def _symbols(
+    w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> Iterator[np.ndarray]:
+    """The blocks of all frequencies, some at a time, each complex one as a real one of twice the size."""
+    torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
+    flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps
+    counts = [n // s for n, s in zip(torus, stride, strict=True)]
+    # the conjugate frequency of a real kernel has the same norm
+    seen = [m for m in product(*map(range, counts)) if m <= tuple(-i % n for i, n in zip(m, counts, strict=True))]
+    step = max(1, _BLOCK // (4 * math.prod(stride) * math.prod(w.shape[:2])))
+    for start in range(0, len(seen), step):
+        phase = np.ones((len(seen[start : start + step]), 1, 1), complex)  # frequencies, folds, taps
+        for axis, m in enumerate(np.array(seen[start : start + step]).T):
+            n, s, k = torus[axis], stride[axis], kernel[axis]
+            turns = (m[:, None, None] + n // s * np.arange(s)[:, None]) * (dilation[axis] * np.arange(k)) % n / n
+            factor = np.exp(2j * np.pi * turns)
+            phase = (phase[:, :, None, :, None] * factor[:, None, :, None, :]).reshape(
+                len(m), phase.shape[1] * s, phase.shape[2] * k
+            )
+        blocks = np.einsum("goit,mft->mgofi", flat, phase).reshape(len(phase) * groups, flat.shape[1], -1)
+        yield np.block([[blocks.real, -blocks.imag], [blocks.imag, blocks.real]])
