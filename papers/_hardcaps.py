@@ -7,10 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from papers import published_matrix
 from wellnormed.matrix import spectral_hardcap
 
 METHODS: dict[str, Callable[[Tensor], Tensor]] = {
-    name: partial(spectral_hardcap, upper=1.0, method=name) for name in ("nested", "block", "blockwise", "gram", "svd")
+    name: partial(spectral_hardcap, upper=1.0, method=name)
+    if name == "gram"
+    else partial(published_matrix.clip, lower=None, upper=1.0, method=name)
+    for name in ("nested", "block", "blockwise", "gram", "svd")
 }
 """Those of Spectral clipping (SC), "block" being its dense and "blockwise" its sparse form; and the exact ones."""
 STYLES = {

@@ -14,6 +14,7 @@ from papers._cifar import CifarRun, lt_task
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
+from papers.published_matrix import clip
 from wellnormed.matrix import (
     soft_cap,
     spectral_clip,
@@ -32,7 +33,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]
         for a in ALPHAS
     },
     "hard cap": (partial(spectral_hardcap, upper=1.0), lambda s: min(s, 1.0)),
-    "hard cap, nested signs": (partial(spectral_hardcap, upper=1.0, method="nested"), lambda s: min(s, 1.0)),
+    "hard cap, nested signs": (partial(clip, lower=None, upper=1.0, method="nested"), lambda s: min(s, 1.0)),
     "clip to [0.5, 1]": (partial(spectral_clip, lower=0.5, upper=1.0), lambda s: min(max(s, 0.5), 1.0) if s else 0.0),
     "spectral relu at 0.5": (partial(spectral_relu, lower=0.5), lambda s: max(s, 0.5) if s else 0.0),
     "clipped weight decay 0.5": (

@@ -41,7 +41,6 @@ class Products(TorchDispatchMode):
 FUNCTIONS = {
     "msign": matrix.msign,
     "products": lambda w: matrix.spectral_hardcap(w, 1.0, "products"),
-    "nested": lambda w: matrix.spectral_hardcap(w, 1.0, "nested"),
     "soft_cap": lambda w: matrix.soft_cap(w, 0.1),
     "optimal_cap": matrix.optimal_cap(1.0, 0.1),
 }

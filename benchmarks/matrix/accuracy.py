@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from papers import published_matrix
 from wellnormed.matrix import (
     REGISTRY,
     msign,
@@ -52,15 +53,20 @@ def contenders(cap: float, ratio: float, methods: bool) -> Iterator[Contender]:
         methods: Every method, or the default alone.
     """
     floor = FLOOR * cap
-    for method in ("auto", "svd", *PUBLISHED) if methods else ("auto",):
-        yield "spectral_hardcap", method, True, partial(spectral_hardcap, upper=cap, method=method), \
-            lambda s: s.clamp_max(cap)  # fmt: skip
-        yield "spectral_clip", method, True, partial(spectral_clip, lower=floor, upper=cap, method=method), \
-            lambda s: s.clamp(floor, cap)  # fmt: skip
-        yield "spectral_relu", method, False, partial(spectral_relu, lower=floor, method=method), \
-            lambda s: s.clamp_min(floor)  # fmt: skip
-        decay = partial(spectral_clipped_weight_decay, upper=cap, decay=DECAY, method=method)
-        yield "spectral_clipped_weight_decay", method, False, decay, lambda s: s - DECAY * (s - cap).clamp_min(0)
+    for method in ("auto", *published_matrix.CLIPS) if methods else ("auto",):
+        published = partial(published_matrix.clip, method=method)
+        hardcap, clip, relu = (
+            (partial(spectral_hardcap, upper=cap), partial(spectral_clip, lower=floor, upper=cap),
+             partial(spectral_relu, lower=floor))
+            if method == "auto" else
+            (partial(published, lower=None, upper=cap), partial(published, lower=floor, upper=cap),
+             partial(published, lower=floor, upper=None))
+        )  # fmt: skip
+        yield "spectral_hardcap", method, True, hardcap, lambda s: s.clamp_max(cap)
+        yield "spectral_clip", method, True, clip, lambda s: s.clamp(floor, cap)
+        yield "spectral_relu", method, False, relu, lambda s: s.clamp_min(floor)
+    decay = partial(spectral_clipped_weight_decay, upper=cap, decay=DECAY)
+    yield "spectral_clipped_weight_decay", "auto", False, decay, lambda s: s - DECAY * (s - cap).clamp_min(0)
     yield "spectral_normalize", "auto", True, partial(spectral_normalize, upper=cap), \
         lambda s: s * min(1.0, cap / s[0].item())  # fmt: skip
     if 1 < ratio <= SOFT_CAP_LIMIT:  # beyond, no strength is known to hold
@@ -68,10 +74,13 @@ def contenders(cap: float, ratio: float, methods: bool) -> Iterator[Contender]:
         yield "soft_cap", "auto", True, partial(soft_cap, strength=strength), partial(soft_capped, strength)
     for name in ("polar-express-8", "jordan-5"):
         own = partial(polynomial, REGISTRY[name])
-        for method in ("auto", "newton-schulz", "gram", "spectrum") if methods else ("auto",):
-            yield f"msign {name}", method, False, partial(msign, coefficients=name, method=method), own
-    for method in ("eigh", "svd", "inverse-root") if methods else ():
-        yield "msign exact", method, False, partial(msign, method=method), torch.ones_like
+        yield f"msign {name}", "auto", False, partial(msign, coefficients=name), own
+        if methods:
+            yield f"msign {name}", "gram", False, partial(published_matrix.gram, coefficients=name), own
+    if methods:
+        yield "msign exact", "svd", False, partial(msign, method="svd"), torch.ones_like
+        yield "msign exact", "eigh", False, published_matrix.eigh, torch.ones_like
+        yield "msign exact", "inverse-root", False, published_matrix.inverse_root, torch.ones_like
 
 
 def measure(case: Case, dtype: torch.dtype) -> Iterator[dict]:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from papers import published_matrix
 from wellnormed.matrix import foreach, msign, spectral_hardcap, spectral_normalize
 
 from . import peers
@@ -79,7 +80,7 @@ def caps(shape: tuple[int, ...]) -> Group:
             elif name == "torch SVD":
                 group.contenders[key] = Contender(partial(peers.svd_cap, w, CAP), error)
             else:
-                call = partial(spectral_hardcap, w, CAP, method=name.removeprefix("SC "))
+                call = partial(published_matrix.clip, w, None, CAP, name.removeprefix("SC "))
                 group.contenders[key] = Contender(call, error)
             ours = f"ours, {situation}"
             group.rows.append(Row("spectral_hardcap", f"{shown(shape)}, {situation}", ours, key, demand))
@@ -151,7 +152,7 @@ def gpt2(layers: int = GPT2_LAYERS, layer: tuple[tuple[int, int], ...] = GPT2_LA
         "loop of torch.optim.Muon, bfloat16": loop(peers.torch_muon),
         "foreach(spectral_hardcap)": lambda: foreach(cap, matrices),
         "loop of spectral_hardcap": loop(cap),
-        "loop of SC nested": loop(partial(spectral_hardcap, upper=CAP, method="nested")),
+        "loop of SC nested": loop(partial(published_matrix.clip, lower=None, upper=CAP, method="nested")),
     }
     pairs = (
         ("foreach(msign)", "loop of msign", None),
@@ -178,8 +179,8 @@ def orthonormal(shape: tuple[int, int]) -> Group:
         value = value if value.shape[-2] >= value.shape[-1] else value.mT
         return spectral_norm(value.mT @ value - torch.eye(value.shape[-1]))
 
-    ours = 'ours, msign(method="eigh")'
-    group = Group({ours: Contender(partial(msign, x, method="eigh"), error)})
+    ours = 'ours, msign(method="svd")'
+    group = Group({ours: Contender(partial(msign, x, method="svd"), error)})
     for name, call in peers.orthonormal_weights(x).items():
         group.contenders[name] = Contender(call, error)
         group.rows.append(Row("orthonormal weight", shown(shape), ours, name))

@@ -15,6 +15,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from papers import published_matrix
 from wellnormed.matrix import REGISTRY, msign
 
 from . import peers
@@ -26,7 +27,6 @@ NANOGPT = ((768, 768), (768, 3072), (3072, 768), (2304, 768))
 """Hidden matrices of a NanoGPT of 12 layers; the last is query, key and value in one."""
 SHAPES = (*NANOGPT, *((12, *shape) for shape in NANOGPT), (1600, 1600), (1600, 6400), (6400, 1600))
 COEFFICIENTS = "jordan-5"
-METHODS = ("newton-schulz", "gram")
 PEAK_SIDE = 8192
 
 Call = Callable[[], Tensor]
@@ -112,7 +112,8 @@ def signs(shape: tuple[int, ...], timer: Timer, rounds: int, device: str, peak_r
     reference = Reference(x.reshape(-1, *shape[-2:])[0])
     muon = "torch.optim.Muon"
     calls: dict[str, Call | str] = {muon: partial(peers.torch_muon, x)}
-    calls |= {f'msign, method="{method}"': partial(msign, x, COEFFICIENTS, method) for method in METHODS}
+    calls["msign"] = partial(msign, x, COEFFICIENTS)
+    calls["published gram"] = partial(published_matrix.gram, x, COEFFICIENTS)
     calls["gram-newton-schulz, kernels"] = gram_newton_schulz(x, kernels=True)
     calls["gram-newton-schulz, plain"] = gram_newton_schulz(x, kernels=False)
     seconds, values = alternate({n: call for n, call in calls.items() if not isinstance(call, str)}, timer, rounds)

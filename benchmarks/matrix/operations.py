@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from papers import published_matrix
+from papers.published_matrix import clip
 from wellnormed.matrix import (
     msign,
     soft_cap,
@@ -59,17 +61,17 @@ PRINTED = (0.98, 3.13, 2.08, 2.08, 2.08, 7.81, 5.89)
 FUNCTIONS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "msign": ("msign", msign),
     "msign, jordan-5": ("msign", partial(msign, coefficients="jordan-5")),
-    "msign, eigh": ("msign", partial(msign, method="eigh")),
+    "msign, eigh": ("msign", published_matrix.eigh),
     "spectral_clip": ("spectral_clip", partial(spectral_clip, lower=0.3, upper=1.0)),
-    "spectral_clip, nested": ("spectral_clip", partial(spectral_clip, lower=0.3, upper=1.0, method="nested")),
+    "spectral_clip, nested": ("spectral_clip", partial(clip, lower=0.3, upper=1.0, method="nested")),
     "spectral_relu": ("spectral_relu", partial(spectral_relu, lower=0.3)),
-    "spectral_relu, nested": ("spectral_relu", partial(spectral_relu, lower=0.3, method="nested")),
+    "spectral_relu, nested": ("spectral_relu", partial(clip, lower=0.3, upper=None, method="nested")),
     "spectral_hardcap": ("spectral_hardcap", partial(spectral_hardcap, upper=1.0)),
-    "spectral_hardcap, nested": ("spectral_hardcap", partial(spectral_hardcap, upper=1.0, method="nested")),
-    "spectral_hardcap, block": ("spectral_hardcap, block", partial(spectral_hardcap, upper=1.0, method="block")),
+    "spectral_hardcap, nested": ("spectral_hardcap", partial(clip, lower=None, upper=1.0, method="nested")),
+    "spectral_hardcap, block": ("spectral_hardcap, block", partial(clip, lower=None, upper=1.0, method="block")),
     "spectral_hardcap, blockwise": (
         "spectral_hardcap, blockwise",
-        partial(spectral_hardcap, upper=1.0, method="blockwise"),
+        partial(clip, lower=None, upper=1.0, method="blockwise"),
     ),
     "spectral_clipped_weight_decay": (
         "spectral_clipped_weight_decay",

@@ -9,13 +9,14 @@ are drawn from the rows that ``python -m papers`` left in ``results/reproduce``.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from papers import hardcap_cost, hardcap_stability
+from papers import hardcap_cost, hardcap_stability, published_matrix
 from papers._experiment import Experiment
 from papers._table import Table
 from wellnormed import matrix
@@ -185,7 +186,8 @@ figure, axes = plt.subplots(2, 2, figsize=(7, 5.5), sharex="col", sharey="row")
 for column, largest in enumerate((3.0, 1000.0)):
     s = torch.cat((torch.linspace(0.01, 3, 127), torch.tensor([largest]))).double()
     for method, colour, style in (("nested", ORANGE, "-"), ("block", BLUE, "--"), ("gram", GREEN, ":")):
-        after = on_values(lambda w, m=method: matrix.spectral_hardcap(w, 1.0, m), s)
+        published = partial(published_matrix.clip, lower=None, upper=1.0, method=method)
+        after = on_values(partial(matrix.spectral_hardcap, upper=1.0) if method == "gram" else published, s)
         axes[0, column].plot(s[:-1], after[:-1], style, color=colour, label=method)
         axes[1, column].plot(s[:-1], (after - s.clamp_max(1)).abs()[:-1].clamp_min(1e-9), style, color=colour)
         axes[0, column].set_title("largest value 3" if largest == 3 else "largest value 1000", fontsize=10)

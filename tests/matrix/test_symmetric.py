@@ -34,7 +34,7 @@ def test_panels_save_operations():
     """What is above the diagonal blocks is copied from below: a wrong upper triangle of `b` is never read for it."""
     a = gaussian(_WIDE_ENOUGH, _WIDE_ENOUGH)
     a = a + a.mT
-    b, last = a.clone(), _WIDE_ENOUGH * 3 // 4
+    b, last = a.clone(), 3 * -(-_WIDE_ENOUGH // 4)
     b[:, last:] = float("nan")  # the last panel's columns, for entries (i, j >= last) of the product with i < last
     value = symmetric_product(a, b)
     assert not value[:last, :last].isnan().any()

@@ -108,3 +108,23 @@ def _steps(lower: float, degree: int, dtype: torch.dtype, accuracy: float) -> tu
     """The fewest steps after which all from `lower` to 1 is 1 within what leaves a quarter of the accuracy."""
     counted = (optimal_coefficients(lower, count, degree, dtype) for count in itertools.count(1))
     return next(found.steps for found in counted if 1 - found.minimum <= accuracy / (2 * FARTHEST))
+
+
+def cap_reference(w: Tensor, cap: float, steps: int = 40) -> Tensor:
+    """A cap by products in six lines, as the module has it, with iterations that everybody knows (Newton-Schulz).
+
+    Example:
+        >>> cap_reference(torch.diag(torch.tensor([1.5, 0.5])).double(), 1.0).diagonal()
+        tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    identity = torch.eye(w.shape[-1], dtype=w.dtype)
+    apart = w.mT @ w / cap**2 - identity  # H - I
+    sign = apart / apart.norm()
+    for _ in range(steps):
+        sign = 1.5 * sign - 0.5 * sign @ sign @ sign
+    larger = identity + (apart + apart @ sign) / 2  # M
+    scaled, root = larger / larger.norm(), identity / larger.norm() ** 0.5
+    for _ in range(steps):
+        step = 1.5 * identity - 0.5 * scaled
+        root, scaled = root @ step, step @ scaled @ step
+    return w @ root

@@ -18,10 +18,8 @@ from torch import Tensor
 from wellnormed.matrix._cap_by_products import cap_by_products
 from wellnormed.matrix._checks import finite_scale
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
-from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import CALL, full_product, symmetric_product, times_symmetric
 
-_FLOAT32_PAYS = 128
-"""Side from which a decomposition in float32, and the measurement of its error, take less time than one in float64."""
 _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
@@ -42,8 +40,9 @@ def clip(
 ) -> Tensor:
     """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
 
-    The bounds are float64 and broadcast to the batch; the method is "gram", "svd" or "products"; `raises` says whether
-    any of `lower` is positive. "products" looks at `most` and `blur`, which are those of `spectral_hardcap`.
+    The bounds are float64 and broadcast to the batch; the method is "gram", "products" or, where the first of them is
+    not accurate enough, "svd"; `raises` says whether any of `lower` is positive. "products" looks at `most` and `blur`,
+    which are those of `spectral_hardcap`.
     """
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method, raises, most, blur).mT.contiguous()
@@ -99,13 +98,13 @@ def _decomposed(
 def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Eigenvalues and vectors of `W^T W`, and the norm of what they miss over the largest, of rising accuracy and cost.
 
-    In float32, which is skipped for small matrices and where a floor or the distance from the cap ask for more, that
-    error is measured. LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix has structure, since
-    its roundings then point the same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham,
-    Accuracy and Stability, section 3.5).
+    In float32, which is skipped for matrices too small to save time (`CALL`) and where a floor or the distance from the
+    cap ask for more, that error is measured. LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix
+    has structure, since its roundings then point the same way; one Newton-Schulz step squares that. In float64 the
+    error is `n u` (Higham, Accuracy and Stability, section 3.5).
     """
     wide = w.double()
-    if w.dtype == torch.float32 and not raises and w.shape[-1] >= _FLOAT32_PAYS:
+    if w.dtype == torch.float32 and not raises and w.shape[-1] ** 3 >= CALL:
         gram = symmetric_product(w.mT, w)
         longest = torch.linalg.vector_norm(gram, dim=-1).argmax(-1)[..., None, None].expand(*gram.shape[:-1], 1)
         largest = _norm_estimate(lambda x: gram @ x, gram.gather(-1, longest), 2)
@@ -149,3 +148,15 @@ def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:
     if w.mT.is_contiguous():  # in the layout of w, so that nothing is copied after
         return full_product(v, (v * removed).mT @ w.mT, w.mT, alpha=-1).mT
     return full_product(w @ (v * removed), v.mT, w, alpha=-1)
+
+
+def clip_reference(w: Tensor, lower: float, upper: float) -> Tensor:
+    """`spectral_clip` of one matrix, by its definition in four lines: nonzero singular values between two bounds.
+
+    Example:
+        >>> clip_reference(torch.diag(torch.tensor([4.0, 0.5, 0.1])), 0.25, 1.0).diagonal()
+        tensor([1.0000, 0.5000, 0.2500])
+    """
+    u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
+    clipped = torch.where(s > zero_tolerance(s[:1], *w.shape), s.clamp(lower, upper), 0)
+    return ((u * clipped) @ vh).to(w.dtype)

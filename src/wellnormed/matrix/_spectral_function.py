@@ -101,17 +101,16 @@ class Clip(SpectralFunction):
 
 
 class Sign(SpectralFunction):
-    """`f = 1` for the `rank` (a 0-d tensor) largest nonzero singular values and 0 for the others.
+    """`f = 1` for nonzero singular values, and `f(0) = 0`.
 
     Where it jumps at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
     """
 
-    def __init__(self, rank: Tensor) -> None:
-        self.rank = rank
+    def __init__(self, *_: Tensor) -> None:
+        """Depends on no bound."""
 
     def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        top = (torch.arange(s.shape[-1], device=s.device) < self.rank) & (s > 0)
-        return top.to(s.dtype), torch.zeros_like(s), top
+        return (s > 0).to(s.dtype), torch.zeros_like(s), s > 0
 
 
 def zero_tolerance(largest: Tensor, m: int, n: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Clips of the singular values, in plain spectral (l2 -> l2) units: caps, floors, bands and clipped weight decay.
 
-Exact by default; the methods are in `_clip_methods`, those of the paper in `published`. Units of a layer (RMS -> RMS),
+Exact by default; the methods are in `_clip_methods`. Units of a layer (RMS -> RMS),
 schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_numbers
-from wellnormed.matrix import _clip_methods, published
+from wellnormed.matrix import _clip_methods
 from wellnormed.matrix._checks import (
     Matrices,
     as_bound,
@@ -25,7 +25,7 @@ from wellnormed.matrix._checks import (
 )
 from wellnormed.matrix._spectral_function import Clip, differentiable
 
-METHODS = ("auto", "gram", "products", "svd", *published.CLIPS)
+METHODS = ("auto", "gram", "products")
 
 
 def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, method: str = "auto") -> Matrices:
@@ -40,9 +40,8 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
             directions to be raised in and stay zero.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
         method: "gram", through the smaller Gram matrix, in float32 where a check finds that accurate, else in float64
-            or by an SVD; "products", by matrix products alone where no floor is asked for and the norm is at most about
-            1.9 caps, else "gram"; "svd"; or the published "nested", "block" and "blockwise". "auto" is "gram" on a CPU
-            and "products" elsewhere.
+            or by an SVD; or "products", by matrix products alone where no floor is asked for and the norm is at most
+            about 1.9 caps, else "gram". "auto" is "gram" on a CPU and "products" elsewhere.
 
     Returns:
         Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,
@@ -139,17 +138,15 @@ def _clipped(
 ) -> Tensor:
     check_matrix(w, "w")
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks the faster one")
+        raise ValueError(
+            f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
+            "papers/published_matrix.py"
+        )
     bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
-    # what is absent by its number alone, so that nothing looks at a tensor
-    raises = isinstance(lower, Tensor) or lower > 0
-    if method in published.CLIPS:
-        caps = isinstance(upper, Tensor) or upper != torch.inf
-        by = partial(published.clip, by=published.CLIPS[method], raises=raises, caps=caps)
-    else:
-        if method == "auto":
-            method = "gram" if w.device.type == "cpu" else "products"
-        by = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
+    if method == "auto":
+        method = "gram" if w.device.type == "cpu" else "products"
+    raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
+    by = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
 
     def compute(w: Tensor, *bounds: Tensor) -> Tensor:
         least, most, share = map(to_check, (lower, upper, decay), bounds)

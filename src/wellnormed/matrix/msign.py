@@ -1,39 +1,36 @@
-"""The matrix sign (polar factor) `U V^T` and its multiples: which method, which set, and the exact gradient.
+"""The matrix sign (polar factor) `U V^T` and its multiples: exactly, or by products alone; and the exact gradient.
 
-The methods themselves are in `_msign_methods` and `published`, the sets in `coefficients`; units of a layer belong to
-`norms`.
+Two ways, each with its readable reference at the end of the file: "svd", the definition in float64, and
+"newton-schulz", the polynomial of a set of `coefficients`, in float32 or with products in bfloat16. Units of a layer
+belong to `norms`.
 """
 
+import functools
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
-from wellnormed.matrix import _msign_methods, published
-from wellnormed.matrix._checks import Matrices, as_bound, check_finite, check_matrix, check_positive, to_check
-from wellnormed.matrix._spectral_function import Sign, differentiable
-from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, check_sign, get
+from wellnormed.matrix._checks import (
+    Matrices,
+    as_bound,
+    check_finite,
+    check_matrix,
+    check_positive,
+    finite_scale,
+    to_check,
+    working_dtype,
+)
+from wellnormed.matrix._spectral_function import Sign, differentiable, zero_tolerance
+from wellnormed.matrix._symmetric import CALL, symmetric_product, times_symmetric
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step, check_sign, get
 
-_EXACT = {
-    "svd": _msign_methods.svd,
-    "eigh": _msign_methods.eigh,
-    "inverse-root": published.inverse_root,
-    "sketch": published.sketch,
-}
-_POLYNOMIAL = ("newton-schulz", "bfloat16", "spectrum", "gram")
-METHODS = ("auto", *_POLYNOMIAL, *_EXACT)
-_WORTH_HALF = 128  # products of smaller matrices take no less time
-_WORTH_DECOMPOSING = 2**17  # entries from which a float64 decomposition takes no longer than eight steps in float32
+METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
+_LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
 
 
-def msign(
-    x: Matrices,
-    coefficients: str | CoefficientSet = "polar-express-8",
-    method: str = "auto",
-    rank: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Matrices:
+def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", method: str = "auto") -> Matrices:
     """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1, within the error of the coefficient set.
 
     The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality, section 4). The scale of `x` does not
@@ -41,18 +38,15 @@ def msign(
 
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        coefficients: Name in `coefficients.REGISTRY`, or a set of your own; the exact methods do not use it.
-        method: The polynomial of the set by "newton-schulz", "spectrum" or "gram", or, with products in 16 bits
-            whatever the dtype of `x`, "bfloat16"; the sign itself by "svd", "eigh" or "inverse-root"; or "sketch".
-            "auto" is "newton-schulz", and "spectrum" on a CPU where that is faster: for large matrices and a set of
-            many steps. A CPU computes 16 bits in float32.
-        rank: Number of singular values that "sketch" keeps.
-        generator: Random numbers of "sketch"; torch's default without it.
+        coefficients: Name in `coefficients.REGISTRY`, or a set of your own; "svd" does not use it.
+        method: "newton-schulz", the polynomial of the set, which "auto" is; "bfloat16", the same with products in 16
+            bits whatever the dtype of `x`; or "svd", the sign itself. A CPU computes 16 bits in float32, unless
+            "bfloat16" is asked for.
 
     Returns:
-        Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 5e-6 in float32
-        (1e-5 with "newton-schulz", 5e-3 with "gram"), `BFLOAT16_ERROR` (2%) in 16 bits. Zero gives zero. The gradient
-        (reverse mode, forward mode once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
+        Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 1e-5 in float32
+        (5e-6 with "svd"), `BFLOAT16_ERROR` (2%) in 16 bits. Zero gives zero. The gradient (reverse mode, forward mode
+        once, `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Example:
         >>> msign(torch.tensor([[3.0, 0.0], [0.0, -0.5]]), method="svd")
@@ -61,41 +55,31 @@ def msign(
     """
     check_matrix(x, "x")
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks the faster one")
-    if (rank is not None) != (method == "sketch"):
-        raise ValueError(f"rank={rank} with method={method!r}: give a rank to 'sketch', and to no other method")
+        raise ValueError(
+            f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
+            "papers/published_matrix.py"
+        )
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
     chosen = get(coefficients)
-    short, long = sorted(x.shape[-2:])
-    if method == "auto":
-        many = len(chosen.steps) * x.dtype.itemsize >= 32 and short * long >= _WORTH_DECOMPOSING
-        decomposes = many and x.device.type == "cpu" and not torch.compiler.is_compiling()
-        method = "spectrum" if decomposes else "newton-schulz"
-    if method not in _EXACT:
+    if method != "svd":
         check_sign(chosen, torch.bfloat16 if method == "bfloat16" else x.dtype)
     if x.numel() == 0:
         return x.clone()
-    if rank is not None and not 1 <= rank <= short:
-        raise ValueError(f"rank={rank} must lie between 1 and the short side of the matrix, {short}")
-    if rank is not None:
-        compute = partial(_msign_methods.exact, by=partial(published.sketch, rank=rank, generator=generator))
-    elif method in _EXACT:
-        compute = partial(in_batches, partial(_msign_methods.exact, by=_EXACT[method]))
-    else:
-        compute = partial(in_batches, partial(_msign_methods.polynomial, chosen=chosen, method=method))
-    return differentiable(x, compute, Sign, torch.tensor(rank or short, device=x.device))
+    compute = _exact if method == "svd" else partial(_polynomial, chosen=chosen, half=method == "bfloat16")
+    return differentiable(x, partial(in_batches, compute), Sign)
 
 
 def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
     """`size * msign(x)` for a step: at most `size * overshoot(coefficients, method)`, but only as exact as its set.
 
-    "auto" multiplies float32 and bfloat16 matrices with both sides from 128 on in bfloat16 where the device has
-    instructions for that, if the set itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not
-    polar-express-8). As the spectral norm could exceed the overshoot by 2% then, the result is divided by 1.02.
+    "auto" multiplies float32 and bfloat16 matrices in bfloat16 where the device has instructions for that, if the set
+    itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8), and if a product is
+    not so small that it takes no less time (`CALL`). As the spectral norm could exceed the overshoot by 2% then, the
+    result is divided by 1.02.
     """
-    half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) >= _WORTH_HALF
-    if half and get(coefficients).coarser_than_bfloat16 and _msign_methods.multiplies_bfloat16(x.device.type):
+    half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) ** 3 >= CALL
+    if half and get(coefficients).coarser_than_bfloat16 and multiplies_bfloat16(x.device.type):
         method = "bfloat16"
     value, factor = msign(x, coefficients, method), size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size
     return value * factor if value.requires_grad else value.mul_(factor)
@@ -121,10 +105,113 @@ def stiefel_project(
 
 
 def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float:
-    """The largest singular value that `msign` gives, apart from rounding: 1 with an exact method, else the set's own.
+    """The largest singular value that `msign` gives, apart from rounding: 1 with "svd", else the set's own.
 
     Example:
-        >>> overshoot("jordan-5"), overshoot("jordan-5", "eigh")
+        >>> overshoot("jordan-5"), overshoot("jordan-5", "svd")
         (1.20237, 1.0)
     """
-    return 1.0 if method in _EXACT else get(coefficients).overshoot
+    return 1.0 if method == "svd" else get(coefficients).overshoot
+
+
+def _exact(x: Tensor, *_: Tensor) -> Tensor:
+    """`U V^T` by a float64 singular value decomposition, without what is rounding of zero."""
+    if x.shape[-2] < x.shape[-1]:
+        return _exact(x.mT).mT.contiguous()
+    wide = x.double()
+    u, s, vh = torch.linalg.svd(wide / finite_scale(wide, "x"), full_matrices=False)
+    return ((u * (s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :]) @ vh).to(x.dtype)
+
+
+def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Tensor:
+    """The polynomial of a set, of `(m, n)` or `(batch, m, n)`, with products in bfloat16 if `half`."""
+    if x.shape[-2] < x.shape[-1]:
+        return _polynomial(x.mT, chosen=chosen, half=half).mT.contiguous()
+    work = x.to(working_dtype(x))
+    work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
+    # By rows, or what lies in memory like rows: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes
+    # as long as a product.
+    by = -1 if work.stride(-1) == 1 else -2
+    summed = torch.float64 if work.shape[by] > _LONG else work.dtype
+    rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
+    frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
+    assert chosen.normalisation is not None  # check_sign
+    # Largest entry at least 1/2: only a zero matrix has a smaller norm.
+    norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
+    if work.ndim == 3 and work.shape[0] == 1:
+        work, norm = work[0], norm[0]
+    work.div_(norm.to(work.dtype))  # a copy since it was scaled
+    if half or x.dtype.itemsize == 2:
+        work = work.to(torch.bfloat16 if half else x.dtype)
+    paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
+    count = 2 if paired else 1
+    for i in range(0, len(chosen.steps), count):
+        work = newton_schulz(work, *chosen.steps[i : i + count])  # under the same name, so that what came in is freed
+    return work.to(x.dtype).reshape(x.shape)
+
+
+def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
+    """`X <- a X + X (b G + c G^2)` with `G = X^T X`, once or twice, for matrices of spectral norm near 1 at most.
+
+    Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0.
+    Two steps make one multiplier of X: the second one's Gram matrix is `Q G Q` with the first one's
+    `Q = a I + b G + c G^2`. That saves two products with X for three of the small side, so it pays for long matrices.
+    As it stops after two steps, the growth of rounding below zero that a longer iteration on G has does not begin.
+    """
+    g = symmetric_product(x.mT, x)
+    a, b, c = first
+    r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
+    if second is None:
+        del g  # the product with X is as large as X; what led to its multiplier is freed first
+        return times_symmetric(x, r, x, beta=a)
+    r.diagonal(dim1=-2, dim2=-1).add_(a)
+    g = symmetric_product(symmetric_product(r, g), r)
+    a, b, c = second
+    q = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
+    multiplier = symmetric_product(r, q, r, beta=a)
+    del g, q, r
+    return times_symmetric(x, multiplier)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether a kind of device has instructions for products in bfloat16, so that they take less time than float32.
+
+    Example:
+        >>> multiplies_bfloat16("meta")
+        False
+    """
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch < 2.10
+        return False
+    known = torch.cpu.get_capabilities()
+    return torch.backends.mkldnn.is_available() and any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def exact_reference(x: Tensor) -> Tensor:
+    """`msign(x, method="svd")` of one matrix in three lines, without its care for scale, rank and 16 bits.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 1.0], [0.0, -0.5]])
+        >>> torch.allclose(exact_reference(x), msign(x, method="svd"))
+        True
+    """
+    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    return (u @ vh).to(x.dtype)
+
+
+def products_reference(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
+    """`msign` of one matrix by the steps of a set in five lines (Jordan, 2024), without what makes it fast.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 1.0], [0.0, -0.5]])
+        >>> torch.allclose(products_reference(x, get("jordan-5").steps), msign(x, "jordan-5"), atol=1e-5)
+        True
+    """
+    x = x / x.norm()
+    for a, b, c in steps:
+        gram = x.mT @ x
+        x = a * x + x @ (b * gram + c * gram @ gram)
+    return x

@@ -14,7 +14,6 @@ from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix.msign import METHODS
 from wellnormed.norms.base import MatrixNorm
 
-_METHODS = tuple(method for method in METHODS if method != "sketch")
 Units = Literal["rms", "l2", "pixels", "one-hot", "match-rms-adamw"]
 
 
@@ -52,8 +51,8 @@ class Spectral(MatrixNorm):
         if self.units not in get_args(Units):
             raise ValueError(f"Spectral: units={self.units!r} must be one of {', '.join(get_args(Units))}")
         registry.get(self.coefficients)
-        if self.method not in _METHODS:
-            raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(_METHODS)}, as in msign")
+        if self.method not in METHODS:
+            raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(METHODS)}, as in msign")
         if not isinstance(self.input_axis, int) or self.input_axis not in (0, 1):
             raise ValueError(f"Spectral: input_axis={self.input_axis!r} must be 1 (matrix columns) or 0 (rows)")
 

@@ -1,10 +1,10 @@
-"""What is only published, kept to compare with and reachable by name: no function here is ever the default.
+"""Ways to a clip and to a matrix sign that are published, to compare with: nobody would choose them.
 
 The clips of Spectral clipping (SC) are compositions of matrix signs, each one or more Newton-Schulz iterations with the
 six steps of the paper's code, in the dtype of the weight. A sign of anything below some 0.5% of the Frobenius norm, be
 it a singular value or its distance from a bound, has not converged, and its error is multiplied by the norm of the
-weight (`benchmarks/matrix/`). The matrix signs of Modular Duality (MD), section 5, and the iteration on the Gram matrix
-take tall matrices (`m >= n`) as those of `_msign_methods` do.
+weight (`benchmarks/matrix/`). The matrix signs of Modular Duality (MD), section 5, the iteration on the Gram matrix and
+the eigendecomposition take matrices `(*batch, m, n)` of float32 or float64.
 """
 
 import math
@@ -14,10 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import check_finite
-from wellnormed.matrix._spectral_function import zero_tolerance
-from wellnormed.matrix._symmetric import full_product, symmetric_product, times_symmetric
-from wellnormed.matrix.coefficients import REGISTRY, Step
+from wellnormed.matrix import REGISTRY
+from wellnormed.matrix.coefficients import get
 
 _STEPS = REGISTRY["spectral-clipping-6"].steps
 
@@ -42,11 +40,11 @@ def _sign(x: Tensor) -> Tensor:
     largest = x.abs().amax((-2, -1), keepdim=True)
     x = x / torch.where(largest > 0, largest, 1)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1)
-    y = x.mT.flatten(0, -3) if x.ndim > 3 else x.mT
-    for a, b, c in _STEPS:  # as published, without the savings of `_symmetric`
+    y = x.mT
+    for a, b, c in _STEPS:  # as published
         g = y.mT @ y
-        y = full_product(y, full_product(g, g, g, beta=b, alpha=c), y, beta=a)
-    return y.reshape(x.mT.shape).mT
+        y = a * y + y @ (b * g + c * g @ g)
+    return y.mT
 
 
 def _times_sign(gap: Tensor, sign: Tensor) -> Tensor:
@@ -85,19 +83,34 @@ def _multiply(x: tuple[Tensor, Tensor, Tensor], y: tuple[Tensor, Tensor, Tensor]
     return x[0] @ y[0] + x[1] @ y[1].mT, x[0] @ y[1] + x[1] @ y[2], x[1].mT @ y[1] + x[2] @ y[2]
 
 
-CLIPS = {"nested": _nested, "block": partial(_by_caps, _block_cap), "blockwise": partial(_by_caps, _blockwise_cap)}
+def _by_svd(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """SC algorithm 2: the definition, in float64."""
+    u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
+    clipped = s if upper is None else s.minimum(upper.double())
+    clipped = clipped if lower is None else clipped.maximum(lower.double())
+    return ((u * (clipped * (s > 0))[..., None, :]) @ vh).to(w.dtype)
 
 
-def clip(
-    w: Tensor, lower: Tensor, upper: Tensor, decay: Tensor, by: Callable[..., Tensor], raises: bool, caps: bool
-) -> Tensor:
-    """The function `Clip(lower, upper, decay)` of the singular values, by one of `CLIPS`, without what is no bound."""
-    check_finite(w.abs().amax((-2, -1)), "w")
-    low, high, part = (bound.to(w.dtype)[..., None, None] for bound in (lower, upper, decay))
-    return (1 - part) * w + part * by(w, low if raises else None, high if caps else None)
+CLIPS = {
+    "nested": _nested,
+    "block": partial(_by_caps, _block_cap),
+    "blockwise": partial(_by_caps, _blockwise_cap),
+    "svd": _by_svd,
+}
 
 
-def gram(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
+def clip(w: Tensor, lower: float | None, upper: float | None, method: str) -> Tensor:
+    """`spectral_clip` by "nested", "block" or "blockwise" matrix signs, as SC has them, or "svd"; None is no bound.
+
+    Example:
+        >>> clip(torch.diag(torch.tensor([4.0, 0.5])), None, 1.0, "nested").diagonal().round(decimals=1)
+        tensor([1.0000, 0.5000])
+    """
+    low, high = (None if bound is None else w.new_tensor(bound) for bound in (lower, upper))
+    return CLIPS[method](w, low, high)
+
+
+def gram(x: Tensor, coefficients: str = "polar-express-8") -> Tensor:
     """The polynomial of a set through `R = X^T X` and `Q`: four small products a step, X only at the ends of a segment.
 
     As in the package gram-newton-schulz. Rounding leaves R with eigenvalues near `-eps`; every step multiplies them by
@@ -105,22 +118,38 @@ def gram(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
     before `slope^2 eps` can reach 3e-2: two to four passes over X in all. R and its polynomials commute, but their
     products are full: one triangle of them makes that growth worse.
     """
-    limit = (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
-    r, q, slope = symmetric_product(x.mT, x), None, 1.0
+    chosen = get(coefficients)
+    if x.shape[-2] < x.shape[-1]:
+        return gram(x.mT, coefficients).mT
+    steps, limit = chosen.steps, (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
+    assert chosen.normalisation is not None  # of every set that approximates a sign
+    x = x / (chosen.normalisation.scale * torch.linalg.matrix_norm(x, keepdim=True) + chosen.normalisation.epsilon)
+    r, q, slope = x.mT @ x, None, 1.0
     for index, (a, b, c) in enumerate(steps):
-        z = full_product(r, r, r, beta=b, alpha=c)
+        z = b * r + c * r @ r
         z.diagonal(dim1=-2, dim2=-1).add_(a)
         q = z if q is None else q @ z
         slope *= a
         if index + 1 == len(steps):
             break
         if slope * steps[index + 1][0] > limit:
-            x, q, slope = times_symmetric(x, q), None, 1.0
-            r = symmetric_product(x.mT, x)
+            x, q, slope = x @ q, None, 1.0
+            r = x.mT @ x
         else:
             r = (r @ z) @ z
     assert q is not None  # a set has at least one step
-    return times_symmetric(x, q)
+    return x @ q
+
+
+def eigh(x: Tensor) -> Tensor:
+    """`X (X^T X)^{-1/2}` by a float64 eigendecomposition, without what squaring makes indistinguishable from zero."""
+    if x.shape[-2] < x.shape[-1]:
+        return eigh(x.mT).mT
+    wide = x.double()
+    g, v = torch.linalg.eigh(wide.mT @ wide)
+    resolved = g > x.shape[-1] * torch.finfo(wide.dtype).eps * g[..., -1:]
+    inverse_root = torch.where(resolved, g, 1).rsqrt() * resolved
+    return (wide @ (v * inverse_root[..., None, :]) @ v.mT).to(x.dtype)
 
 
 def inverse_root(x: Tensor) -> Tensor:
@@ -129,8 +158,11 @@ def inverse_root(x: Tensor) -> Tensor:
     `e` is the rounding of the Gram matrix, without which rank-deficient matrices have no inverse. In float64, three
     small products in each of some 45 iterations: eigenvalues grow by 9/4 a step.
     """
+    if x.shape[-2] < x.shape[-1]:
+        return inverse_root(x.mT).mT
+    given, x = x.dtype, x.double()
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    m = symmetric_product(x.mT, x)
+    m = x.mT @ x
     ridge = x.shape[-1] * torch.finfo(x.dtype).eps
     m.diagonal(dim1=-2, dim2=-1).add_(ridge)
     m = m / (1 + ridge)
@@ -138,23 +170,28 @@ def inverse_root(x: Tensor) -> Tensor:
     root = eye.expand_as(m)
     for _ in range(math.ceil(math.log(1 / ridge) / math.log(9 / 4)) + 5):
         t = (3 * eye - m) / 2
-        root, m = symmetric_product(root, t), symmetric_product(symmetric_product(m, t), t)
+        root, m = root @ t, m @ t @ t
         m = (m + m.mT) / 2  # rounding would grow in the antisymmetric part
-    return x @ root / math.sqrt(1 + ridge)
+    return (x @ root / math.sqrt(1 + ridge)).to(given)
 
 
-def sketch(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
+def sketch(x: Tensor, rank: int, generator: torch.Generator | None = None) -> Tensor:
     """`U_r V_r^T` of a randomised SVD of that rank (Halko, Martinsson, Tropp 2011; Modular Duality, section 5.1).
 
-    Eight columns more than asked for and two power iterations: six products with X of `2 m n (rank + 8)` operations.
+    Eight columns more than asked for and two power iterations: six products with X of `2 m n (rank + 8)` operations, in
+    float64.
     """
-    width = min(rank + 8, x.shape[-1])
-    device = generator.device if generator else None
-    y = torch.randn(x.shape[-1], width, dtype=torch.float64, device=device, generator=generator).to(x.device)
-    y = y.expand(*x.shape[:-2], -1, -1)
+    if x.shape[-2] < x.shape[-1]:
+        return sketch(x.mT, rank, generator).mT
+    wide, width = x.double(), min(rank + 8, x.shape[-1])
+    y = torch.randn(x.shape[-1], width, dtype=torch.float64, generator=generator).expand(*x.shape[:-2], -1, -1)
     for _ in range(2):
-        y = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ y).Q).Q
-    basis = torch.linalg.qr(x @ y).Q
-    u, s, vh = torch.linalg.svd(basis.mT @ x, full_matrices=False)
-    top = (s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :rank]
-    return (basis @ u[..., :rank] * top) @ vh[..., :rank, :]
+        y = torch.linalg.qr(wide.mT @ torch.linalg.qr(wide @ y).Q).Q
+    basis = torch.linalg.qr(wide @ y).Q
+    u, s, vh = torch.linalg.svd(basis.mT @ wide, full_matrices=False)
+    top = (s > max(x.shape[-2:]) * torch.finfo(torch.float64).eps * s[..., :1])[..., None, :rank]
+    return ((basis @ u[..., :rank] * top) @ vh[..., :rank, :]).to(x.dtype)
+
+
+SIGNS = {"gram": gram, "eigh": eigh, "inverse-root": inverse_root}
+"""Ways to a matrix sign, each a function of matrices alone."""
