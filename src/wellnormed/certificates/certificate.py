@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from wellnormed._files import json_text, parse_json, read_bytes, write_atomically
+from wellnormed._files import json_text, parse_json, write_atomically
+from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.proof import Bounds, Claim, Promise, Row, read_promise
-from wellnormed.proof.decimals import UP, Decimals, decimals, float_up, root_down, rounding_up
+from wellnormed.proof import Promise, Row
+from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up
 from wellnormed.proof.reading import word
-from wellnormed.propagation.confirmation import CIRCUMSTANCES, NOT_COMPARED, Comparison
-from wellnormed.propagation.domain import DTYPES, Box, Domain, domain_of
+from wellnormed.propagation.confirmation import NOT_COMPARED, Comparison
+from wellnormed.propagation.domain import Box, Domain, domain_of
 from wellnormed.propagation.stored import raw_tensor
 
-FORMAT_VERSION = 5
-ARITHMETIC = "real numbers, tensors as stored"
 PROOF = (
     "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
     "arithmetic, not of the rounding errors and overflows of its execution in floats"
@@ -285,8 +283,8 @@ class Certificate:
         content = path.read_bytes()
         try:
             document = parse_json(content, "its text", "it proves nothing", sealed=True)
-            computed = _read_computed(path.with_suffix(".safetensors"), document["computed"])
-            certificate = _certificate(document, computed)
+            computed = read_computed(path.with_suffix(".safetensors"), document["computed"])
+            certificate = cls(computed=computed, **fields_of(document))
             if certificate.text().encode() != content:
                 raise ValueError("its bytes are not those that were written")
             if certificate.lower_bound is not None:
@@ -308,7 +306,7 @@ class Certificate:
             "any_batch": self.any_batch,
             "lower_bound": self.lower_bound,
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},
-            "rows": [_row_document(row) for row in self.rows],
+            "rows": [row_document(row) for row in self.rows],
             "tensors": self.tensors,
             "fixed": list(self.fixed),
             "promises": [asdict(promise) for promise in self.promises],
@@ -374,105 +372,6 @@ def _groups(row: Row) -> str:
     if len(row.axes) > 1:
         return "whole samples"
     return {1: "vectors", 2: "vectors"}.get(len(row.shape), "tokens")
-
-
-def _read_computed(path: Path, digests: dict[str, str]) -> dict[str, Tensor]:
-    """The tensors beside a certificate, which must be those that it names."""
-    if not digests:
-        return {}
-    try:
-        tensors = load_tensors(read_bytes(path, "it is written with the certificate"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if {name: raw_tensor(tensor).digest for name, tensor in tensors.items()} != digests:
-        raise ValueError(f"{path} holds other tensors than were written")
-    return tensors
-
-
-def _row_document(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "operation": row.operation,
-        "inputs": list(row.inputs),
-        "shape": list(row.shape),
-        "constants": row.constants,
-        "claims": [
-            {
-                "measure": claim.measure,
-                "tensors": list(claim.tensors),
-                "values": list(claim.values),
-                "constants": claim.constants,
-            }
-            for claim in row.claims
-        ],
-        "reads": [list(axes) for axes in row.reads],
-        "axes": list(row.axes),
-        **{what: None if row.bounds is None else _array_document(getattr(row.bounds, what)) for what in Bounds._fields},
-    }
-
-
-def _array_document(array: Decimals) -> dict[str, Any]:
-    return {"shape": list(array.shape), "values": [str(each) for each in array.reshape(-1)]}
-
-
-def _array(document: dict[str, Any]) -> Decimals:
-    return decimals([Decimal(each) for each in document["values"]]).reshape(document["shape"])
-
-
-def _certificate(document: dict[str, Any], computed: dict[str, Tensor]) -> Certificate:
-    if document["format"] != FORMAT_VERSION:
-        raise ValueError(f"its format version is not {FORMAT_VERSION}")
-    if document["arithmetic"] != ARITHMETIC:
-        raise ValueError("its arithmetic is none that a certificate covers")
-    return Certificate(
-        rows=tuple(map(_row, document["rows"])),
-        tensors=document["tensors"],
-        computed=computed,
-        fixed=tuple(document["fixed"]),
-        promises=tuple(map(read_promise, document["promises"])),
-        attention_logits={
-            name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
-        },
-        any_batch=document["any_batch"],
-        comparison=_comparison(document["comparison"]),
-        lower_bound=document["lower_bound"],
-        arithmetic=document["arithmetic"],
-        versions=document["versions"],
-    )
-
-
-def _comparison(document: dict[str, Any] | None) -> Comparison | None:
-    """What the file says was compared; only in the words that `certify` has for it."""
-    if document is None:
-        return None
-    circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
-    found = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
-    known = {each.words for each in CIRCUMSTANCES}
-    if found.arithmetic not in DTYPES or not known.issuperset(found.circumstances):
-        raise ValueError("it names circumstances of a comparison that are not known")
-    if any(type(each) is not int for each in (found.inputs, *found.batches)):
-        raise ValueError("the sizes and the number of inputs of a comparison must be integers")
-    return found
-
-
-def _row(document: dict[str, Any]) -> Row:
-    bounds = None
-    if document["gain"] is not None:
-        bounds = Bounds(*(_array(document[what]) for what in Bounds._fields))
-    return Row(
-        name=document["name"],
-        operation=document["operation"],
-        inputs=tuple(document["inputs"]),
-        shape=tuple(document["shape"]),
-        constants=document["constants"],
-        claims=tuple(
-            Claim(each["measure"], tuple(each["tensors"]), tuple(each["values"]), each["constants"])
-            for each in document["claims"]
-        ),
-        reads=tuple(map(tuple, document["reads"])),
-        axes=tuple(document["axes"]),
-        bounds=bounds,
-    )
 
 
 def _log10(x: Decimal) -> float:

@@ -47,7 +47,8 @@ class Promise:
             if rows == columns == 1:
                 words.append(f"no entry of {word(self.name)} beyond {size:.6g}")
             elif min(rows, columns) == 1:
-                words.append(f"none of {count} vectors of {word(self.name)} longer than {size:.6g}")
+                which = "" if count == 1 else f"none of {count} vectors of "
+                words.append(f"{which}{word(self.name)} {'not ' * (count == 1)}longer than {size:.6g}")
             else:
                 which = "" if count == 1 else f"{count} parts of "
                 words.append(f"no singular value of {which}{word(self.name)} beyond {size:.6g}")

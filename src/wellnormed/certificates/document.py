@@ -1,0 +1,119 @@
+"""A certificate's document: rows, promises and comparison as JSON holds them, read back as they were."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from wellnormed._files import read_bytes
+from wellnormed.proof import Bounds, Claim, Row, read_promise
+from wellnormed.proof.decimals import Decimals, decimals
+from wellnormed.propagation.confirmation import CIRCUMSTANCES, Comparison
+from wellnormed.propagation.domain import DTYPES
+from wellnormed.propagation.stored import raw_tensor
+
+FORMAT_VERSION = 5
+ARITHMETIC = "real numbers, tensors as stored"
+
+
+def read_computed(path: Path, digests: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors beside a certificate, which must be those that it names."""
+    if not digests:
+        return {}
+    try:
+        tensors = load_tensors(read_bytes(path, "it is written with the certificate"))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if {name: raw_tensor(tensor).digest for name, tensor in tensors.items()} != digests:
+        raise ValueError(f"{path} holds other tensors than were written")
+    return tensors
+
+
+def row_document(row: Row) -> dict[str, Any]:
+    """A row as JSON holds it."""
+    return {
+        "name": row.name,
+        "operation": row.operation,
+        "inputs": list(row.inputs),
+        "shape": list(row.shape),
+        "constants": row.constants,
+        "claims": [
+            {
+                "measure": claim.measure,
+                "tensors": list(claim.tensors),
+                "values": list(claim.values),
+                "constants": claim.constants,
+            }
+            for claim in row.claims
+        ],
+        "reads": [list(axes) for axes in row.reads],
+        "axes": list(row.axes),
+        **{what: None if row.bounds is None else _array_document(getattr(row.bounds, what)) for what in Bounds._fields},
+    }
+
+
+def _array_document(array: Decimals) -> dict[str, Any]:
+    return {"shape": list(array.shape), "values": [str(each) for each in array.reshape(-1)]}
+
+
+def _array(document: dict[str, Any]) -> Decimals:
+    return decimals([Decimal(each) for each in document["values"]]).reshape(document["shape"])
+
+
+def fields_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the certificate that a document is of, but for its computed tensors."""
+    if document["format"] != FORMAT_VERSION:
+        raise ValueError(f"its format version is not {FORMAT_VERSION}")
+    if document["arithmetic"] != ARITHMETIC:
+        raise ValueError("its arithmetic is none that a certificate covers")
+    return {
+        "rows": tuple(map(_row, document["rows"])),
+        "tensors": document["tensors"],
+        "fixed": tuple(document["fixed"]),
+        "promises": tuple(map(read_promise, document["promises"])),
+        "attention_logits": {
+            name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
+        },
+        "any_batch": document["any_batch"],
+        "comparison": _comparison(document["comparison"]),
+        "lower_bound": document["lower_bound"],
+        "arithmetic": document["arithmetic"],
+        "versions": document["versions"],
+    }
+
+
+def _comparison(document: dict[str, Any] | None) -> Comparison | None:
+    """What the file says was compared; only in the words that `certify` has for it."""
+    if document is None:
+        return None
+    circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
+    found = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
+    known = {each.words for each in CIRCUMSTANCES}
+    if found.arithmetic not in DTYPES or not known.issuperset(found.circumstances):
+        raise ValueError("it names circumstances of a comparison that are not known")
+    if any(type(each) is not int for each in (found.inputs, *found.batches)):
+        raise ValueError("the sizes and the number of inputs of a comparison must be integers")
+    return found
+
+
+def _row(document: dict[str, Any]) -> Row:
+    bounds = None
+    if document["gain"] is not None:
+        bounds = Bounds(*(_array(document[what]) for what in Bounds._fields))
+    return Row(
+        name=document["name"],
+        operation=document["operation"],
+        inputs=tuple(document["inputs"]),
+        shape=tuple(document["shape"]),
+        constants=document["constants"],
+        claims=tuple(
+            Claim(each["measure"], tuple(each["tensors"]), tuple(each["values"]), each["constants"])
+            for each in document["claims"]
+        ),
+        reads=tuple(map(tuple, document["reads"])),
+        axes=tuple(document["axes"]),
+        bounds=bounds,
+    )
