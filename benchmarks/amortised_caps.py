@@ -20,11 +20,11 @@ from unittest.mock import patch
 import torch
 
 import wellnormed as wn
+from papers.characters import CharacterTask
 from papers.header import header, write_result
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 

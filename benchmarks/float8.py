@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers.characters import CharacterTask
 from papers.float8_layers import BACKWARD, FORWARD, Float8Linear, to_float8_
 from papers.header import header, write_result
 from wellnormed.certificates import largest_entries, number_formats
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.characters import CharacterTask
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 

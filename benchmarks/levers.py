@@ -32,10 +32,10 @@ from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, FeedForward
 from wellnormed.models.potential_gpt import ContentAttention, PotentialGPT
 from wellnormed.nn import BallProjection, constraints_of
-from wellnormed.train.config import PRESETS
 from wellnormed.train.evaluate import validation_loss
+from wellnormed.train.optimizer import rate_factors, weight_constraints
+from wellnormed.train.presets import PRESETS
 from wellnormed.train.task import Task, fit
-from wellnormed.train.weights import rate_factors, weight_constraints
 
 SEED, LIPSCHITZ = 0, 10.0
 FOLDER = Path("results/levers")

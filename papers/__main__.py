@@ -9,7 +9,7 @@ import tyro
 
 from papers.training import PaperVariant, TrainPaper, paper_preset
 from wellnormed import cli
-from wellnormed.train.token_config import Size
+from wellnormed.train.presets import Size
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import wellnormed as wn
 from papers._shakespeare import shakespeare
+from papers.characters import CharacterTask
 from wellnormed.constraints import Constraints, SoftCap
 from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.matrix import soft_cap_strength
@@ -28,9 +29,9 @@ from wellnormed.models.gpt import GPT
 from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.nn import constraints_of
 from wellnormed.norms import ColNorm, assign_norms
-from wellnormed.train.characters import CharacterTask
-from wellnormed.train.config import PRESETS, TrainConfig
-from wellnormed.train.weights import weight_roles
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.optimizer import weight_roles
+from wellnormed.train.presets import PRESETS
 
 Floor = Literal["as published", "largest symbol"]
 Projection = Literal["float32", "bfloat16"]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from papers._shakespeare import scores, shakespeare
+from papers.characters import TextTask
 from wellnormed.data.characters import CharacterText
-from wellnormed.train.characters import TextTask
 from wellnormed.train.task import fit
 
 WARM_UP = 100

@@ -18,6 +18,7 @@ from torch import nn
 import wellnormed as wn
 from papers import as_published
 from papers._lt_methods import constraint_of
+from papers.characters import TextTask
 from wellnormed.certificates import certify
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
@@ -25,9 +26,8 @@ from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
 from wellnormed.norms import assign_norms
-from wellnormed.train.characters import TextTask
-from wellnormed.train.config import PRESETS
 from wellnormed.train.evaluate import scores_as_published, validation_loss
+from wellnormed.train.presets import PRESETS
 
 OptimizerName = Literal["adamw", "muon"]
 Method = Literal["weight decay", "spectral normalization", "hammer", "soft cap"]

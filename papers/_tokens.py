@@ -16,11 +16,12 @@ from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.data.shards import Tokens
 from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.gpt import GPT
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.finish import certificate_of
+from wellnormed.train.language import LanguageTask, with_vocabulary
+from wellnormed.train.presets import Size, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import DivergedError, fit
-from wellnormed.train.token_config import Size, TokenTrainConfig, token_preset
-from wellnormed.train.token_loop import certificate_of
-from wellnormed.train.tokens import TokenTask, with_vocabulary
 
 BOOKS = {"train": "books/train100.txt.xz", "validation": "books/val.txt.xz"}
 """In `$WELLNORMED_DATA` or the cache: English books, between which a line `<|endoftext|>` stands."""
@@ -53,12 +54,12 @@ def byte_text(cell: Any) -> str:
     return byte_corpus().name
 
 
-def token_task(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> TokenTask:
+def token_task(config: TrainConfig, corpus: Corpus, device: torch.device) -> LanguageTask:
     """The training of a run, in this process alone."""
-    return TokenTask(with_vocabulary(config, corpus.vocabulary), corpus, Ranks(0, 1, device))
+    return LanguageTask(with_vocabulary(config, corpus), corpus, Ranks(0, 1, device))
 
 
-def results(config: TokenTrainConfig, corpus: Corpus, device: torch.device) -> dict[str, Any]:
+def results(config: TrainConfig, corpus: Corpus, device: torch.device) -> dict[str, Any]:
     """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did."""
     task = token_task(config, corpus, device)
     try:

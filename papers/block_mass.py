@@ -21,7 +21,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._lt_transformer import SMALL, TransformerRun, largest_norm, lt_transformer
 from papers._table import Row
-from wellnormed.train.characters import CharacterTask
+from papers.characters import CharacterTask
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 

@@ -23,12 +23,13 @@ from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._tokens import byte_corpus, byte_text
 from wellnormed.constraints import Constraints
-from wellnormed.models.files import TokenModel
+from wellnormed.models.files import Model
 from wellnormed.optim import Scion
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.language import LanguageTask, build_optimizer, with_vocabulary
+from wellnormed.train.presets import token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import fit
-from wellnormed.train.token_config import TokenTrainConfig, token_preset
-from wellnormed.train.tokens import TokenTask, build_optimizer, with_vocabulary
 
 Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, NorMuon", "Scion, caps"]
 RATES: dict[Method, float] = dict(zip(get_args(Method), (0.008, 0.04, 0.04, 0.08, 0.1), strict=True))
@@ -68,13 +69,13 @@ class Both(torch.optim.Optimizer):
             part.step()
 
 
-class TimedTask(TokenTask):
+class TimedTask(LanguageTask):
     """A run whose schedule follows the clock; it ends when the seconds are over."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
         self.cell, self.begin = cell, time.perf_counter()
         corpus = byte_corpus()
-        super().__init__(with_vocabulary(config_of(cell), corpus.vocabulary), corpus, Ranks(0, 1, device), self._moved)
+        super().__init__(with_vocabulary(config_of(cell), corpus), corpus, Ranks(0, 1, device), self._moved)
         self.begin = time.perf_counter()
 
     @property
@@ -87,9 +88,7 @@ class TimedTask(TokenTask):
         left = max(0.0, 1 - self.elapsed / self.cell.seconds)
         return min(1.0, left / self.config.cooldown)
 
-    def _moved(
-        self, model: TokenModel, config: TokenTrainConfig, group: Any
-    ) -> tuple[torch.optim.Optimizer, Constraints | None]:
+    def _moved(self, model: Model, config: TrainConfig, group: Any) -> tuple[torch.optim.Optimizer, Constraints | None]:
         match self.cell.method:
             case "torch's Muon":
                 inner = {p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blocks.")}
@@ -110,7 +109,7 @@ def cells(preset: Preset) -> list[Cell]:
     return search + [Cell(method, lr, 60 * minutes, *sizes, s) for s in range(3) for method, lr in RATES.items()]
 
 
-def config_of(cell: Cell) -> TokenTrainConfig:
+def config_of(cell: Cell) -> TrainConfig:
     """The training run of a cell; how many steps it has is decided by the clock."""
     start = token_preset("1m", "lipschitz" if cell.method == "Scion, caps" else "nanogpt")
     model = replace(start.model, blocks=cell.blocks, length=cell.length)

@@ -24,7 +24,8 @@ from papers._figures import panels, save_figure
 from papers.header import from_environment, write_result
 from wellnormed._files import read_json
 from wellnormed.models.config import GPTConfig, PotentialConfig
-from wellnormed.train.config import PRESETS, Caps, TrainConfig
+from wellnormed.train.config import Caps, TrainConfig
+from wellnormed.train.presets import PRESETS
 
 FOLDER = Path("results/frontier")
 RUNS = Path("runs/frontier")
@@ -96,7 +97,7 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         path = folder / f"{name}.json"
         if path.exists():
             continue
-        config = replace(GRID[name], threads=threads, sample_characters=0)
+        config = replace(GRID[name], threads=threads, sample_tokens=0)
         trained = resume(RUNS / name) if (RUNS / name / "config.json").exists() else train(config, RUNS / name)
         config, _ = trained.read_config(TrainConfig)
         results = read_json(trained.results_file, _REMEDY)

@@ -27,6 +27,7 @@ from papers._figures import legend_below, panels
 from papers._first_modula import NormalizedAdam
 from papers._shakespeare import MATRICES, shakespeare
 from papers._table import Row
+from papers.characters import TextTask
 from wellnormed.models import GPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.gpt import FeedForward
@@ -34,7 +35,6 @@ from wellnormed.modular import modular_tree
 from wellnormed.nn import Scale
 from wellnormed.norms import Assignment, ColNorm, assign_norms
 from wellnormed.optim import Scion
-from wellnormed.train.characters import TextTask
 from wellnormed.train.evaluate import scores_as_published, validation_loss
 from wellnormed.train.task import fit
 

@@ -26,8 +26,8 @@ from papers._table import Row
 from papers._tokens import corpus_of, results
 from papers.training import PaperVariant, paper_preset
 from wellnormed.models.config import GPTConfig
-from wellnormed.train.config import Caps, ConstraintName
-from wellnormed.train.token_config import Size, TokenTrainConfig
+from wellnormed.train.config import Caps, ConstraintName, TrainConfig
+from wellnormed.train.presets import Size
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def cells(preset: Preset) -> list[Cell]:
     return sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
 
 
-def config_of(cell: Cell) -> TokenTrainConfig:
+def config_of(cell: Cell) -> TrainConfig:
     """The training run of a cell."""
     row = ROWS[cell.row]
     run = paper_preset(cell.size, row.variant)

@@ -21,9 +21,9 @@ from papers._figures import panels
 from papers._nanogpt import NanoGPTRun, best_scores
 from papers._shakespeare import LTRun, bounds, lt_task, scores, shakespeare
 from papers._table import Row
+from papers.characters import CharacterTask
 from papers.frontier import GRID
 from wellnormed.models.config import PotentialConfig
-from wellnormed.train.characters import CharacterTask
 from wellnormed.train.task import fit
 
 CAPS = {2.0: 1.146, 6.02: 1.298}

@@ -17,9 +17,9 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._shakespeare import LTRun, Method, OptimizerName, bounds, lt_task, rate_factors, scores
 from papers._table import Row
+from papers.characters import TextTask
 from papers.cifar_tradeoff import frontier
 from wellnormed.models import GPT
-from wellnormed.train.characters import TextTask
 from wellnormed.train.task import fit
 
 PAIRS: list[tuple[OptimizerName, Method]] = [

@@ -21,8 +21,8 @@ from papers._table import Row
 from papers._tokens import byte_corpus, byte_text, token_task
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import Caps
+from wellnormed.train.presets import token_preset
 from wellnormed.train.task import DivergedError, fit
-from wellnormed.train.token_config import token_preset
 
 Kept = Literal["none", "spectral-normalize"]
 UNIFORM = math.log(256)

@@ -11,22 +11,23 @@ from papers.float8 import use_float8_
 from papers.float8_layers import require_device
 from papers.lipsformer import LipsFormerConfig
 from wellnormed import cli
-from wellnormed.models.config import GPTConfig, TokenModelConfig
-from wellnormed.models.files import TokenModel
+from wellnormed.models.config import GPTConfig, ModelConfig
+from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
-from wellnormed.train.token_config import RANGES, SHAPES, Size, TokenTrainConfig, Variant, token_preset
-from wellnormed.train.token_loop import resume_tokens, train_tokens
-from wellnormed.train.tokens import TokenTask, build_optimizer
+from wellnormed.train.config import RANGES, TrainConfig
+from wellnormed.train.language import LanguageTask, build_optimizer
+from wellnormed.train.loop import resume, train
+from wellnormed.train.presets import SHAPES, Size, Variant, token_preset
 
 PaperVariant = Literal[Variant, "lipsformer"]
 RANGES["model.drop_path"] = (lambda x: 0 <= x < 1, "lie in [0, 1): it is the share of layers that is left out")
 
 
 @dataclass(frozen=True)
-class PaperConfig(TokenTrainConfig):
+class PaperConfig(TrainConfig):
     """A run of a language model with what only papers need."""
 
-    model: TokenModelConfig | LipsFormerConfig = field(default_factory=GPTConfig)  # pyrefly: ignore[bad-override]
+    model: ModelConfig | LipsFormerConfig = field(default_factory=GPTConfig)  # pyrefly: ignore[bad-override]
     """Shapes and constants of the model."""
     float8: Literal["no", "emulated", "scaled_mm"] = "no"
     """8-bit floats in the linear layers of a `gpt`'s blocks whose proved ranges fit; scaled_mm needs a GPU for them."""
@@ -47,15 +48,15 @@ def paper_preset(size: Size = "1m", variant: PaperVariant = "lipschitz") -> Pape
     return replace(run, model=model, weight_decay=0.1, schedule="cosine", adamw_rate=1e-3, adamw_average=0.999)
 
 
-class PaperTask(TokenTask):
-    """A `TokenTask` whose layers may multiply 8-bit floats."""
+class PaperTask(LanguageTask):
+    """A `LanguageTask` whose layers may multiply 8-bit floats."""
 
-    config_type: ClassVar[type[TokenTrainConfig]] = PaperConfig
+    config_type: ClassVar[type[TrainConfig]] = PaperConfig
     command: ClassVar[str] = "papers"
     float8: tuple[str, ...] = ()
     """The layers that multiply 8-bit floats."""
 
-    def prepared(self, model: TokenModel) -> TokenModel:
+    def prepared(self, model: Model) -> Model:
         """The model with 8-bit products in the layers whose ranges are proved, if the config asks for them."""
         config = self.config
         if not isinstance(config, PaperConfig) or config.float8 == "no":
@@ -89,8 +90,8 @@ class TrainPaper:
 
     def __call__(self) -> None:
         if self.resume is None:
-            train_tokens(self.config, cli.new_folder(self.name, f"{self.preset}-{self.variant}"), task_of=PaperTask)
+            train(self.config, cli.new_folder(self.name, f"{self.preset}-{self.variant}"), task_of=PaperTask)
             return
         if self.config != paper_preset(self.preset, self.variant) or self.name is not None:
             raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
-        resume_tokens(self.resume, task_of=PaperTask)
+        resume(self.resume, task_of=PaperTask)

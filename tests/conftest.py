@@ -27,13 +27,13 @@ def _no_figure_stays_open():
 
 @pytest.fixture
 def at_step(monkeypatch):
-    """`with at_step(3, act):` a character task calls `act(task)` when 3 steps are done."""
+    """`with at_step(3, act):` a task calls `act(task)` when 3 steps are done."""
 
     @contextmanager
     def patched(step, act):
-        from wellnormed.train.characters import CharacterTask
+        from wellnormed.train.language import LanguageTask
 
-        advance = CharacterTask.advance
+        advance = LanguageTask.advance
 
         def advance_after(task):
             if task.step == step:
@@ -41,7 +41,7 @@ def at_step(monkeypatch):
             return advance(task)
 
         with monkeypatch.context() as patch:
-            patch.setattr(CharacterTask, "advance", advance_after)
+            patch.setattr(LanguageTask, "advance", advance_after)
             yield
 
     return patched

@@ -14,10 +14,10 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 import wellnormed
-from wellnormed.train.config import PRESETS, TrainConfig
+from wellnormed.train.config import TrainConfig
 from wellnormed.train.lock import require_new
+from wellnormed.train.presets import PRESETS, Size, Variant, token_preset
 from wellnormed.train.stopping import Stopped
-from wellnormed.train.token_config import Size, TokenTrainConfig, Variant, token_preset
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
 
@@ -50,7 +50,7 @@ class Train:
 class TrainNanoGPT:
     """Train a language model on tokens; under `torchrun -m wellnormed.cli train nanogpt ...` on many processes."""
 
-    config: Annotated[TokenTrainConfig, tyro.conf.arg(name="")]
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Size = "1m"
     """Where all other options start from: the size of the model, by the parameters of its blocks
     (124m and 350m by GPT-2's names)."""
@@ -66,9 +66,9 @@ class TrainNanoGPT:
             start = token_preset(self.preset, self.variant)
             return _resume(self.resume, changed=self.config != start or self.name is not None)
         folder = new_folder(self.name, f"{self.preset}-{self.variant}")
-        from wellnormed.train.token_loop import train_tokens
+        from wellnormed.train import loop
 
-        train_tokens(self.config, folder)
+        loop.train(self.config, folder)
 
 
 def _resume(folder: Path, changed: bool) -> None:
@@ -94,8 +94,8 @@ class Certify:
     def __call__(self) -> int | None:
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import read_config
-        from wellnormed.train.characters import named_generators
         from wellnormed.train.finish import certify_model
+        from wellnormed.train.language import named_generators
         from wellnormed.train.lock import locked
         from wellnormed.train.report import write_report
 
@@ -160,8 +160,8 @@ class Sample:
 
     def __call__(self) -> int | None:
         from wellnormed.models.files import load
-        from wellnormed.train.characters import named_generators
         from wellnormed.train.evaluate import sample, text_coder
+        from wellnormed.train.language import named_generators
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")

@@ -16,9 +16,9 @@ from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import load
 from wellnormed.train.config import Caps
+from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder
-from wellnormed.train.token_config import Size, Variant, token_preset
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
-from wellnormed.train import token_loop
-from wellnormed.train.token_config import TokenTrainConfig, token_preset
-from wellnormed.train.token_loop import resume_tokens, train_tokens
-from wellnormed.train.tokens import TokenTask
+from wellnormed.train import loop
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.language import LanguageTask
+from wellnormed.train.presets import token_preset
 
 QUIET = Console(quiet=True)
 
 
-def config(data, **changes) -> TokenTrainConfig:
+def config(data, **changes) -> TrainConfig:
     """Two blocks of width 16 on windows of 16 tokens, with every weight kept below its cap."""
     start = token_preset("1m")
     assert isinstance(start.model, GPTConfig)
@@ -46,18 +46,18 @@ def metrics(folder):
 
 
 def run(data, folder, changes=()):
-    train_tokens(config(data, **dict(changes)), folder, QUIET)
+    loop.train(config(data, **dict(changes)), folder, QUIET)
 
 
 def resume(folder):
-    resume_tokens(folder, QUIET)
+    loop.resume(folder, QUIET)
 
 
 def refused(data, folder, trouble="nothing", changes=()):
     """The error of a run in which something goes wrong on the last rank, on each rank."""
     try:
         with globals()[trouble]():
-            train_tokens(config(data, **dict(changes)), place(folder), QUIET)
+            loop.train(config(data, **dict(changes)), place(folder), QUIET)
     except (ValueError, OSError, KeyboardInterrupt) as error:
         return type(error).__name__, str(error)
     return None
@@ -77,25 +77,25 @@ nothing = contextlib.nullcontext
 
 def interrupted():
     """The run stops on all ranks after ten steps, two behind a checkpoint."""
-    advance = TokenTask.advance
+    advance = LanguageTask.advance
 
     def stopping(task):
         if task.step == 10:
             raise KeyboardInterrupt
         return advance(task)
 
-    return mock.patch.object(TokenTask, "advance", stopping)
+    return mock.patch.object(LanguageTask, "advance", stopping)
 
 
 def in_the_sixth_step(trouble):
     """What happens to the last rank then: from its task and its loss, the loss."""
-    loss = TokenTask._loss
+    loss = LanguageTask._loss
 
     def troubled(task, windows):
         found = loss(task, windows)
         return trouble(task, found) if task.step == 5 and _last() else found
 
-    return mock.patch.object(TokenTask, "_loss", troubled)
+    return mock.patch.object(LanguageTask, "_loss", troubled)
 
 
 def not_finite():
@@ -144,13 +144,13 @@ def another_disk():
 
 def another_shard():
     """One rank has fewer shards."""
-    own = token_loop.load_corpus
+    own = loop.load_corpus
 
     def fewer(*names):
         corpus = own(*names)
         return corpus._replace(train=Tokens(corpus.train.arrays[:-1]))
 
-    return mock.patch.object(token_loop, "load_corpus", fewer) if _last() else contextlib.nullcontext()
+    return mock.patch.object(loop, "load_corpus", fewer) if _last() else contextlib.nullcontext()
 
 
 def gradient_not_finite():
@@ -160,11 +160,11 @@ def gradient_not_finite():
 
 def loss_not_finite():
     """A weight of one rank is spoilt before the sixth step."""
-    logits = TokenTask.logits
+    logits = LanguageTask.logits
 
     def troubled(task, tokens):
         if task.step == 5 and _last():
             task.model.layers[1].block.input.weight.detach().fill_(float("nan"))
         return logits(task, tokens)
 
-    return mock.patch.object(TokenTask, "logits", troubled)
+    return mock.patch.object(LanguageTask, "logits", troubled)

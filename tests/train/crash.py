@@ -23,7 +23,7 @@ OPTIONS = """
 --steps 6 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --log-every 2 --attack-steps 1 --sample-characters 5
 --model.length 8 --model.token-width 4 --model.mixing-heads 2 --model.hidden 8 --model.blocks 1
 """.split()  # noqa: SIM905 (a command line reads best as one)
-MADE_AGAIN = ("environment.json", "report.html", ".lock")
+MADE_AGAIN = ("environment.json", "report.html", ".lock", ".holder")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -36,7 +36,8 @@ def bits(folder):
             rows = [json.loads(each) for each in (content.splitlines() if path.suffix == ".jsonl" else [content])]
             for row in rows:
                 row.pop("digest")
-                row.pop("tokens_per_second", None)
+                for timed in ("tokens_per_second", "peak_memory_bytes", "update_share", "metrics_sha256"):
+                    row.pop(timed, None)
                 row.get("sha256", {}).pop("metrics.jsonl", None)  # which covers the speeds
             content = json.dumps(rows).encode()
         name = str(path.relative_to(folder))

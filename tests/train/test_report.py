@@ -47,7 +47,7 @@ def shown(run):
 def test_it_says_which_run_it_is_and_how_far(run):
     page = shown(run)
     assert "finished, 6 steps." in page
-    assert f"on text.txt (sha256 {run.read_config(TrainConfig)[1]['sha256'][:12]}), seed 0" in page
+    assert f"on text.txt (digest {run.read_config(TrainConfig)[1]['digest'][:12]}), seed 0" in page
     assert "begun at 20" in page
     unfinished(run)
     page = shown(run)

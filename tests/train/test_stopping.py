@@ -11,8 +11,7 @@ import pytest
 
 from wellnormed.cli import main
 from wellnormed.train import RunFolder
-from wellnormed.train.characters import CharacterTask
-from wellnormed.train.tokens import TokenTask
+from wellnormed.train.language import LanguageTask
 
 from .crash import OPTIONS, bits
 
@@ -21,7 +20,7 @@ nanogpt --steps 6 --batch 4 --model.width 16 --model.blocks 1 --model.heads 2 --
 --validation-tokens 500 --attack-steps 1 --sample-tokens 5 --device cpu --data data
 """.split()  # noqa: SIM905 (a command line reads best as one)
 CHARACTERS = ["--source", "text.txt", *OPTIONS]
-KINDS = {"characters": (CharacterTask, CHARACTERS), "tokens": (TokenTask, TOKENS)}
+KINDS = {"characters": CHARACTERS, "tokens": TOKENS}
 TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
 
 
@@ -33,7 +32,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
-        for kind, (_, options) in KINDS.items():
+        for kind, options in KINDS.items():
             assert main(["train", *options, "--name", kind]) == 0
     return folder
 
@@ -46,7 +45,7 @@ def kind(request, place, monkeypatch):
 
 def signalled(monkeypatch, kind, step, number):
     """The process gets the signal when so many steps are done."""
-    task = KINDS[kind][0]
+    task = LanguageTask
     advance = task.advance
 
     def advance_then(self):
@@ -58,7 +57,7 @@ def signalled(monkeypatch, kind, step, number):
 
 
 def begin(kind, name, *more):
-    return main(["train", *KINDS[kind][1], "--name", name, *more])
+    return main(["train", *KINDS[kind], "--name", name, *more])
 
 
 def results(folder):
@@ -97,7 +96,7 @@ def test_a_signal_after_the_last_step_stops_at_once(kind, monkeypatch, capfd):
 def test_the_clock_writes_checkpoints_that_change_nothing(kind, monkeypatch):
     name = f"{kind}-clock"
     saved = set()
-    task = KINDS[kind][0]
+    task = LanguageTask
     advance = task.advance
 
     def advance_then(self):
@@ -113,12 +112,12 @@ def test_the_clock_writes_checkpoints_that_change_nothing(kind, monkeypatch):
 TWICE = """
 import os, signal, sys, time
 from wellnormed.cli import main
-from wellnormed.train.characters import CharacterTask
+from wellnormed.train.language import LanguageTask
 def advance(task):
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
-CharacterTask.advance = advance
+LanguageTask.advance = advance
 main(sys.argv[1:])
 """
 

@@ -1,4 +1,4 @@
-"""What a language model is trained on, by name: shards in a folder, or Shakespeare as bytes."""
+"""What a language model is trained on, by name: shards in a folder, or a text as characters or bytes."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from wellnormed.data.shakespeare import load_shakespeare
 from wellnormed.data.shards import Tokens, load_shards, read_meta
 from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 
-SHAKESPEARE, AS_BYTES = "shakespeare", " as bytes"
+CHARACTERS, SHAKESPEARE, AS_BYTES = "characters", "shakespeare", " as bytes"
 
 
 class Corpus(NamedTuple):
@@ -28,17 +28,19 @@ class Corpus(NamedTuple):
     validation: Tokens
     note: str = ""
     """Why it is this text, where that may surprise."""
+    symbols: str | None = None
+    """The characters that the tokens are, in order; None for other tokens."""
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, to read or write text; a `ValueError` if it cannot be had."""
-        return tokenizer_of(self.tokenizer)
+        return tokenizer_of(self.tokenizer, self.symbols)
 
 
 def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
-    """The corpus "shakespeare", which needs no preparation, or the folder of shards of that name or path.
+    """The corpus "characters" or "shakespeare", which need no preparation, or the folder of shards of a name or path.
 
-    Shakespeare's tokens are the bytes of the text that `load_shakespeare` finds, or of the `source` that it, or the
-    name of such a corpus, states; 90% of them are to train on. Shards
+    Characters are those of the text that `load_shakespeare` finds, or of its `source`; Shakespeare's tokens are the
+    bytes of that text, or of the `source` that the name of such a corpus states. 90% of them are to train on. Shards
     without a `meta.json` are taken for GPT-2's, as the speedruns write them. What is missing or damaged is a
     `ValueError`; see `load_shards`.
 
@@ -46,6 +48,10 @@ def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
         >>> load_corpus().vocabulary
         256
     """
+    if name == CHARACTERS:
+        own = load_shakespeare(source)
+        split = [Tokens([part.numpy().astype("<u2")], [own.source]) for part in (own.train, own.validation)]
+        return Corpus(own.source, CHARACTERS, len(own.symbols), *split, note=own.note, symbols=own.symbols)
     if name == SHAKESPEARE:
         text, tokenizer = load_shakespeare(source.removesuffix(AS_BYTES)), tokenizer_of("bytes")
         tokens = tokenizer.encode(text.text)

@@ -137,6 +137,45 @@ class TokenStream(Iterator[Tensor]):
         return places
 
 
+class RandomWindows(Iterator[Tensor]):
+    """Batches of windows that begin at random places of a text, of which every rank gets its consecutive part.
+
+    Args:
+        tokens, batch, length, rank, world: As of a `TokenStream`.
+        generator: Decides the places. Its state, the same on all ranks, is all that the next batch depends on.
+
+    Example:
+        >>> next(RandomWindows(Tokens([np.arange(9)]), 2, 3, generator=torch.Generator().manual_seed(0))).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(
+        self, tokens: Tokens, batch: int, length: int, rank: int = 0, world: int = 1, *, generator: torch.Generator
+    ) -> None:
+        if batch % world:
+            raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
+        if len(tokens) <= length:
+            raise ValueError(
+                f"{len(tokens)} tokens are too few for one window of {length} and its targets; take shorter windows or "
+                "a longer text"
+            )
+        share = batch // world
+        self.tokens, self.batch, self.length, self.generator = tokens, batch, length, generator
+        self._part = slice(rank * share, (rank + 1) * share)
+
+    def __next__(self) -> Tensor:
+        """The next windows of this rank, `(batch / world, length + 1)` int64: inputs `[:, :-1]`, targets `[:, 1:]`."""
+        starts = torch.randint(len(self.tokens) - self.length, (self.batch,), generator=self.generator)
+        return self.tokens.windows(starts[self._part], self.length + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing; the generator's state is the caller's to keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state_dict`."""
+
+
 def permute(numbers: np.ndarray, count: int, seed: Sequence[int]) -> np.ndarray:
     """Where a random permutation of 0, ..., `count - 1` sends these numbers, without making the whole of it.
 

@@ -1,4 +1,4 @@
-"""The tokenizers of shards: GPT-2's byte-pair encoding, and bytes."""
+"""The tokenizers: GPT-2's byte-pair encoding, bytes, and the characters of a text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from wellnormed.data import bpe
+from wellnormed.data import bpe, characters
 
-TokenizerName = Literal["gpt2", "bytes"]
+TokenizerName = Literal["gpt2", "bytes", "characters"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class Tokenizer:
 
 
 @cache
-def tokenizer_of(name: str) -> Tokenizer:
+def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
     """The tokenizer of that name; an unknown name, or GPT-2's file if it cannot be had, is a `ValueError`.
 
-    With "bytes", tokens are the 256 values of the bytes of a text in UTF-8; the byte 0, which no text has, ends one.
+    With "characters", tokens are places in `symbols`; a new line, or else the first symbol, ends a text. With "bytes",
+    they are the 256 values of the bytes of a text in UTF-8; the byte 0, which no text has, ends one.
 
     Example:
         >>> tokenizer_of("bytes").encode("née").tolist()
@@ -52,6 +53,14 @@ def tokenizer_of(name: str) -> Tokenizer:
             token_bytes = np.ones(256, np.int64)
             token_bytes[0] = 0
             return Tokenizer("bytes", 256, 0, _bytes_of, _text_of, token_bytes)
+        case "characters":
+            assert symbols is not None
+            token_bytes = np.array([len(symbol.encode()) for symbol in symbols])
+            end = max(0, symbols.find("\n"))
+            return Tokenizer(
+                "characters", len(symbols), end, lambda text: characters.encode(text, symbols).numpy().astype("<u2"),
+                lambda tokens: "".join(symbols[token] for token in tokens), token_bytes,
+            )  # fmt: skip
         case _:
             raise ValueError(f"there is no tokenizer {name!r}; choose gpt2 or bytes")
 

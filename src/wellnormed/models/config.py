@@ -130,9 +130,5 @@ class NanoGPTConfig:
     """Number of the block, from 0, that has no attention in `speedrun`; with fewer blocks all have it."""
 
 
-CharacterModelConfig = GPTConfig | PotentialConfig
-"""The config of a character model, which `wellnormed train` trains."""
-TokenModelConfig = GPTConfig | NanoGPTConfig
-"""The configs of the models that are trained on tokens."""
 ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig
 """The config of any model of this package; its `architecture` says of which."""

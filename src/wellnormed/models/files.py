@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from wellnormed._files import MANIFEST, is_there, json_text, parse_dataclass, read_files, read_json
 from wellnormed.models.config import (
-    CharacterModelConfig,
     GPTConfig,
     ModelConfig,
     NanoGPTConfig,
     PotentialConfig,
-    TokenModelConfig,
 )
 from wellnormed.models.gpt import GPT
 from wellnormed.models.nanogpt import NanoGPT
@@ -31,8 +29,6 @@ from wellnormed.models.potential_gpt import PotentialGPT
 FORMAT = 3
 WEIGHTS = "model.safetensors"
 _REMEDY = "pass a run folder of `wellnormed train` or a folder that `wellnormed.export` wrote"
-CharacterModel = GPT | PotentialGPT
-TokenModel = GPT | NanoGPT
 Model = GPT | PotentialGPT | NanoGPT
 BUILDERS: dict[type, Callable[[Any, torch.Generator | None], Any]] = {
     GPTConfig: GPT,
@@ -42,12 +38,6 @@ BUILDERS: dict[type, Callable[[Any, torch.Generator | None], Any]] = {
 """The config of a model -> what builds it. Another package adds its own, whose first field is `architecture`."""
 
 
-@overload
-def build(config: CharacterModelConfig, generator: torch.Generator | None = None) -> CharacterModel: ...
-@overload
-def build(config: TokenModelConfig, generator: torch.Generator | None = None) -> TokenModel: ...
-@overload
-def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model: ...
 def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model:
     """The model that a config describes, with fresh weights."""
     return BUILDERS[type(config)](config, generator)

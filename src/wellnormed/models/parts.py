@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from wellnormed._files import MANIFEST, read_json
 
 PARTS = "parts"
 """The folder in a checkpoint that holds the files of the ranks."""
+ALONE = "model-00001-of-00001.safetensors"
+"""The file of a rank that is alone, which any number of ranks reads."""
 MODEL = "model."
 """Begins the names of weights in it."""
 
@@ -38,7 +41,10 @@ def read_parts(parts: Path) -> dict[str, Tensor]:
     import torch.distributed.checkpoint as dcp
 
     remedy = f"remove {parts.parent}, and the checkpoint before it is read"
-    require_parts(parts, {path.name: sha256_of(path) for path in parts.glob("*.safetensors")}, remedy)
+    sums = {path.name: sha256_of(path) for path in parts.glob("*.safetensors")}
+    require_parts(parts, sums, remedy)
+    if list(sums) == [ALONE]:
+        return {n.removeprefix(MODEL): t for n, t in load_file(parts / ALONE).items() if n.startswith(MODEL)}
     reader = dcp.HuggingFaceStorageReader(str(parts))
     stored: Any = reader.read_metadata().state_dict_metadata  # of tensors alone
     weights = [name for name in stored if name.startswith(MODEL)]

@@ -5,7 +5,7 @@ from wellnormed._lazy import lazy_namespace
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
-        "PRESETS": ".config",
+        "PRESETS": ".presets",
         "Caps": ".config",
         "RunFolder": ".run_folder",
         "TrainConfig": ".config",

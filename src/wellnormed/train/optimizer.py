@@ -1,16 +1,20 @@
-"""Which constraint and which learning rate every weight of a model gets in a training run."""
+"""The optimizer of a run, and which constraint and which learning rate every weight gets."""
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import nn
 
 import wellnormed.constraints as constraints
 from wellnormed.constraints import Constraint
-from wellnormed.models.files import CharacterModel
+from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
+from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.nn import ConvexPotential, constraints_of
+from wellnormed.norms import assign_norms
+from wellnormed.optim import AdamWSettings, Muon, Scion
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.token_config import TokenTrainConfig
 
 CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "soft-cap": constraints.SoftCap,
@@ -36,10 +40,10 @@ def weight_roles(model: GPT) -> dict[str, str]:
     return roles
 
 
-def weight_constraints(model: CharacterModel, config: TrainConfig | TokenTrainConfig) -> dict[str, Constraint]:
+def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constraint]:
     """Name of every weight that is kept in bounds -> what keeps it there."""
     own = constraints_of(model)
-    if isinstance(config, TrainConfig) and not isinstance(model, GPT):
+    if isinstance(model, PotentialGPT):
         return own | {"head.weight": constraints.HardCap(config.head_cap)}
     assert isinstance(model, GPT)
     assert config.constraint != "none"
@@ -48,9 +52,9 @@ def weight_constraints(model: CharacterModel, config: TrainConfig | TokenTrainCo
     return own | {name: constraint(getattr(config.caps, role), **waits) for name, role in roles.items()}
 
 
-def rate_factors(model: CharacterModel, config: TrainConfig | TokenTrainConfig) -> dict[str, float]:
+def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
     """Name of a parameter -> what its learning rate is multiplied by, where that is not 1."""
-    if isinstance(config, TrainConfig) and not isinstance(model, GPT):
+    if isinstance(model, PotentialGPT):
         hidden = [f"layers.{name}.bias" for name, m in model.layers.named_children() if isinstance(m, ConvexPotential)]
         return dict.fromkeys(hidden, config.bias_rate) | {
             "embedding.weight": config.embedding_rate,
@@ -64,3 +68,33 @@ def rate_factors(model: CharacterModel, config: TrainConfig | TokenTrainConfig) 
         factors["head.bias"] = config.bias_rate / model.config.logit_scale
     own = {"embedding": config.embedding_rate, "head": config.head_rate}
     return factors | {name: own[role] for name, role in roles.items() if role in own}
+
+
+def build_optimizer(
+    model: Model, config: TrainConfig, group: Any = None
+) -> tuple[torch.optim.Optimizer, constraints.Constraints | None]:
+    """The optimizer of a run, and the constraints that hold after each of its steps, if there are any.
+
+    `group` is the processes that hold copies of the weights.
+    """
+    betas = (0.9, config.adamw_average)
+    if config.optimizer == "adamw":
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas)
+    else:
+        shared: dict[str, Any] = {
+            "momentum": config.momentum, "nesterov": True, "weight_decay": config.weight_decay, "process_group": group,
+        }  # fmt: skip
+        if config.optimizer == "scion":
+            factors = rate_factors(model, config) if isinstance(model, GPT | PotentialGPT) else {}
+            norms = assign_norms(model, recipe="modular")
+            optimizer = Scion(norms, config.learning_rate, radius=1.0, lr_factors=factors, **shared)
+        else:
+            adamw = AdamWSettings(lr=config.adamw_rate, betas=betas)
+            optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)
+    if not isinstance(model, PotentialGPT) and (config.constraint == "none" or not isinstance(model, GPT)):
+        return optimizer, None
+    norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
+    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config), norms)

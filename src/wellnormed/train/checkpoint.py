@@ -1,4 +1,4 @@
-"""Checkpoints of many ranks: every rank writes its own parts, in safetensors, and any number of ranks reads them.
+"""Checkpoints: every rank writes its own parts, in safetensors, and any number of ranks reads them.
 
 All ranks see one folder, on a disk that they share. A checkpoint counts once its manifest is there, with the checksum
 of every file, which the first rank writes last.
@@ -18,14 +18,16 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from wellnormed._files import MANIFEST, read_bytes, sync_folder, write_atomically, write_json, writing
-from wellnormed.models.files import FORMAT
-from wellnormed.models.parts import PARTS, require_parts, sha256_of
+from wellnormed.models.files import FORMAT, read_tensors, tensor_bytes
+from wellnormed.models.parts import ALONE, PARTS, require_parts, sha256_of
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import METRICS
 
 
-def require_torch() -> None:
-    """Refuse a torch that cannot write checkpoints of many ranks as safetensors."""
+def require_torch(ranks: int) -> None:
+    """Refuse a torch that cannot write checkpoints of many ranks as safetensors; one alone needs none of it."""
+    if ranks == 1:
+        return
     writer = getattr(dcp, "HuggingFaceStorageWriter", None)
     if writer is None or "save_distributed" not in inspect.signature(writer).parameters:
         raise ValueError(
@@ -39,8 +41,6 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
 
     An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
-
     parts = folder / PARTS
 
     def begin() -> None:
@@ -50,9 +50,12 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
             parts.mkdir(parents=True)
 
     ranks.by_first(begin)
-    writer = HuggingFaceStorageWriter(str(parts), save_distributed=True)
-    _quietly(folder, lambda: dcp.save(tensors, storage_writer=writer, no_dist=ranks.world == 1))
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if ranks.world == 1:
+        write_atomically(parts / ALONE, tensor_bytes(tensors))
+    else:
+        writer = dcp.HuggingFaceStorageWriter(str(parts), save_distributed=True)
+        _quietly(folder, lambda: dcp.save(tensors, storage_writer=writer))
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
     sums = _sums(parts, ranks)
 
     def end() -> None:
@@ -72,13 +75,11 @@ def load_parts(
     A file that is missing or damaged, facts that are not as expected, and a checkpoint of another model or optimizer
     are a `ValueError` on all ranks.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
     facts = require_parts(folder / PARTS, _sums(folder / PARTS, ranks), remedy)
     metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
     if hashlib.sha256(metrics).hexdigest() != facts.get("metrics_sha256"):
         raise ValueError(f"{folder / METRICS} is truncated or changed: it does not match {MANIFEST}; {remedy}")
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
     if shapes != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
         there, here = (f"the shape {own[name]}" if name in own else "no place" for own in (facts["shapes"], shapes))
@@ -90,8 +91,13 @@ def load_parts(
             raise ValueError(
                 f"{folder} is of another run: its {name} is {facts.get(name)} instead of {value}; {remedy}"
             )
-    reader = HuggingFaceStorageReader(str(folder / PARTS))
-    _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
+    if ranks.world == 1 and list(facts["sha256"]) == [ALONE]:
+        content = read_bytes(folder / PARTS / ALONE, remedy)
+        for name, tensor in read_tensors(content, str(folder / PARTS / ALONE)).items():
+            tensors[name].copy_(tensor)
+    else:
+        reader = dcp.HuggingFaceStorageReader(str(folder / PARTS))
+        _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
     return facts, metrics
 
 

@@ -1,6 +1,7 @@
-"""Training runs on the characters of a text: of any model, and of a character transformer from a config."""
+"""Runs in memory on the characters of a text: of any model, and of a character transformer from a config."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,34 +9,10 @@ from torch import Tensor
 
 import wellnormed.constraints as constraints
 from wellnormed.data.characters import CharacterText
-from wellnormed.models.files import CharacterModel, build
-from wellnormed.norms import assign_norms
-from wellnormed.optim import Scion
-from wellnormed.train.config import SEED, TrainConfig
+from wellnormed.models.files import build
+from wellnormed.train.config import TrainConfig
+from wellnormed.train.language import build_optimizer, named_generators
 from wellnormed.train.task import M, Task
-from wellnormed.train.weights import rate_factors, weight_constraints
-
-
-def named_generators(seed: int) -> dict[str, torch.Generator]:
-    """One generator for each use, so that more draws for one never move another."""
-    allowed, must = SEED
-    if not allowed(seed):
-        raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
-    names = ("initial weights", "order of the data", "sample", "lower bound")
-    return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
-
-
-def build_optimizer(model: CharacterModel, config: TrainConfig) -> tuple[Scion, constraints.Constraints]:
-    """The optimizer of a run, with the constraints that hold after each of its steps."""
-    optimizer = Scion(
-        assign_norms(model, recipe="modular"),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        nesterov=True,
-        radius=1.0,  # these models start in their norms
-        lr_factors=rate_factors(model, config),
-    )
-    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config))
 
 
 class TextTask(Task[M]):
@@ -71,7 +48,10 @@ class TextTask(Task[M]):
         return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
-class CharacterTask(TextTask[CharacterModel]):
+OptimizerOf = Callable[[Any, TrainConfig], tuple[torch.optim.Optimizer, constraints.Constraints | None]]
+
+
+class CharacterTask(TextTask[Any]):
     """A character transformer, its optimizer and its constraints, as a config says.
 
     `optimizer_of` makes what moves and holds the weights. A text that is shorter than the model's length, or another
@@ -83,7 +63,7 @@ class CharacterTask(TextTask[CharacterModel]):
         config: TrainConfig,
         text: CharacterText,
         device: torch.device,
-        optimizer_of: Callable[[CharacterModel, TrainConfig], tuple[Scion, constraints.Constraints]] = build_optimizer,
+        optimizer_of: OptimizerOf = build_optimizer,
     ) -> None:
         self.config, self.device = config, device
         if min(len(text.train), len(text.validation)) <= config.model.length:

@@ -1,0 +1,94 @@
+"""Runs by name, from which the options of the command start; free of torch."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from wellnormed.models.config import GPTConfig, NanoGPTConfig, PotentialConfig
+from wellnormed.train.config import BYTES, Caps, TrainConfig
+
+Size = Literal["1m", "10m", "124m", "350m", "1b", "3b"]
+Variant = Literal["lipschitz", "speedrun", "nanogpt", "modula"]
+_ASKED = TrainConfig(
+    model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
+)
+PRESETS: dict[str, TrainConfig] = {
+    # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
+    "cpu": _ASKED,
+    # The same without that attention: what is read of the past depends on the position alone.
+    "positions": replace(_ASKED, model=PotentialConfig(attention_blocks=0)),
+    # LT's architecture: one wide block, small caps where the loss does not need more.
+    "caps": TrainConfig(
+        model=GPTConfig(blocks=1, heads=8, expansion=16, residual_strength=0.85, sharpness=4.0),
+        caps=Caps(query=0.2, key=0.2, output=1.3, head=0.4),
+        constraint="hard-cap",
+        learning_rate=0.015,
+        embedding_rate=2.0,
+        head_rate=3.0,
+        threads=2,
+    ),
+    # LT section 4.2 and appendix F: the Shakespeare transformer, three blocks of width 256
+    "paper": TrainConfig(
+        model=GPTConfig(
+            length=256,
+            width=256,
+            blocks=3,
+            residual_strength=1 / 6,
+            output_factor=1 / 3,
+            logit_scale=1.0,
+            relative_bias=False,
+            biases=False,
+            stream_radius=None,
+        ),
+        caps=Caps(*[2.0] * 7),
+        batch=64,
+    ),
+}
+"""Named starting points: all but `paper`, which is LT's Shakespeare run (hours), take minutes on two cores."""
+SHAPES: dict[Size, dict[str, Any]] = {
+    "1m": {"width": 128, "blocks": 5, "heads": 4, "length": 128},
+    "10m": {"width": 320, "blocks": 8, "heads": 5, "length": 256},
+    "124m": {"width": 768, "blocks": 12, "heads": 6, "length": 1024},
+    "350m": {"width": 1024, "blocks": 24, "heads": 8, "length": 1024},
+    "1b": {"width": 2048, "blocks": 22, "heads": 16, "length": 1024},
+    "3b": {"width": 2560, "blocks": 36, "heads": 20, "length": 1024},
+}
+"""By the parameters of the blocks, but 124m and 350m, which are GPT-2's names for its shapes: 162 and 405 million with
+tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape of LMO."""
+
+
+def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConfig:
+    """The run of a size and a model, from which the command's other options start.
+
+    `lipschitz` is LT's transformer with enforced norms (section 4.4), the others are its peers. 1m and 10m train on
+    Shakespeare's bytes, 1m in minutes on two cores, at rates from a small search there; the larger ones have LT's
+    rates, steps and batch of 384 windows of FineWeb, in bfloat16.
+
+    Peers have LT's models, but one training for all of them: Muon for the matrices of blocks, whose step is
+    `sqrt(out/in)` long; AdamW with betas 0.9 and 0.95 for the rest; rates that fall to 0. In the speedrun's record Adam
+    has rates of its own for the head (0.008), the embedding (0.6) and scales (0.04), betas 0.8 and 0.95, and an epsilon
+    of 1e-10, no step is shorter than 1, and rates fall to a tenth. LT moves its own embedding by Adam at 0.1, where it
+    is moved here by its norm at 0.05.
+    """
+    shape = SHAPES[size]
+    small = size in ("1m", "10m")
+    run = TrainConfig(
+        data=BYTES, steps=600, batch=32, learning_rate=0.05, adamw_rate=5e-3, momentum_start=0.85, schedule="cooldown",
+        constraint="spectral-normalize", caps=Caps(*[8.0] * 7), validation_tokens=2**20, attack_steps=20,
+        sample_tokens=200,
+    )  # fmt: skip
+    if not small:
+        run = replace(
+            run, data="fineweb10B", shuffle=False, steps=1770, batch=384, micro_batch=16, precision="bfloat16",
+            validation_tokens=10 * 2**20, checkpoint_every=500,
+        )  # fmt: skip
+    match variant:
+        case "lipschitz":
+            form: dict[str, Any] = {"rotary": True, "relative_bias": False, "biases": False, "stream_radius": None}
+            strength = 1 / (2 * shape["blocks"])
+            model = GPTConfig(**shape, **form, residual_strength=strength, output_factor=1 / 3, logit_scale=8.0)
+            rate, head_rate = (0.2, 1.0) if small else (0.05, 0.1)
+            return replace(run, model=model, learning_rate=rate, head_rate=head_rate)
+        case _:
+            return replace(
+                run, model=NanoGPTConfig(variant=variant, **shape), caps=Caps(), constraint="none", optimizer="muon"
+            )
