@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, Norm
-from wellnormed.optim.admission import (
-    assign_later,
-    directions_of,
-    refuse_direction,
-    refuse_gradients,
-)
-from wellnormed.optim.directions import Direction, Seen
+from wellnormed.optim.admission import assign_later, directions_of, refuse_direction, refuse_gradients
+from wellnormed.optim.directions import Direction, job
 from wellnormed.optim.fallback import adamw_step
 from wellnormed.optim.momentum import MEMORIES
 from wellnormed.optim.routing import Params, named, resolve, split
-from wellnormed.optim.saved_state import as_of_today, by_name, refuse_state
-from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, check_settings, refuse_unknown
+from wellnormed.optim.saved_state import admitted
+from wellnormed.optim.settings import (
+    GROUP_DEFAULTS,
+    LOST_DECAY,
+    NEEDED_LATER,
+    NO_GRADIENTS,
+    EngineSettings,
+    check_settings,
+    refuse_unknown,
+)  # fmt: skip
 from wellnormed.optim.step_rules import Group, StepRule, rule_of
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local, refuse_flattened
@@ -74,7 +77,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in _NEEDED_LATER})
+        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in NEEDED_LATER})
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
@@ -200,10 +203,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         if not torch.compiler.is_compiling():
             parameters, states = {name: parameter for name, (_, parameter) in self._owner.items()}, self.state
             if not refuse_gradients(parameters, states, self.placement, self.param_groups[0]["steps"]):
-                self._warn_once("gradients", _NO_GRADIENTS)
+                self._warn_once("gradients", NO_GRADIENTS)
         for group in self.param_groups:
             if rule_of(group) is None:
-                adamw_step([p for p in group["params"] if p.grad is not None], self.state.__getitem__, group)
+                adamw_step([p for p in group["params"] if p.grad is not None], self.state, group)
         batches = list(self._batches())
         for batch in batches:
             self._make_state(batch)  # all before the first direction, whose memory the next ones take then
@@ -244,27 +247,16 @@ class ConditionalGradient(torch.optim.Optimizer):
         gradients = [cast(Tensor, p.grad) for p in parameters]  # these parameters have one
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
-        momentum = gradients
+        momentum, memory = gradients, MEMORIES[group["memory"]]
         if batch.rule.averages == "gradients":
-            momentum = self._average(batch, gradients, group["nesterov"])
-        shown = {"gradient": gradients, "weight": cast(list[Tensor], parameters)}
-        length, step = float(group["lr"]) * radius, group["steps"]
-
-        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-            *beside, seen = tensors[: len(direction.sees) + 1]
-            state = dict(zip(direction.keeps, tensors[len(direction.sees) + 1 :], strict=True))
-            more = dict(zip(direction.sees, beside, strict=True))
-            whole = Seen(seen, more.get("gradient"), more.get("weight"), state, norm, length, step)
-            return direction(whole), *(state[key] for key in direction.keeps)
-
-        kept = ([self.state[p][key] for p in parameters] for key in direction.keeps)
-        inputs = *(shown[name] for name in direction.sees), momentum, *kept
-        return Job(inputs, function, read_only=len(direction.sees), cubic=norm.measures == "singular values")
+            momentum = memory.average(gradients, parameters, self.state, group["momentum"], group["nesterov"])
+        seen = {"gradient": gradients, "weight": parameters, "momentum": momentum}
+        return job(direction, norm, seen, self.state, float(group["lr"]) * radius, group["steps"])
 
     def _move(self, batch: Batch, directions: list[Tensor]) -> None:
-        parameters, group = batch.parameters, batch.group
+        parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
         if batch.rule.averages == "directions":
-            directions = self._average(batch, directions)
+            directions = memory.average(directions, parameters, self.state, group["momentum"])
         kept, length = batch.rule.shares(group, batch.radius, batch.direction.bound(batch.norm))
         if group["cautious_decay"]:
             pairs = zip(parameters, directions, strict=True)
@@ -272,15 +264,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         elif kept != 1:
             dtype = parameters[0].dtype
             if dtype.itemsize < 4 and 1 - kept < torch.finfo(dtype).eps / 2:
-                self._warn_once("decay", _LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+                self._warn_once("decay", LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
             torch._foreach_mul_(parameters, kept)
         torch._foreach_add_(parameters, directions, alpha=-length)
-        MEMORIES[group["memory"]].after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
-
-    def _average(self, batch: Batch, values: list[Tensor], ahead: bool = False) -> list[Tensor]:
-        memory = MEMORIES[batch.group["memory"]]
-        states = [self.state[p] for p in batch.parameters] if memory.state else []
-        return memory.average(values, states, batch.group["momentum"], ahead)
+        memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned and not torch.compiler.is_compiling():
@@ -289,7 +276,9 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
-        held = {p: p.grad for p in self._in_gradients()}
+        held = {parameter: parameter.grad for parameter in self._in_gradients()}
+        for parameter in held:
+            parameter.grad = None
         super().zero_grad(set_to_none)
         for parameter, gradient in held.items():
             parameter.grad = gradient
@@ -333,16 +322,14 @@ class ConditionalGradient(torch.optim.Optimizer):
         return {parameter for group in groups for parameter in group["params"] if self._norms[parameter] is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, also one whose groups or names are in another order; see `by_name`.
+        """Continue from a `state_dict`, also one whose groups or names are in another order.
 
         Settings of the groups, such as the learning rate, are those of the state.
 
         Raises:
             ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
         """
-        ordered = as_of_today(by_name(state_dict, self.param_groups))
-        refuse_state(ordered, self.param_groups, self._norms, self._directions)
-        super().load_state_dict(ordered)
+        super().load_state_dict(admitted(state_dict, self.param_groups, self._norms, self._directions))
         for parameter in self._in_gradients() & self.state.keys():
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
@@ -361,15 +348,3 @@ class ConditionalGradient(torch.optim.Optimizer):
             for follower in copied:
                 follower.follow(self)
         self._index()
-
-
-_NEEDED_LATER = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule", "directions")
-"""Settings that decide about parameters which join in the middle of training."""
-_NO_GRADIENTS = (
-    "step() found no gradient in any parameter and changed nothing: backward() was not called since zero_grad(), or "
-    "the loss does not depend on these parameters (another copy of the model?)"
-)
-_LOST_DECAY = (
-    "a decay of {:.2g} a step is lost where weights round to {}, so it bounds no norm there; keep the weights in "
-    "float32, raise the learning rate, or cap them by wellnormed.constrain"
-)

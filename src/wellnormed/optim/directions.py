@@ -13,6 +13,7 @@ counts the neurons, and the squares of each are averaged along the shorter one. 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.norms import Norm
+from wellnormed.parallel import Job
 
 
 @dataclass(frozen=True)
@@ -150,3 +152,28 @@ class NeuronNormalized(Direction):
             averages.append(average.flatten(1))
         seen.state["second_moment"] = torch.cat(averages, -1)
         return seen.norm.from_slices(batches, directions)
+
+
+def job(
+    direction: Direction,
+    norm: Norm,
+    seen: Mapping[str, list[Tensor]],
+    states: Mapping[Tensor, Mapping[str, Tensor]],
+    length: float,
+    step: int,
+) -> Job:
+    """The directions of a batch, and what is kept of each weight, as work on whole tensors.
+
+    `seen` has a list of momenta, gradients and weights; of the last two only those that are looked at become part of
+    the job. The results are the directions and, in the order of `keeps`, the tensors in `states`, brought up to date.
+    """
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        told = dict(zip((*direction.sees, "momentum", *direction.keeps), tensors, strict=True))
+        state = {key: told[key] for key in direction.keeps}
+        own = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
+        return direction(own), *(state[key] for key in direction.keeps)
+
+    inputs = [seen[name] for name in (*direction.sees, "momentum")]
+    inputs += [[states[parameter][key] for parameter in seen["weight"]] for key in direction.keeps]
+    return Job(tuple(inputs), function, read_only=len(direction.sees), cubic=norm.measures == "singular values")

@@ -1,6 +1,6 @@
 """AdamW, by torch itself, for parameters that have no norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,9 @@ class AdamWSettings:
             raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
 
 
-def adamw_step(parameters: list[Tensor], state_of: Callable[[Tensor], dict[str, Any]], group: dict[str, Any]) -> None:
+def adamw_step(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]], group: dict[str, Any]) -> None:
     """One step of torch's own AdamW on parameters that have a gradient; state as `torch.optim.AdamW` keeps it."""
-    states = [state_of(parameter) for parameter in parameters]
+    states = [all_states[parameter] for parameter in parameters]
     for parameter, state in zip(parameters, states, strict=True):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)

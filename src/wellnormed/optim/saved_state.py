@@ -12,7 +12,19 @@ from wellnormed.optim.directions import Direction
 from wellnormed.optim.step_rules import Group, rule_of
 
 
-def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+def admitted(
+    state_dict: dict[str, Any],
+    groups: list[Group],
+    norms: Mapping[Tensor, Norm | None],
+    directions: Mapping[Tensor, Direction],
+) -> dict[str, Any]:
+    """A saved state as these groups take it; refused, with what was found, if they cannot."""
+    state = _as_of_today(_by_name(state_dict, groups))
+    _refuse_tensors(state, groups, norms, directions)
+    return state
+
+
+def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
     if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):
@@ -57,7 +69,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     return {**state_dict, "state": state, "param_groups": ordered}
 
 
-def refuse_state(
+def _refuse_tensors(
     state_dict: Mapping[str, Any],
     groups: list[Group],
     norms: Mapping[Tensor, Norm | None],
@@ -90,7 +102,7 @@ def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in sorted(tensors.items()))
 
 
-def as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
+def _as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state as it is saved now, from one of an earlier version.
 
     Then a state held averages of signs, `agreement`, by which gradients that were rounding errors were held back,
@@ -102,7 +114,7 @@ def as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
         warnings.warn(
             "load_state_dict: the state is of an earlier version, which held back gradients that were rounding errors "
             "by averages of signs, `agreement`; these are left out, and such gradients move their parameters now",
-            stacklevel=3,
+            stacklevel=4,
         )
     memory = "buffer" if buffered or not any("momentum_buffer" in kept for kept in state.values()) else "gradient"
     kept = {number: {k: v for k, v in kept.items() if k != "agreement"} for number, kept in state.items()}

@@ -88,6 +88,18 @@ GROUP_DEFAULTS: Group = {
 """The keywords that a parameter group may set for itself, beside `lr`."""
 
 
+NEEDED_LATER = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule", "directions")
+"""Settings that decide about parameters which join in the middle of training."""
+NO_GRADIENTS = (
+    "step() found no gradient in any parameter and changed nothing: backward() was not called since zero_grad(), or "
+    "the loss does not depend on these parameters (another copy of the model?)"
+)
+LOST_DECAY = (
+    "a decay of {:.2g} a step is lost where weights round to {}, so it bounds no norm there; keep the weights in "
+    "float32, raise the learning rate, or cap them by wellnormed.constrain"
+)
+
+
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
     where = f"{optimizer.__name__}: "
