@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from papers import _experiment, reproduce
+from papers import _experiment, _grid, reproduce
 from papers.__main__ import main
 from papers._grid import missing
 from papers._table import Table, cell_key
@@ -31,6 +31,16 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setitem(_experiment.MODULES, "toy", "tests.papers.toy")
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "log"))
     return tmp_path / "results"
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Cells are run in this process: what is tested is not the processes, each of which imports torch."""
+    monkeypatch.setattr(
+        _grid,
+        "_outcomes",
+        lambda chunks, settings, jobs: ((chunk, _grid._outcome(chunk, settings)) for chunk in chunks),
+    )
 
 
 def run(folder, jobs=2, **settings):
@@ -74,11 +84,11 @@ def test_what_fails_is_named_and_the_rest_goes_on(folder, monkeypatch, capfd):
     assert "the process of Number(value=99, seed=0) was killed by signal 9" in printed
     assert "2 failed: the same command runs them again" in printed
     monkeypatch.delenv("TOY_TROUBLE")
-    assert run(folder)[0] == 0
+    assert run(folder, jobs=1)[0] == 0
     assert squares(folder) == SQUARES
 
 
-def test_data_that_cannot_be_had_ends_the_experiment_with_one_sentence(folder, monkeypatch, capsys):
+def test_data_that_cannot_be_had_ends_the_experiment_with_one_sentence(inline, folder, monkeypatch, capsys):
     monkeypatch.setenv("TOY_TROUBLE", "no data")
     assert main(["toy", "--folder", str(folder)]) == 2
     assert capsys.readouterr().err == "error: numbers.tar.gz could not be downloaded; put it there\n"
@@ -89,7 +99,7 @@ def test_data_that_cannot_be_had_ends_the_experiment_with_one_sentence(folder, m
     assert squares(folder) == SQUARES
 
 
-def test_rows_of_other_data_are_not_put_beside_each_other(folder, monkeypatch, capsys):
+def test_rows_of_other_data_are_not_put_beside_each_other(inline, folder, monkeypatch, capsys):
     monkeypatch.setattr(toy, "EXPERIMENT", toy.OF_DATA)
     run(folder)
     table = folder / "toy-cpu" / "rows.jsonl"
@@ -110,7 +120,7 @@ def test_rows_of_other_data_are_not_put_beside_each_other(folder, monkeypatch, c
     assert squares(folder) == SQUARES
 
 
-def test_cells_may_be_run_together(folder, monkeypatch):
+def test_cells_may_be_run_together(inline, folder, monkeypatch):
     monkeypatch.setattr(toy, "EXPERIMENT", toy.TOGETHER)
     assert {len(chunk) for chunk in missing(toy.TOGETHER, toy.TOGETHER.cells("cpu"), ())} == {2, 4}
     assert run(folder, jobs=1)[0] == 0
@@ -131,7 +141,7 @@ def wait_until_gone(group):
 def started(folder, pause):
     """A process that runs the experiment's 100 cells, two at a time."""
     script = (
-        "from pathlib import Path; from papers import _experiment, reproduce\n"
+        "from pathlib import Path; from papers import _experiment, _grid, reproduce\n"
         "if __name__ == '__main__':\n"
         "    _experiment.MODULES['toy'] = 'tests.papers.toy'\n"
         f"    reproduce.reproduce('toy', 'paper', folder=Path({str(folder)!r}), jobs=2)\n"
@@ -166,17 +176,15 @@ def test_a_kill_loses_no_finished_cell(folder):
     before = squares(folder, "paper")
     assert 5 <= len(before) < 100
     (folder.parent / "log").unlink()
-    assert run(folder, preset="paper")[0] == 0
+    assert run(folder, jobs=1, preset="paper")[0] == 0
     assert squares(folder, "paper") == {value: value**2 for value in range(100)}
     again = executed(folder)
     assert len(again) == len(set(again))
     assert not set(again) & set(before)
 
 
-@pytest.mark.parametrize(
-    "where", ["truncated", *(pytest.param(w, marks=pytest.mark.slow) for w in ("changed", "no JSON"))]
-)
-def test_a_damaged_row_is_named_and_run_again(folder, where):
+@pytest.mark.parametrize("where", ["truncated", "changed", "no JSON"])
+def test_a_damaged_row_is_named_and_run_again(inline, folder, where):
     run(folder)
     path = folder / "toy-cpu" / "rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -229,7 +237,7 @@ def test_keys_tell_configs_apart():
     assert cell_key(toy.Number(1)) == keys[0]
 
 
-def test_the_command_lists_and_refuses(folder, capsys):
+def test_the_command_lists_and_refuses(inline, folder, capsys):
     run(folder)
     assert main(["--list", "--folder", str(folder)]) == 0
     printed = capsys.readouterr().out
@@ -243,7 +251,7 @@ def test_the_command_lists_and_refuses(folder, capsys):
     assert main(["toy", "--jobs", "0", "--folder", str(folder)]) == 2
 
 
-def test_cells_are_chosen_and_listed_by_their_fields(folder, capsys):
+def test_cells_are_chosen_and_listed_by_their_fields(inline, folder, capsys):
     assert main(["toy", "--only", "value=1,4", "seed=0", "--folder", str(folder)]) == 0
     assert squares(folder) == {1: 1, 4: 16}
     assert main(["toy", "--list", "--folder", str(folder)]) == 0
@@ -255,7 +263,7 @@ def test_cells_are_chosen_and_listed_by_their_fields(folder, capsys):
         assert f"--only {named} leaves no cell; a cell is value=1, seed=0, for instance" in capsys.readouterr().err
 
 
-def test_the_page_needs_no_other_file(folder):
+def test_the_page_needs_no_other_file(inline, folder):
     run(folder)
     page = (folder / "index.html").read_text()
     assert "toy, preset cpu" in page
@@ -269,7 +277,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-h
 
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no headless browser here")
-def test_a_browser_shows_the_page(folder, tmp_path):
+def test_a_browser_shows_the_page(inline, folder, tmp_path):
     """Offline: every image is decoded, and its size is written into the document that the browser prints."""
     run(folder)
     page = tmp_path / "page.html"
