@@ -1,12 +1,41 @@
+import hashlib
 from dataclasses import replace
 
 import pytest
 
 from wellnormed.models import GPTConfig, PotentialConfig
-from wellnormed.train import TrainConfig
+from wellnormed.train import TrainConfig, finish, report
 
 MODEL = GPTConfig(length=8, width=8, heads=2, blocks=1)
 POTENTIAL = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=2, attention_heads=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_certificate_for_equal_bits():
+    """The runs of this room end in few different weights; the certificates of each are computed once."""
+    known, certify = {}, finish.certify_model
+
+    def remembered(model, attack_steps, generator, *more):
+        digest = hashlib.sha256(f"{model} {attack_steps} {more}".encode() + generator.get_state().numpy().tobytes())
+        for name, tensor in model.state_dict().items():
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        if digest.digest() not in known:
+            known[digest.digest()] = certify(model, attack_steps, generator, *more)
+        return known[digest.digest()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "certify_model", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def without_figures():
+    """Reports without pictures, which take most of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in vars(report) if name.endswith("_figure")]:
+            patch.setattr(report, name, lambda *content: None)
+        patch.setattr(report, "_svg", lambda figure: "<svg/>")
+        yield
 
 
 def write_text(path):

@@ -25,7 +25,7 @@ TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, without_figures):
     """A folder with a text, shards of it, and a finished run of each kind."""
     folder = tmp_path_factory.mktemp("stopping")
     (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
@@ -86,7 +86,7 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(kind, number, status
 def test_a_signal_after_the_last_step_stops_at_once(kind, monkeypatch, capfd):
     name = f"{kind}-end"
     with monkeypatch.context() as patch:
-        patch.setattr("wellnormed.train.finish.wn.certify", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr("wellnormed.train.finish.certify_model", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert begin(kind, name) == 143
     assert "\nstopped; the newest checkpoint is step-00000006; continue" in capfd.readouterr().err
     assert main(["train", "--resume", f"runs/{name}"]) == 0
