@@ -14,11 +14,15 @@ from campaigns.mutations import NAMES, case_of, run
 from wellnormed.proof import CheckError, check, claims
 from wellnormed.proof.files import stored
 
-MANY = 210
+MANY = 120
+"""Forty of each case, among them every kind; `make mutations` makes 10,500."""
 
 
 def test_no_forgery_is_a_false_statement_and_none_ends_in_an_exception() -> None:
     outcomes = [run(number, seed=1) for number in range(MANY)]
+    content = mutations.summary([mutations.asdict(each) for each in outcomes], 1, "python")
+    assert content["mutations"] == sum(row["mutations"] for row in content["rows"])
+    json.dumps(content, allow_nan=False)
     wrong = [each for each in outcomes if each.status in ("false", "raw")]
     assert not wrong, wrong
     count = Counter(each.status for each in outcomes)
@@ -141,10 +145,3 @@ def test_names_that_cannot_be_printed_are_refused() -> None:
         )
         with pytest.raises(CheckError, match="cannot be printed"):
             follow(draft)
-
-
-def test_results_hold_all_counts() -> None:
-    outcomes = [mutations.asdict(run(number, seed=1, kind="fields")) for number in range(9)]
-    content = mutations.summary(outcomes, 1, "python")
-    assert content["mutations"] == sum(row["mutations"] for row in content["rows"])
-    json.dumps(content, allow_nan=False)
