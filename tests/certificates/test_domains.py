@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,13 @@ NORMED = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in NORMED),
+        *(("layer norm", dtype) for dtype in DTYPES.values() if dtype != torch.float32),
+    ],
+)
 def test_behind_norms_the_whole_space_costs_nothing(name: str, dtype: torch.dtype) -> None:
     model, example = random_weights(NORMED[name]).to(dtype), torch.zeros(1, 2, 3, dtype=dtype)
     whole = certify(model, example, math.inf)
@@ -169,6 +175,8 @@ def test_the_largest_distance_of_rows_is_proved() -> None:
         ).max()
         (bound,) = Proof({"weight": weight.numpy()}).claim("diameter", "weight").values
         assert float(true) <= bound <= 2 * float(true) + 1e-12 * scale * 20
+        if number not in (0, 4, 8, 9):  # every number of rows, and every scale, goes through a document once
+            continue
         table = nn.Embedding(rows, 6, _weight=weight)
         certificate = certify(table, example, math.inf)
         document = json.loads(json.dumps(certificate.document()))
@@ -379,21 +387,25 @@ TABLES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 }
 
 
+@cache
+def encoder_in_a_box() -> tuple[str, dict[str, np.ndarray]]:
+    """A certificate's document and what it is of."""
+    model, example = encoder()
+    certificate = certify(model, example, box=(-3, 3))
+    return json.dumps(certificate.document()), {
+        n: t.numpy() for n, t in (model.state_dict() | certificate.computed).items()
+    }
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_and_their_distances_cannot_be_forged(name: str) -> None:
-    model, example = encoder()
     change, reason = TABLES[name]
-
-    def run() -> None:
-        certificate = certify(model, example, box=(-3, 3))
-        document = json.loads(json.dumps(certificate.document()))
-        tensors = {n: t.numpy() for n, t in (model.state_dict() | certificate.computed).items()}
-        check(copy.deepcopy(document), tensors)
-        change(next(row for row in document["rows"] if row["operation"] == "input"))
-        check(document, tensors)
-
+    text, tensors = encoder_in_a_box()
+    check(json.loads(text), tensors)
+    document = json.loads(text)
+    change(next(row for row in document["rows"] if row["operation"] == "input"))
     with pytest.raises(CheckError, match=reason):
-        run()
+        check(document, tensors)
 
 
 @pytest.mark.parametrize(
