@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -450,8 +451,7 @@ def test_progress_counts_every_operation() -> None:
 def test_progress_is_shown_in_a_terminal_alone(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     certify(nn.Linear(2, 2), torch.zeros(1, 2), progress=True)
     shown = capsys.readouterr()
     assert shown.out == ""

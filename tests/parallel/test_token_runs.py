@@ -176,7 +176,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, data):
     shutil.copytree(tmp_path / "adamw" / "checkpoints", tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / MANIFEST).unlink()
     with pytest.raises(
-        ValueError, match=r"is of another model or optimizer: '.*' has no place there and the shape .* here"
+        ValueError,
+        match=r"is of another model or optimizer: '.*' has (no place|the shape .*) there and (no place|the shape .*) here",
     ):
         resume(tmp_path / "run")
 

@@ -185,7 +185,9 @@ def test_damage_ends_in_the_same_bits_or_in_one_line(name, stage, damaged, place
                 assert "pass a run folder" in shown or "pass the folder of a run" in shown
                 path.write_bytes(whole)
             else:
-                remove = re.search(r"remove (\S+) to resume|(\S+) (?:is|does|cannot|holds).*; remove it", shown)
+                remove = re.search(
+                    r"remove (\S+) to (?:resume|go on)|(\S+) (?:is|does|cannot|holds).*; remove it", shown
+                )
                 assert remove, shown
                 doomed = place / (remove[1] or remove[2])
                 shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()

@@ -15,6 +15,7 @@ from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
 from wellnormed.certificates.certifying import example_of
 from wellnormed.models.files import (
+    BUILDERS,
     FORMAT,
     WEIGHTS,
     Model,
@@ -94,7 +95,7 @@ def export(
         raise ValueError(f"onnx=True needs {' and '.join(packages)}; install `wellnormed[onnx]`, or leave onnx out")
     files: dict[str, bytes | str] = {}
     facts: dict[str, Any] = {"format": FORMAT}
-    if isinstance(model, Model):
+    if type(getattr(model, "config", None)) in BUILDERS:
         config = _config(model, example_input, symbols)
         files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
         facts["config_sha256"] = config_sha256(config)
