@@ -26,7 +26,8 @@ def test_signs(shape, monkeypatch):
     for row in rows:
         assert gpu.line(row).startswith(row["function"])
         if "missing" not in row:
-            assert row["set_error"] < 0.05  # five steps in bfloat16
+            # five steps in bfloat16; the Gram matrix squares what rounding does to small singular values
+            assert row["set_error"] < (0.2 if row["contender"] == "published gram" else 0.05)
             assert row["polar_error"] < 0.4  # the set reaches 0.7 to 1.2
 
 

@@ -21,9 +21,8 @@ def test_a_linear_map_has_its_distance_to_the_nearest_tie():
     certificate = wn.certify(model, torch.zeros(1, 3), radius=math.inf, margins=True)
     x = torch.tensor([[0.5, 0.25, 9.0], [1.0, -1.0, 0.0]])
     radii = certificate.certified_radius(model(x))
-    assert radii[0] == pytest.approx(
-        0.75 / math.sqrt(2), rel=3e-9
-    )  # 1e-9 is taken off, and the claim has a slack of 1e-9
+    # what is taken off, and the slack of a claim
+    assert radii[0] == pytest.approx(0.75 / math.sqrt(2), rel=3e-9)
     assert radii[1] == 0
 
 

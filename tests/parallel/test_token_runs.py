@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, data):
     (tmp_path / "run" / MANIFEST).unlink()
     with pytest.raises(
         ValueError,
-        match=r"is of another model or optimizer: '.*' has (no place|the shape .*) there and (no place|the shape .*) here",
+        match=r"another model or optimizer: '.*' has (no place|the shape .*) there and (no place|the shape .*) here",
     ):
         resume(tmp_path / "run")
 

@@ -18,7 +18,6 @@ from wellnormed.models.files import (
     BUILDERS,
     FORMAT,
     WEIGHTS,
-    Model,
     config_sha256,
     load,
     read_config,
@@ -148,7 +147,7 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     return model, torch.zeros(shape, dtype=torch.long), weights_path(folder)
 
 
-def _config(model: Model, example: Any, symbols: str | None) -> dict[str, Any]:
+def _config(model: Any, example: Any, symbols: str | None) -> dict[str, Any]:
     """What `load` makes a model of, beside its weights."""
     size = model.config.vocabulary_size
     if symbols is not None and len(symbols) != size:
