@@ -145,9 +145,11 @@ def main(how, which, text):
         begun_anew = again != 0
         if begun_anew:  # the run had not begun to exist
             again, _, _ = child([*begin, name])
+        resumed, expected = bits(f"runs/{name}"), bits("runs/whole")
+        differing = sorted(file for file in resumed | expected if resumed.get(file) != expected.get(file))
         outcomes.append({
             "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew,
-            "again": again, "same": bits(f"runs/{name}") == bits("runs/whole"),
+            "again": again, "differing": differing,
         })  # fmt: skip
     print(json.dumps(outcomes))
 
