@@ -2,6 +2,9 @@
 
 import copy
 import json
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.certificates import require_same_model
 from wellnormed.proof import Claim, Parts, Promise, Proof, Row, check
 from wellnormed.proof.reading import CheckError
 
@@ -106,3 +110,62 @@ def test_a_certificate_within_caps_is_of_later_weights_and_of_no_larger_ones():
     del document["promises"][0]
     with pytest.raises(CheckError, match="no stored tensor"):
         check(document, {})
+
+
+def test_a_matrix_of_scattered_entries_bounds_no_row_no_tap_and_no_vector():
+    """The singular values of a matrix say little of the same entries in another order."""
+    scattered = Parts((1, 3, 4), 2.0, 0, (0, 4, 1))
+    for shape, measure, settings in (
+        ((12,), "group_norm", {}),  # a vector of 3 x 4 entries may be 3 ** 0.5 times as long as a part's singular value
+        ((12,), "row_norm", {}),
+        ((4, 3), "row_norm", {}),
+        ((4, 3), "row_difference", {}),
+        ((2, 2, 3), "taps", {"groups": 1}),
+        ((2, 2, 3), "convolution", {"size": [5], "stride": [1], "dilation": [1], "groups": 1}),
+    ):
+        with pytest.raises(CheckError, match="do not lie in rows and columns"):
+            proof_of(scattered, shape=shape).claim(measure, "w", **settings)
+
+
+def test_a_promise_stands_once_and_for_tensors_that_come_later():
+    proof = proof_of(WHOLE)
+    proof.promise(Promise("w", (4, 3), (WHOLE,)))
+    with pytest.raises(CheckError, match="another promise for w"):
+        proof.promise(Promise("w", (4, 3), (replace(WHOLE, size=3.0),)))
+    with pytest.raises(CheckError, match="w is not proved to keep its promise"):
+        proof.store("w", np.full((4, 3), 2.0))
+
+
+def test_what_an_earlier_proof_promised_is_not_proved():
+    earlier = proof_of(WHOLE)
+    claim = earlier.claim("max_abs", "w")
+    row = Row("y", "scaling", ("x",), (1, 3), {}, (claim,), reads=((1,),), axes=(1,))
+    earlier.add(row)
+    later = Proof(earlier=earlier)
+    later.add(earlier.rows["x"])
+    with pytest.raises(CheckError, match="no stored tensor 'w'"):
+        later.add(row)
+
+
+def test_promises_are_checked_without_assertions():
+    code = (
+        "from wellnormed.proof import *\n"
+        "proof = Proof()\n"
+        "try:\n"
+        "    proof.promise(Promise('w', (4, 3), (Parts((1, 4, 2), 2.0, 0, (0, 3, 1)),)))\n"
+        "except CheckError:\n"
+        "    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+
+
+def test_another_cap_is_another_certificate():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False))
+    example, optimizer = torch.zeros(1, 3), wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, {"*": wn.HardCap(1.5)})
+    certificate = wn.certify(model, example, within=constraints)
+    require_same_model(certificate, model, example, within=constraints)
+    forged = replace(certificate.promises[0], parts=tuple(replace(p, size=1.0) for p in certificate.promises[0].parts))
+    with pytest.raises(CheckError, match="promises"):
+        require_same_model(replace(certificate, promises=(forged,)), model, example, within=constraints)

@@ -92,6 +92,12 @@ def require_same_model(
         used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
         if used[0] != used[1]:
             raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")
+    if fresh.promises != certificate.promises:
+        ours, theirs = ("; ".join(map(str, each.promises)) or "none" for each in (fresh, certificate))
+        raise CheckError(
+            f"the promises of the model are {ours}, of the certificate {theirs}; pass as within= the constraints that "
+            "the certificate was made with"
+        )
     if fresh.fixed != certificate.fixed:
         raise CheckError(
             f"the example fixes the inputs {fresh.fixed} of the model, the certificate {certificate.fixed}"

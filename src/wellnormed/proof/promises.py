@@ -7,7 +7,7 @@ exceeds a number. What a row needs to know of the parameter follows from that: a
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,9 @@ from wellnormed.proof.matrices import norms_below, proved_norm
 from wellnormed.proof.reading import field, integers, number, of_type, require, word
 from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT, positions_of
+
+_ENTRIES = 2**30
+"""Of a parameter. A position is kept for each: more are too many for a machine."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Promise:
     def blocks(self) -> list[tuple[np.ndarray, float]]:
         """Flat positions of the entries of all parts, each batch with the size of its parts."""
         require(len(self.shape) > 0, f"{word(self.name)} has no axes")
+        require(math.prod(self.shape) <= _ENTRIES, f"{word(self.name)} has more than {_ENTRIES} entries")
         count, found = math.prod(integers(self.shape, "a promised shape", 1)), []
         for each in self.parts:
             shape = integers(each.shape, "the shape of promised parts", 1)
@@ -100,7 +104,6 @@ class Promise:
         require(len(self.shape) > 1 and (len(self.shape) == 2 or not transposed), f"{word(self.name)} is no matrix")
         rows = self.shape[-1] if transposed else self.shape[0]
         require(rows % parts == 0, f"{rows} rows are no {parts} equal parts")
-        require(self._lies_in_rows_and_columns(), f"the parts of {word(self.name)} do not lie in rows and columns")
         return self._sizes(np.arange(rows) // (rows // parts), parts, -1 if transposed else 0)
 
     def _group_norm(self, parts: int = 1) -> tuple[float, ...]:
@@ -124,25 +127,33 @@ class Promise:
         count = math.prod(self.shape[2:])
         group = np.arange(self.shape[0]) // (self.shape[0] // groups) * count
         owner = group.reshape(-1, *[1] * (len(self.shape) - 1)) + np.arange(count).reshape(self.shape[2:])
-        sums = np.array(self._owned(owner, groups * count)).reshape(groups, count)
+        sums = np.array(self._owned(owner, groups * count, count)).reshape(groups, count)
         return (max(math.fsum(each) for each in sums) * (1 + 4 * UNIT),)
 
-    def _lies_in_rows_and_columns(self) -> bool:
-        """Whether parts, but for single vectors, lie in rows and columns of the matrix with a row for each output."""
-        columns = math.prod(self.shape[1:])
+    def _require_blocks(self, taps: int) -> None:
+        """Refuse parts, but for single vectors, that do not lie in rows and columns of the matrix of every tap."""
         for positions, _ in self.blocks:
-            rows, places = np.divmod(positions, columns)
-            aligned = any(_alike(rows, a) and _alike(places, b) for a, b in ((-1, -2), (-2, -1)))
-            if not aligned and min(positions.shape[1:]) > 1:
-                return False
-        return True
+            first, rest = np.divmod(positions, math.prod(self.shape[1:]))
+            second, tap = np.divmod(rest, taps)
+            aligned = any(
+                _alike(first, a) and _alike(second, b) and (_alike(tap, a) or _alike(tap, b))
+                for a, b in ((-1, -2), (-2, -1))
+            )
+            lies = aligned or min(positions.shape[1:]) == 1
+            require(lies, f"the parts of {word(self.name)} do not lie in rows and columns")
 
     def _sizes(self, group: np.ndarray, parts: int, axis: int = 0) -> tuple[float, ...]:
         view = [len(group) if i == axis % len(self.shape) else 1 for i in range(len(self.shape))]
         return self._owned(group.reshape(view), parts)
 
-    def _owned(self, owner: np.ndarray, parts: int) -> tuple[float, ...]:
-        """For every group of entries, the root of the sum of squares of the parts with an entry in it."""
+    def _owned(self, owner: np.ndarray, parts: int, taps: int = 1) -> tuple[float, ...]:
+        """For every group of entries, the root of the sum of squares of the parts with an entry in it.
+
+        For unit vectors u and v, `u^T W v` is at most the sum over parts of `size_k` times the root of the sum of
+        `u_i^2 v_j^2` over the entries of the part, and no two parts share an entry. It takes parts that lie in rows and
+        columns of W, which is the matrix with a row for each of the first axis, or that of every tap; or vectors.
+        """
+        self._require_blocks(taps)
         owners, squares = np.broadcast_to(owner, self.shape).reshape(-1), np.zeros(parts)
         largest = max((size for _, size in self.blocks), default=0.0)
         scale = 2.0 ** math.frexp(largest)[1]  # against underflow and overflow
@@ -156,13 +167,14 @@ class Promise:
 
 def read_promise(document: Any) -> Promise:
     """A promise from a certificate's file; `Promise.blocks` checks its numbers."""
-    parts = [
-        Parts(*(field(each, key, "promised parts") for key in ("shape", "size", "offset", "tables")))
-        for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise")
-    ]
+    parts = []
+    for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise"):
+        size, offset, tables = (field(each, key, "promised parts") for key in ("size", "offset", "tables"))
+        sizes = integers(field(each, "shape", "promised parts"), "the shape of promised parts", 1)
+        parts.append(Parts(sizes, size, offset, tuple(of_type(tables, (list, tuple), "tables"))))
     name = of_type(field(document, "name", "a promise"), str, "the name of a parameter")
     shape = integers(field(document, "shape", "a promise"), "a promised shape", 1)
-    return Promise(name, shape, tuple(replace(each, shape=integers(each.shape, "a shape", 1)) for each in parts))
+    return Promise(name, shape, tuple(parts))
 
 
 def _alike(x: np.ndarray, axis: int) -> bool:

@@ -59,8 +59,8 @@ class Proof:
         """Every row by name, in order, with its bounds if it is no move."""
         self.inferences: list[Inference] = []
         """The rows that compute, at work."""
-        self.proved: dict[str, tuple[files.Stored, ...]] = {}
-        """Every claim that was proved, with the tensors that it is of."""
+        self.proved: dict[str, tuple[files.Stored | None, ...]] = {}
+        """Every claim that was proved, with the stored tensors that it is of; None for one that is promised alone."""
         self._earlier = {} if earlier is None else earlier.proved
         self._entries = 0
         for name, tensor in (tensors or {}).items():
@@ -70,6 +70,8 @@ class Proof:
         """Give a tensor that rows may name: a NumPy array or a `files.Stored`."""
         own = tensor if isinstance(tensor, files.Stored) else files.stored(tensor)
         require(self.stored.get(name, own) == own, f"two tensors are called {word(name)}")
+        if name in self.promises and name not in self.stored:
+            self.promises[name].require_kept_by(_finite(name, own))
         self.stored.setdefault(name, own)
 
     def tensor(self, name: Any) -> np.ndarray:
@@ -81,9 +83,10 @@ class Proof:
         return self.arrays[name]
 
     def promise(self, promise: Promise) -> None:
-        """Let rows rest on a promise for a parameter; the stored tensor of that name, if there is one, must keep it."""
+        """Let rows rest on a promise for a parameter; a stored tensor of that name, also a later one, must keep it."""
         require(promise.name not in self.arrays, f"the entries of {word(promise.name)} are used already")
-        assert promise.blocks  # checks them
+        require(self.promises.get(promise.name, promise) == promise, f"another promise for {word(promise.name)} stands")
+        require(len(promise.blocks) > 0, f"nothing is promised of {word(promise.name)}")  # `blocks` checks the parts
         self.promises[promise.name] = promise
         if promise.name in self.stored:
             promise.require_kept_by(_finite(promise.name, self.stored[promise.name]))
@@ -190,11 +193,11 @@ class Proof:
     def _prove(self, claim: Claim) -> None:
         if repr(claim) in self.proved:
             return
-        own = tuple(self.stored[name] for name in claim.tensors if name in self.stored)
+        own = tuple(self.stored.get(name) for name in claim.tensors)
         if (needed := self._follow(claim)) is not None:
             enough = len(needed) == len(claim.values) and all(map(operator.le, needed, claim.values))
             require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
-        elif self._earlier.get(repr(claim)) != own:
+        elif None in own or self._earlier.get(repr(claim)) != own:
             claims.prove(claim, self.tensor)
         self.proved[repr(claim)] = own
 
