@@ -22,7 +22,7 @@ from wellnormed.proof import Bounds, CheckError, Claim, Proof, Row, Term, Value,
 from wellnormed.proof import claims as proofs
 from wellnormed.proof.decimals import UP, root_down
 from wellnormed.proof.files import Stored, stored
-from wellnormed.proof.proof import MOVES
+from wellnormed.proof.moves import MOVES, moved
 
 Document = dict[str, Any]
 Tensors = dict[str, Stored]
@@ -112,8 +112,7 @@ class _Following(Proof):
         if math.prod(row.shape) > 2**27:
             raise CheckError("its entries are too many")
         inputs = [self.values[name] for name in row.inputs]
-        moved = self._move(row.name, row.operation, inputs, tuple(row.shape), row.constants)
-        return moved.shape
+        return moved(row.operation, inputs, row.name, tuple(row.shape), row.constants, self.tensor).shape
 
     def _prove(self, claim: Claim) -> None:
         """Believed."""

@@ -26,6 +26,23 @@ def _no_figure_stays_open():
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def letters():
+    """A small corpus of bytes."""
+    from wellnormed.data.corpus import Corpus
+    from wellnormed.data.shards import Tokens
+
+    tokens = Tokens([torch.randint(97, 123, (2000,), generator=torch.Generator().manual_seed(0)).numpy()])
+    return Corpus("letters", "bytes", 256, tokens, tokens)
+
+
+@pytest.fixture
 def at_step(monkeypatch):
     """`with at_step(3, act):` a task calls `act(task)` when 3 steps are done."""
 

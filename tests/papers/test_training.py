@@ -11,26 +11,12 @@ from papers.__main__ import main
 from papers.training import PaperConfig, PaperTask, PaperVariant, paper_preset
 from tests.train.test_tokens import OPTIONS
 from wellnormed import cli
-from wellnormed.data.corpus import Corpus
-from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import load
 from wellnormed.train.config import Caps
 from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def letters():
-    tokens = Tokens([torch.randint(97, 123, (2000,), generator=torch.Generator().manual_seed(0)).numpy()])
-    return Corpus("letters", "bytes", 256, tokens, tokens)
 
 
 def small() -> PaperConfig:

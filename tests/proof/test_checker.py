@@ -17,7 +17,7 @@ from tests.proof.documents import document_of
 from tests.proof.models import NAMES, constraints_of, small
 from wellnormed.proof import CheckError, check, check_folder
 from wellnormed.proof.claims import norms_below
-from wellnormed.proof.proof import MOVES
+from wellnormed.proof.moves import MOVES
 from wellnormed.proof.rules import RULES
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from wellnormed.cli import main
-from wellnormed.data.corpus import Corpus
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.files import build, load
@@ -28,18 +27,6 @@ OPTIONS = [
     *("--model.length", "16", "--checkpoint-every", "3", "--validation-tokens", "500", "--attack-steps", "1"),
     *("--sample-tokens", "20", "--device", "cpu", "--model.residual-strength", "0.25"),
 ]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def letters():
-    tokens = Tokens([torch.randint(97, 123, (2000,), generator=torch.Generator().manual_seed(0)).numpy()])
-    return Corpus("letters", "bytes", 256, tokens, tokens)
 
 
 def metrics(folder):

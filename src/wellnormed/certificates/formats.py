@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate, short
-from wellnormed.proof import Base, Bounds, Row, Term, Value, gather, value
+from wellnormed.proof import Base, Row, Term, Value, gather
 from wellnormed.proof.decimals import float_up
+from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
 from wellnormed.propagation.stored import raw_tensor
 
@@ -266,24 +267,11 @@ class _Inputs:
         return (row for row in self._certificate.rows if row.name in needed)
 
     def _value(self, row: Row) -> Value:
-        inputs = [] if row.bounds is not None else [self._values[name] for name in row.inputs]
-        if row.bounds is not None:
-            bounds = Bounds(*row.bounds)
-            base = Base(row.name, row.shape, row.axes, bounds, row)
-            return Value(row.name, row.shape, (Term(base, base.order),))
-        if row.operation == "constant":
-            c = row.constants
-            content = self._tensor(c["tensor"]) if "tensor" in c else np.array(c["number"])
-            index = np.arange(content.size).reshape(content.shape)
-            return Value(row.name, content.shape, (Term(content.astype(float).reshape(-1), index),))
-        if row.operation == "add":
-            return value.add(inputs, row.name, row.shape)
-        if row.operation == "idle_ball":
-            return inputs[0]
-        if row.operation == "rounding":
-            return value.rounded(inputs[0], row.name)
-        move = {"times": value.times, "pick": value.pick}[row.operation]
-        return move(inputs[0], row.name, row.shape, row.constants, self._tensor)
+        if row.bounds is None:
+            inputs = [self._values[name] for name in row.inputs]
+            return moved(row.operation, inputs, row.name, row.shape, row.constants, self._tensor)
+        base = Base(row.name, row.shape, row.axes, row.bounds, None)
+        return Value(row.name, row.shape, (Term(base, base.order),))
 
     def _tensor(self, name: str) -> np.ndarray:
         stored = self._certificate.computed.get(name, self._weights.get(name))

@@ -205,16 +205,20 @@ def _diameter(x: np.ndarray) -> Values:
     return (_times(most, scale),)
 
 
-def _convolution(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> Values:
-    require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
-    require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
-    return (convolution_norm(w, size, stride, dilation, groups),)
+def _convolution(w: np.ndarray, **settings: Any) -> Values:
+    """Largest gain of a convolution without padding, in the Euclidean norm."""
+    _require_kernel(w, **settings)
+    return (convolution_norm(w, **settings),)
 
 
-def _convolution_below(w: np.ndarray, values: Values, size: tuple, stride: tuple, dilation: tuple, groups: int) -> bool:
+def _convolution_below(w: np.ndarray, values: Values, **settings: Any) -> bool:
+    _require_kernel(w, **settings)
+    return len(values) == 1 and convolution_below(w, values[0], **settings)
+
+
+def _require_kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> None:
     require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
     require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
-    return len(values) == 1 and convolution_below(w, values[0], size, stride, dilation, groups)
 
 
 def _taps(w: np.ndarray, groups: int) -> Values:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.proof import claims, files, promises, value
+from wellnormed.proof import claims, files, promises
 from wellnormed.proof.decimals import UP, decimals
 from wellnormed.proof.gather import collapse, gather
 from wellnormed.proof.inference import Inference, weight_of
+from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
-from wellnormed.proof.reading import CheckError, integers, number, of_type, require, texts, word
+from wellnormed.proof.reading import CheckError, integers, of_type, require, texts, word
 from wellnormed.proof.rows import Bounds, Claim, Row
-from wellnormed.proof.rules import ROUNDED, RULES, idle_ball
+from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import Base, Term, Value
 
-MOVES = ("pick", "times", "add", "constant", "idle_ball", "rounding")
 _ENTRIES = (2**27, 2**30)
 """Of one row, and of all together. A position is kept for each: more are too many for a machine."""
 
@@ -118,7 +118,7 @@ class Proof:
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
-                result = self._move(name, row.operation, inputs, shape, constants)
+                result = moved(row.operation, inputs, name, shape, constants, self.tensor)
                 require(result.shape == shape, f"its shape must be {result.shape}")
                 result, bounds = Value(name, shape, result.terms), None
             else:
@@ -200,28 +200,6 @@ class Proof:
         elif None in own or self._earlier.get(repr(claim)) != own:
             claims.prove(claim, self.tensor)
         self.proved[repr(claim)] = own
-
-    def _move(self, name: str, operation: str, inputs: list[Value], shape: tuple[int, ...], c: dict[str, Any]) -> Value:
-        if operation == "constant":
-            require(not inputs and ("tensor" in c) != ("number" in c), "a constant is a tensor or a number")
-            content = self.tensor(c["tensor"]) if "tensor" in c else np.array(number(c["number"], "number"))
-            index = np.arange(content.size).reshape(content.shape)
-            return Value(name, content.shape, (Term(content.astype(float).reshape(-1), index),))
-        if operation == "add":
-            require(len(inputs) > 0, "it adds nothing")
-            return value.add(inputs, name, shape)
-        require(len(inputs) == 1, f"it has {len(inputs)} inputs instead of 1")
-        if operation == "idle_ball":
-            idle_ball(inputs[0], c)
-            return inputs[0]
-        if operation == "rounding":
-            known = c.keys() == {"dtype"} and c["dtype"] in ROUNDED
-            given = str(c.get("dtype"))[:60]
-            require(known, f"it rounds to {given!r}; only {', '.join(ROUNDED)} count as the identity")
-            return value.rounded(inputs[0], name)
-        if operation == "times":
-            return value.times(inputs[0], name, shape, c, self.tensor)
-        return value.pick(inputs[0], name, shape, c, self.tensor)
 
     def _cut(self, cut: Base) -> None:
         """Lend the bounds of equal parts of the outputs of a linear row to that row, whose name is before the slash."""

@@ -4,23 +4,19 @@ A rule gets an `Inference` with its inputs and the bounds of the groups that it 
 derivatives as well, since the domain is convex.
 """
 
-import math
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from wellnormed.proof.attention import attention
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root
 from wellnormed.proof.functions import shape_of
-from wellnormed.proof.gather import gather
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
-from wellnormed.proof.reading import field, integer, integers, number, of_type, require
+from wellnormed.proof.reading import integer, number, of_type, require
 from wellnormed.proof.rows import Bounds
-from wellnormed.proof.value import Value
 
 HALF = Decimal("0.5")
 LARGEST = {
@@ -28,8 +24,6 @@ LARGEST = {
     "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
 }  # fmt: skip
 """Dtype of an input -> the largest finite number that it holds."""
-ROUNDED = ("float32", "bfloat16", "float16")
-"""Dtypes to which a conversion counts as the identity in real arithmetic; those of 8 bits are steps."""
 
 
 def _input(row: Inference) -> Bounds:
@@ -182,14 +176,3 @@ RULES: dict[str, Callable[[Inference], Bounds]] = {
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,
     "margin": margin,
 }  # fmt: skip
-
-
-def idle_ball(x: Value, constants: dict[str, Any]) -> None:
-    """Check that a projection onto a ball moves nothing."""
-    scale = Decimal(number(field(constants, "scale", "its constants"), "scale"))
-    over = integers(field(constants, "over", "its constants"), "over")
-    require(scale > 0 and len(over) > 0 and list(over) == sorted({*over}), "its scale or its axes are malformed")
-    require(max(over) < len(x.shape), f"its input has no axis {max(over)}")
-    entries = math.prod(x.shape[axis] for axis in over)
-    idle = all(r * r * scale <= entries for r in gather(x, over).radius.flat)
-    require(idle, "its ball is not shown to leave all vectors of the domain as they are")

@@ -43,10 +43,9 @@ def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
         outputs = base.shape[-1]
         if all(term.index is base.order for term in terms):
             continue
-        features = [np.where(term.index < 0, outputs, term.index % outputs) for term in terms]
-        low = np.min([each.min(axis=axes, keepdims=True) for each in features], axis=0)
-        features = [np.where(term.index < 0, -1, term.index % outputs) for term in terms]
-        high = np.max([each.max(axis=axes, keepdims=True) for each in features], axis=0)
+        features = [(term.index % outputs, term.index >= 0) for term in terms]  # and which entries there are
+        low = np.min([x.min(axis=axes, keepdims=True, initial=outputs, where=there) for x, there in features], axis=0)
+        high = np.max([x.max(axis=axes, keepdims=True, initial=-1, where=there) for x, there in features], axis=0)
         some = high >= 0
         width = int((high - low)[some].max(initial=0)) + 1
         if width < outputs and outputs % width == 0 and not (low[some] % width).any():

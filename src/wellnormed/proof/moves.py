@@ -1,0 +1,73 @@
+"""Moves: rows that leave no bound of their own, and what each makes of its inputs."""
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from wellnormed.proof import value
+from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.gather import gather
+from wellnormed.proof.reading import field, integers, number, require
+from wellnormed.proof.value import Term, Value
+
+ROUNDED = ("float32", "bfloat16", "float16")
+"""Dtypes to which a conversion counts as the identity in real arithmetic; those of 8 bits are steps."""
+
+
+def _constant(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
+    require(not inputs and ("tensor" in c) != ("number" in c), "a constant is a tensor or a number")
+    content = tensor(c["tensor"]) if "tensor" in c else np.array(number(c["number"], "number"))
+    index = np.arange(content.size).reshape(content.shape)
+    return Value(name, content.shape, (Term(content.astype(float).reshape(-1), index),))
+
+
+def _add(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
+    require(len(inputs) > 0, "it adds nothing")
+    return value.add(inputs, name, shape)
+
+
+def _idle_ball(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
+    """The projection onto a ball that moves nothing."""
+    scale = Decimal(number(field(c, "scale", "its constants"), "scale"))
+    over = integers(field(c, "over", "its constants"), "over")
+    require(scale > 0 and len(over) > 0 and list(over) == sorted({*over}), "its scale or its axes are malformed")
+    require(max(over) < len(x.shape), f"its input has no axis {max(over)}")
+    entries = math.prod(x.shape[axis] for axis in over)
+    with rounding_up():
+        idle = all(r * r * scale <= entries for r in gather(x, over).radius.flat)
+    require(idle, "its ball is not shown to leave all vectors of the domain as they are")
+    return x
+
+
+def _rounding(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
+    """A conversion to fewer digits, which in real arithmetic is the identity."""
+    known, given = c.keys() == {"dtype"} and c["dtype"] in ROUNDED, str(c.get("dtype"))[:60]
+    require(known, f"it rounds to {given!r}; only {', '.join(ROUNDED)} count as the identity")
+    return value.rounded(x, name)
+
+
+_OF_ONE = {"pick": value.pick, "times": value.times, "idle_ball": _idle_ball, "rounding": _rounding}
+_OF_SEVERAL = {"add": _add, "constant": _constant}
+MOVES = (*_OF_ONE, *_OF_SEVERAL)
+
+
+def moved(
+    operation: str, inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable
+) -> Value:
+    """The result of a move; a `CheckError` if it is malformed.
+
+    Args:
+        operation: One of `MOVES`.
+        inputs: Results of earlier rows.
+        name: Of the result.
+        shape: What the row states; that the result has it is for the caller to check.
+        c: The row's constants.
+        tensor: Name of a stored tensor -> its entries.
+    """
+    if operation in _OF_ONE:
+        require(len(inputs) == 1, f"it has {len(inputs)} inputs instead of 1")
+        return _OF_ONE[operation](inputs[0], name, shape, c, tensor)
+    return _OF_SEVERAL[operation](inputs, name, shape, c, tensor)
