@@ -13,7 +13,8 @@ from functools import cache
 from typing import Literal
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import wellnormed as wn
 from papers import as_published
@@ -26,7 +27,7 @@ from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
 from wellnormed.norms import assign_norms
-from wellnormed.train.evaluate import scores_as_published, validation_loss
+from wellnormed.train.evaluate import TOKENS_AT_ONCE, validation_loss
 from wellnormed.train.presets import PRESETS
 
 OptimizerName = Literal["adamw", "muon"]
@@ -97,6 +98,23 @@ def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
         model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
         torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def scores_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> tuple[float, float]:
+    """Loss and accuracy as LT's released code computes them: over windows that start one token apart, from the first.
+
+    The code's 1,280 windows of 256 see the first 1,536 characters of the validation split and no others, so this does
+    not estimate the loss over the split. A shorter split has fewer windows.
+    """
+    device, loss, correct = next(model.parameters()).device, 0.0, 0
+    every = tokens[: windows + length].unfold(0, length + 1, 1)
+    for part in every.split(max(1, TOKENS_AT_ONCE // length)):
+        logits, targets = model(part[:, :-1].to(device)).flatten(0, 1).float(), part[:, 1:].flatten().to(device)
+        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        correct += int((logits.argmax(-1) == targets).sum())
+    predicted = len(every) * length
+    return loss / predicted, correct / predicted
 
 
 def scores(model: nn.Module, length: int) -> dict[str, float]:

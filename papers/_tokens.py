@@ -18,9 +18,10 @@ from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.gpt import GPT
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.finish import certificate_of
-from wellnormed.train.language import LanguageTask, with_vocabulary
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.presets import Size, token_preset
 from wellnormed.train.ranks import Ranks
+from wellnormed.train.setup import with_vocabulary
 from wellnormed.train.task import DivergedError, fit
 
 BOOKS = {"train": "books/train100.txt.xz", "validation": "books/val.txt.xz"}

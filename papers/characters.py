@@ -11,7 +11,8 @@ import wellnormed.constraints as constraints
 from wellnormed.data.characters import CharacterText
 from wellnormed.models.files import build
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.language import build_optimizer, named_generators
+from wellnormed.train.optimizer import build_optimizer
+from wellnormed.train.setup import named_generators
 from wellnormed.train.task import M, Task
 
 

@@ -26,9 +26,11 @@ from wellnormed.constraints import Constraints
 from wellnormed.models.files import Model
 from wellnormed.optim import Scion
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.language import LanguageTask, build_optimizer, with_vocabulary
+from wellnormed.train.language import LanguageTask
+from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.presets import token_preset
 from wellnormed.train.ranks import Ranks
+from wellnormed.train.setup import with_vocabulary
 from wellnormed.train.task import fit
 
 Method = Literal["AdamW", "torch's Muon", "Scion", "Scion, NorMuon", "Scion, caps"]

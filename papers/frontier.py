@@ -85,10 +85,10 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         folder: Where the files go.
         threads: CPU threads of a run.
     """
+    from papers._shakespeare import scores_as_published
     from wellnormed.data import load_shakespeare
     from wellnormed.models import load
     from wellnormed.train import resume, train
-    from wellnormed.train.evaluate import loss_as_published
 
     unknown = [name for name in only if name not in GRID]
     if unknown:
@@ -102,7 +102,7 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         config, _ = trained.read_config(TrainConfig)
         results = read_json(trained.results_file, _REMEDY)
         split = load_shakespeare(config.source).validation
-        results["loss_as_published"] = loss_as_published(load(trained.path), split, config.model.length)
+        results["loss_as_published"], _ = scores_as_published(load(trained.path), split, config.model.length)
         environment = read_json(trained.environment_file, _REMEDY)["sessions"][0]
         command = f"python -m papers.frontier run --only {name}"
         content = {**from_environment(command, config.seed, environment), "point": name, "runs": 1, "results": results}

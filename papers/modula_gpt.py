@@ -25,7 +25,7 @@ from torch import nn
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._first_modula import NormalizedAdam
-from papers._shakespeare import MATRICES, shakespeare
+from papers._shakespeare import MATRICES, scores_as_published, shakespeare
 from papers._table import Row
 from papers.characters import TextTask
 from wellnormed.models import GPT
@@ -35,7 +35,7 @@ from wellnormed.modular import modular_tree
 from wellnormed.nn import Scale
 from wellnormed.norms import Assignment, ColNorm, assign_norms
 from wellnormed.optim import Scion
-from wellnormed.train.evaluate import scores_as_published, validation_loss
+from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 
 Library = Literal["Modula", "first Modula"]

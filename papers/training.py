@@ -15,8 +15,9 @@ from wellnormed.models.config import GPTConfig, ModelConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
 from wellnormed.train.config import RANGES, TrainConfig
-from wellnormed.train.language import LanguageTask, build_optimizer
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.loop import resume, train
+from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.presets import SHAPES, Size, Variant, token_preset
 
 PaperVariant = Literal[Variant, "lipsformer"]

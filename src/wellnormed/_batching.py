@@ -11,8 +11,8 @@ every temporary is 113 MB of fresh memory pages, and a step took 1.5 times as lo
 
 
 _CPU_ENTRIES_STACKED = 2**22
-"""The same where the tensors are one already: in turn with other work, 12 matrices of 768 x 768 take 1.2 times as long
-at once as in pieces, and 12 of 256 x 1024 are as fast."""
+"""As `batches`, for tensors that are one tensor already: in turn with other work, 12 matrices of 768 x 768 take 1.2
+times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
 
 
 def batches(tensors: list[Tensor], entries: int = _CPU_ENTRIES) -> list[slice]:

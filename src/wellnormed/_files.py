@@ -23,7 +23,7 @@ REMEDIES = {
 """Against what keeps a file from being written, where neither room nor permission is missing."""
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
-"""How names of files end that are not whole."""
+"""The ending of the names of files that are not whole yet."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -120,7 +120,7 @@ def write_files(folder: Path, files: dict[str, bytes | str], facts: dict[str, An
 def read_files(folder: Path, remedy: str, only: str | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read what `write_files` wrote: the manifest, and the content by name of all files, or of the only one.
 
-    What is missing, or differs from what was written, is a `ValueError` that ends with the remedy.
+    A file that is missing, or differs from what was written, is a `ValueError` that ends with the remedy.
     """
     manifest = read_json(folder / MANIFEST, remedy, sealed=True)
     contents = {}

@@ -11,7 +11,7 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
     """Refuse what is no real number, or an integer beyond every float. NaN and infinity are left to range checks.
 
     Args:
-        where: What stands before the name in the message, such as `"SoftCap: "`.
+        where: The words before the name in the message, such as `"SoftCap: "`.
         values: Name -> value.
         tensor: Whether a tensor of one number will do as well, as for a learning rate.
         whole: Whether only integers will do.

@@ -95,9 +95,9 @@ class Certify:
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import read_config
         from wellnormed.train.finish import certify_model
-        from wellnormed.train.language import named_generators
         from wellnormed.train.lock import locked
         from wellnormed.train.report import write_report
+        from wellnormed.train.setup import named_generators
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
@@ -152,7 +152,7 @@ class Sample:
     prompt: str = "\n"
     """Text to continue."""
     characters: int = 500
-    """How many to add; for a model of tokens, how many of these."""
+    """The number of characters to add; for a model of tokens, the number of tokens."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest character."""
     seed: int = 0
@@ -161,7 +161,7 @@ class Sample:
     def __call__(self) -> int | None:
         from wellnormed.models.files import load
         from wellnormed.train.evaluate import sample, text_coder
-        from wellnormed.train.language import named_generators
+        from wellnormed.train.setup import named_generators
 
         if self.characters < 0:
             raise ValueError(f"--characters {self.characters} must not be negative")
@@ -192,17 +192,17 @@ class Tokens:
     validation: tuple[Path, ...] = ()
     """Texts to validate on."""
     name: str | None = None
-    """What the names of the shards begin with; by default the folder's name."""
+    """The beginning of the names of the shards; by default the folder's name."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"
     """GPT-2's byte-pair encoding, or bytes."""
     shard_tokens: int = 100_000_000
     """Tokens of a full shard."""
     threads: int | None = None
-    """How many encode; by default all of the machine's."""
+    """The number of threads that encode; by default all of the machine's."""
     download: Literal["fineweb10B", "fineweb100B"] | None = None
     """Download the shards of FineWeb instead, into the folder or, without one, into the cache."""
     shards: int = 9
-    """How many training shards to download, of 98.5 million tokens each."""
+    """The number of training shards to download, of 98.5 million tokens each."""
 
     def __call__(self) -> int | None:
         from wellnormed.train.lock import locked
@@ -299,8 +299,8 @@ def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
 def chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
     """The value of an option that is read before all others, for every default depends on it; the first by default."""
     first, *_ = names = list(names)
-    found = re.search(rf"--{option}[= ](\S+)", " ".join(arguments))
-    return found[1] if found and found[1] in names else first
+    match = re.search(rf"--{option}[= ](\S+)", " ".join(arguments))
+    return match[1] if match and match[1] in names else first
 
 
 def new_folder(name: str | None, kind: str) -> Path:

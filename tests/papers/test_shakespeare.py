@@ -11,12 +11,11 @@ import torch.nn.functional as F
 import wellnormed as wn
 from papers import _nanogpt, _shakespeare, as_published, modula_gpt, shakespeare_best, shakespeare_tradeoff
 from papers._first_modula import NormalizedAdam
-from papers._shakespeare import LTRun, lt_model, lt_task, rate_factors
+from papers._shakespeare import LTRun, lt_model, lt_task, rate_factors, scores_as_published
 from papers.modula_gpt import Cell
 from wellnormed.certificates import certify
 from wellnormed.data.characters import CharacterText
 from wellnormed.norms import assign_norms
-from wellnormed.train.evaluate import scores_as_published
 
 SMALL = LTRun("muon", "weight decay", 0.0, 2.0, steps=4, batch=2, length=8, width=8, blocks=3)
 CPU = torch.device("cpu")
@@ -129,12 +128,19 @@ def test_rates_and_gradients_of_nanogpt(text):
     assert float(size) == pytest.approx(1.0, rel=1e-3)  # clipped, in float32
 
 
-def test_accuracy_as_published_is_that_of_the_same_windows(text):
+@torch.no_grad()
+def test_scores_as_published_see_the_first_windows_alone(text):
     model, tokens = lt_model(SMALL, torch.Generator().manual_seed(0)).eval(), text.validation
     model.head.weight.data.normal_(generator=torch.Generator().manual_seed(1))
     windows = [tokens[start : start + 9] for start in range(5)]
-    right = [float((model(w[None, :-1])[0].argmax(-1) == w[1:]).float().mean()) for w in windows]
-    assert scores_as_published(model, tokens, 8, windows=5)[1] == pytest.approx(sum(right) / 5)
+    logits = [model(w[None, :-1])[0] for w in windows]
+    losses = [float(F.cross_entropy(x, w[1:])) for x, w in zip(logits, windows, strict=True)]
+    right = [float((x.argmax(-1) == w[1:]).float().mean()) for x, w in zip(logits, windows, strict=True)]
+    published = scores_as_published(model, tokens, 8, windows=5)
+    assert published == pytest.approx((sum(losses) / 5, sum(right) / 5), rel=1e-5)  # float32 means of 40 numbers
+    changed = tokens.clone()
+    changed[13:] = 0
+    assert scores_as_published(model, changed, 8, windows=5) == published
 
 
 @pytest.mark.parametrize("library", ["Modula", "first Modula"])

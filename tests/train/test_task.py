@@ -10,8 +10,9 @@ from wellnormed.data import load_corpus
 from wellnormed.models.files import load
 from wellnormed.train import RunFolder, optimizer, resume, train
 from wellnormed.train.checkpoint import load_parts, save_parts
-from wellnormed.train.language import LanguageTask, with_vocabulary
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.ranks import Ranks
+from wellnormed.train.setup import with_vocabulary
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

@@ -61,9 +61,9 @@ def download(url: str, name: str, sha256: str, otherwise: str = "") -> bytes:
         why = getattr(reason, "strerror", None) or str(reason) or f"no answer within {PATIENCE:g} seconds"
         raise DataError(f"{Path(name).name} could not be downloaded from {url} ({why}); {remedy}") from error
     content = b"".join(pieces)
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise DataError(f"what {url} gives has the sha256 {found}, not {sha256}; {remedy}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise DataError(f"what {url} gives has the sha256 {digest}, not {sha256}; {remedy}")
     write_atomically(cache(name), content)
     return content
 

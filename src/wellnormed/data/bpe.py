@@ -19,7 +19,7 @@ FILE = "gpt2_bpe/encoder.json"
 URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json"
 SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-"""What a text is cut into before pairs are merged: GPT-2's own pattern, in the equivalent form that tiktoken uses."""
+"""A text is cut into matches of it before pairs are merged: GPT-2's own pattern, in the form that tiktoken uses."""
 
 
 @cache
@@ -30,8 +30,8 @@ def gpt2_tokenizer() -> "tiktoken.Encoding":
     in neither, and has the checksum that tiktoken expects. The numbers of the tokens in this file are the order in
     which pairs are merged, so that `vocab.bpe`, which holds that order, is not needed.
 
-    That the package `tiktoken` is not installed, that the file is another one, and that it can be neither found nor
-    downloaded, are each a `ValueError`.
+    A missing package `tiktoken`, a file with another checksum, and one that can be neither found nor downloaded are
+    each a `ValueError`.
     """
     try:
         tiktoken = importlib.import_module("tiktoken")
@@ -48,9 +48,9 @@ def _content() -> bytes:
     if (path := find(FILE)) is None:
         return download(URL, FILE, SHA256)
     content = path.read_bytes()
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+    if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(
-            f"{path} is not the file of GPT-2's tokenizer: its sha256 is {found}, not {SHA256}; "
+            f"{path} is not the file of GPT-2's tokenizer: its sha256 is {digest}, not {SHA256}; "
             "remove it, and it is downloaded"
         )
     return content

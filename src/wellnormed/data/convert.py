@@ -22,7 +22,7 @@ from wellnormed.data.shards import HEADER_BYTES, META, TOKEN_BYTES, Split, heade
 from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 
 SHARD_TOKENS = 10**8
-"""Of a full shard, as in the speedruns."""
+"""The tokens of a full shard, as in the speedruns."""
 SEPARATOR = b"<|endoftext|>"
 """A line of a text file that is this alone stands between two documents."""
 OPENERS = {".xz": lzma.open, ".gz": gzip.open}
@@ -63,13 +63,13 @@ def convert_texts(
         inputs: The texts, in this order.
         folder: Where the shards go; made if needed.
         split: "train" or "val", for validation; both may stand in one folder.
-        name: What the names of the shards begin with; by default the folder's name.
+        name: The beginning of the names of the shards; by default the folder's name.
         shard_tokens: Tokens of a full shard.
-        threads: How many encode; by default all of the machine's.
+        threads: The number of threads that encode; by default all of the machine's.
         tokenizer: "gpt2" for GPT-2's byte-pair encoding, or "bytes", of which a text has about four times as many.
 
     Returns:
-        What `meta.json` says of this split: `shards`, `tokens`, `documents`, `inputs`.
+        The entries of `meta.json` for this split: `shards`, `tokens`, `documents`, `inputs`.
 
     Raises:
         ValueError: If there are no inputs or one is missing, of another kind, damaged, or not UTF-8 (with the place of
@@ -145,7 +145,7 @@ class _Source:
 
 
 def _begin(folder: Path, split: Split, facts: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """What `meta.json` is to say now: how far an earlier conversion of the same texts came, or that nothing is done."""
+    """Write `meta.json`, and return it: how far an earlier conversion of these texts came, or that nothing is done."""
     remedy = "remove the folder, or choose another one"
     meta: dict[str, Any] = {
         "tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary,
@@ -156,16 +156,16 @@ def _begin(folder: Path, split: Split, facts: dict[str, Any], tokenizer: Tokeniz
         raise ValueError(
             f"{folder} has shards of the tokenizer {meta.get('tokenizer')}, not {tokenizer.name}; {remedy}"
         )
-    found = meta.setdefault("splits", {}).get(split)
+    earlier = meta.setdefault("splits", {}).get(split)
     files = shard_files(folder, split)
-    if found and not files and not found.get("shards"):
-        found = None  # an attempt that wrote nothing
-    if found is None and files:
+    if earlier and not files and not earlier.get("shards"):
+        earlier = None  # an attempt that wrote nothing
+    if earlier is None and files:
         raise ValueError(f"{folder} has {split} shards that no {META} tells of, such as {files[0].name}; {remedy}")
-    if other := [key for key, value in facts.items() if found and found.get(key) != value]:
+    if other := [key for key, value in facts.items() if earlier and earlier.get(key) != value]:
         what = {"inputs": "texts", "name": "--name", "shard_tokens": "--shard-tokens"}.get(other[0], other[0])
         raise ValueError(f"{folder} has {split} shards that were made with other {what}; {remedy}")
-    if not found or not _are_there(folder, split, found):
+    if not earlier or not _are_there(folder, split, earlier):
         start = {"complete": False, "shards": 0, "tokens": 0, "documents": 0, "pieces": 0, "used": 0}
         meta["splits"][split] = facts | start
     for half_written in folder.glob(f".*_{split}_*{TEMPORARY}"):  # by a process that was killed
@@ -195,7 +195,7 @@ def _write(path: Path, file: BinaryIO, content: bytes) -> None:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What says which text a file is; refuses files that are no texts."""
+    """The name and checksum that identify a text; refuses files that are no texts."""
     kind = (path.with_suffix("") if path.suffix in OPENERS else path).suffix
     if kind not in (TEXTS, RECORDS):
         raise ValueError(f"{path} is neither {TEXTS} nor {RECORDS}, plain or with {' or '.join(OPENERS)}; convert it")
@@ -233,17 +233,17 @@ def _pieces(inputs: Sequence[Path]) -> Iterator[Piece]:
     before = 0
     for path in inputs:
         with path.open("rb") as raw:
-            begins, held = True, ""
+            begins, waiting = True, ""
             for block in chain(_blocks(path, raw), (None,)):
                 if block is None:
-                    if held:
-                        yield Piece(held, begins, before + raw.tell())
-                    begins, held = True, ""
+                    if waiting:
+                        yield Piece(waiting, begins, before + raw.tell())
+                    begins, waiting = True, ""
                     continue
-                held += block
-                if len(held) >= _PIECE and (place := _cut(held)):
-                    yield Piece(held[:place], begins, before + raw.tell())
-                    begins, held = False, held[place:]
+                waiting += block
+                if len(waiting) >= _PIECE and (place := _cut(waiting)):
+                    yield Piece(waiting[:place], begins, before + raw.tell())
+                    begins, waiting = False, waiting[place:]
             before += raw.tell()
 
 
@@ -264,18 +264,18 @@ def _blocks(path: Path, raw: BinaryIO) -> Iterator[str | None]:
             if line.strip():
                 yield from (_record(path, number, line), None)
         return
-    held, place = bytearray(), 0  # what comes directly before the line, and where the line begins
+    waiting, place = bytearray(), 0  # what comes directly before the line, and where the line begins
     for line in _lines(path, content):
         ends = line.strip() == SEPARATOR
-        if ends or len(held) >= _PIECE:
-            yield _decode(path, held, place - len(held))
-            held = bytearray()
+        if ends or len(waiting) >= _PIECE:
+            yield _decode(path, waiting, place - len(waiting))
+            waiting = bytearray()
         if ends:
             yield None
         else:
-            held += line
+            waiting += line
         place += len(line)
-    yield _decode(path, held, place - len(held))
+    yield _decode(path, waiting, place - len(waiting))
 
 
 def _lines(path: Path, content: Iterable[bytes]) -> Iterator[bytes]:

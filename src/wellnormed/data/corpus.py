@@ -1,4 +1,4 @@
-"""What a language model is trained on, by name: shards in a folder, or a text as characters or bytes."""
+"""The corpora of language models, by name: shards in a folder, or a text as characters or bytes."""
 
 import math
 from pathlib import Path
@@ -41,7 +41,7 @@ def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
 
     Characters are those of the text that `load_shakespeare` finds, or of its `source`; Shakespeare's tokens are the
     bytes of that text, or of the `source` that the name of such a corpus states. 90% of them are to train on. Shards
-    without a `meta.json` are taken for GPT-2's, as the speedruns write them. What is missing or damaged is a
+    without a `meta.json` are taken for GPT-2's, as the speedruns write them. Data that are missing or damaged are a
     `ValueError`; see `load_shards`.
 
     Example:
@@ -49,9 +49,9 @@ def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
         256
     """
     if name == CHARACTERS:
-        own = load_shakespeare(source)
-        split = [Tokens([part.numpy().astype("<u2")], [own.source]) for part in (own.train, own.validation)]
-        return Corpus(own.source, CHARACTERS, len(own.symbols), *split, note=own.note, symbols=own.symbols)
+        read = load_shakespeare(source)
+        split = [Tokens([part.numpy().astype("<u2")], [read.source]) for part in (read.train, read.validation)]
+        return Corpus(read.source, CHARACTERS, len(read.symbols), *split, note=read.note, symbols=read.symbols)
     if name == SHAKESPEARE:
         text, tokenizer = load_shakespeare(source.removesuffix(AS_BYTES)), tokenizer_of("bytes")
         tokens = tokenizer.encode(text.text)

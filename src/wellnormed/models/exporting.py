@@ -33,7 +33,7 @@ from wellnormed.propagation.program import program_of
 _AGAIN = "export the model again"
 PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
 _MOST_BYTES_IN_ONE = 2**31
-"""Of an ONNX file, a limit of its format; weights of a larger one stand beside it."""
+"""The largest ONNX file, by its format; the weights of a larger model stand in a file beside it."""
 
 
 def export(
@@ -64,9 +64,9 @@ def export(
     Args:
         model: Any module that can be captured, in evaluation mode.
         folder: New or empty.
-        example_input: As for `certify`: a tensor, a tuple, or a dictionary of keywords.
-        radius: As for `certify`: largest RMS of an input vector, token or sample.
-        output: Which tensor the program returns, if the model returns several: a key, an attribute, or a position.
+        example_input: The example input, as for `certify`: a tensor, a tuple, or a dictionary of keywords.
+        radius: The largest RMS of an input vector, token or sample, as for `certify`.
+        output: The tensor that the program returns, if the model returns several: a key, an attribute, or a position.
         certificate: Whether the program must be certified. Without it a model that has no bound can be exported too.
         onnx: Whether to write `model.onnx`; None means if the packages are installed.
         symbols: The characters that the tokens of a character model stand for, one for each; `wellnormed sample` needs
@@ -127,7 +127,7 @@ def export(
 
 
 def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
-    """What the certificate of a folder is of: a model, its example, and where its weights are: a file, or parts.
+    """The model that the certificate of a folder is of, its example, and the path of its weights: a file, or parts.
 
     Files of an export that are not those of the manifest are a `ValueError`; by it alone `program.pt2` and `model.onnx`
     are known here, since reading a program may run what it holds. So are weights of the program that are not the
@@ -148,7 +148,7 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
 
 
 def _config(model: Any, example: Any, symbols: str | None) -> dict[str, Any]:
-    """What `load` makes a model of, beside its weights."""
+    """The config from which `load` makes the model, beside its weights."""
     size = model.config.vocabulary_size
     if symbols is not None and len(symbols) != size:
         raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")

@@ -90,7 +90,7 @@ def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) 
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """What the config of a run or export holds; a missing or damaged one, or another format, is a `ValueError`."""
+    """Read the config of a run or export; a missing or damaged one, or another format, is a `ValueError`."""
     folder = Path(folder)
     if not (is_there(folder) and folder.is_dir()):
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
@@ -138,15 +138,16 @@ def read_tensors(content: bytes, where: str) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Copy weights into a model; the first that is missing, unknown, or of another shape or dtype is a `ValueError`."""
-    own = model.state_dict()
-    for what, names in (("lacks", own.keys() - weights.keys()), ("holds the unknown", weights.keys() - own.keys())):
+    wanted = model.state_dict()
+    lacking, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
+    for what, names in (("lacks", lacking), ("holds the unknown", unknown)):
         if names:
             raise ValueError(f"{where} {what} tensor {min(names)!r}; config and weights are of different models")
-    for name, tensor in own.items():
-        given = weights[name]
-        if given.shape != tensor.shape or given.dtype != tensor.dtype:
+    for name, tensor in wanted.items():
+        stored = weights[name]
+        if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
             raise ValueError(
-                f"{where}: {name!r} is {given.dtype} of shape {tuple(given.shape)}, but the config asks for "
+                f"{where}: {name!r} is {stored.dtype} of shape {tuple(stored.shape)}, but the config asks for "
                 f"{tensor.dtype} of shape {tuple(tensor.shape)}; config and weights are of different models"
             )
-        tensor.copy_(given)
+        tensor.copy_(stored)

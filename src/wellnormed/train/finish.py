@@ -1,4 +1,4 @@
-"""What is found at checkpoints and at the end: proofs, losses, a sample, certificate, lower bound."""
+"""The results of checkpoints and of the end: proofs, losses, a sample, certificate, lower bound."""
 
 import os
 import sys
@@ -22,11 +22,11 @@ from wellnormed.train.report import facts, write_report
 from wellnormed.train.run_folder import RunFolder
 
 OF_THE_LAST = ("proved_norm_over_cap", "largest_entry", "largest_logit")
-"""What the last row of the metrics and the results of a run both have, beside losses."""
+"""The entries, beside losses, that the results of a run take from the last row of its metrics."""
 
 
 def evaluated(task: LanguageTask) -> dict[str, Any]:
-    """What is found at every checkpoint, on all ranks together."""
+    """The proofs, losses and largest entries of a checkpoint; a collective call."""
     task.require_equal_copies()
     row: dict[str, Any] = {"proved_norm_over_cap": task.require_caps(), **task.evaluate()}
     seen = task.observe()
@@ -57,7 +57,7 @@ def certificate_of(model: Model, attack_steps: int, task: LanguageTask) -> Certi
 
 
 def certificate_facts(certificate: Certificate, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What a certificate says, as results of a run."""
+    """The figures of a certificate, as results of a run."""
     formats = wn.certificates.number_formats(certificate, weights=weights)
     return {
         "log10_lipschitz": certificate.log10_lipschitz,
@@ -73,7 +73,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     config, ranks = task.config, task.ranks
     seen = task.observe()
     count_hits(task.model)
-    found = task.evaluate(last=True)
+    losses = task.evaluate(last=True)
     rates = hit_rates(task.model)
     weights = task.whole_weights()
 
@@ -91,7 +91,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             "source": task.corpus.name,
             "validation_tokens": min(len(task.corpus.validation), config.validation_tokens or sys.maxsize),
             **{key: last[key] for key in OF_THE_LAST if key in last},
-            **found,
+            **losses,
             "observed_entries": seen.entries,
             "observed_logits": seen.logits,
             "observed_inputs": seen.inputs,
@@ -144,8 +144,8 @@ def certify_model(
         radius = max(1.0, largest)
     certificate = wn.certify(model, example, radius=radius, progress=True)
     if attack_steps:
-        found = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
-        certificate = certificate.with_lower_bound(found.value)
+        largest_gain = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
+        certificate = certificate.with_lower_bound(largest_gain.value)
     return certificate
 
 

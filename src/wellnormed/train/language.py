@@ -3,38 +3,32 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, ClassVar, cast
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed.constraints as constraints
 from wellnormed.data.corpus import Corpus
 from wellnormed.data.stream import RandomWindows, TokenStream
 from wellnormed.models.files import Model, build, load_weights
-from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel.layout import local, whole
-from wellnormed.train.config import SEED, TrainConfig
+from wellnormed.train.config import TrainConfig
 from wellnormed.train.evaluate import TOKENS_AT_ONCE
 from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.ranks import Ranks
+from wellnormed.train.setup import flops_per_token, named_generators, over_ranks
 from wellnormed.train.task import DivergedError, Schedule, Task
 
 VALIDATION_WINDOWS = 128
 """Windows of the validation split that are evaluated at every checkpoint, unless the config says how many tokens."""
-MULTIPLE = 64
-"""Vocabularies of tokens are rounded up to a multiple of it, which products on GPUs are fast for."""
 
 
 class LanguageTask(Task[Model]):
@@ -45,19 +39,19 @@ class LanguageTask(Task[Model]):
 
     Args:
         config: The run. The vocabulary of its model must hold that of the corpus.
-        corpus: What is read.
+        corpus: The tokens, and how they became tokens.
         ranks: The processes. One that is alone is a group of one.
-        optimizer_of: Makes what moves and holds the weights, from the model, the config and the group of processes that
-            hold copies of the weights, if there is one.
-        schedule: Makes the scheduler of the learning rates; by default as the config says.
+        optimizer_of: It makes the optimizer and the constraints from the model, the config and the group of processes
+            that hold copies of the weights, if there is one.
+        schedule: It makes the scheduler of the learning rates; by default the one of the config.
     """
 
     config_type: ClassVar[type[TrainConfig]] = TrainConfig
-    """What the config of such a run is read as."""
+    """The type of the config of such a run."""
     command: ClassVar[str] = "wellnormed.cli"
     """The module that continues such a run as a command."""
     notes: tuple[str, ...] = ()
-    """What is said of the run when it begins, beside its size and its data."""
+    """Remarks that are printed when the run begins, beside its size and its data."""
 
     def __init__(
         self,
@@ -82,42 +76,19 @@ class LanguageTask(Task[Model]):
         read = len(corpus.validation) if corpus.symbols else self._validation_tokens
         corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
         model = build(config.model, self.generators["initial weights"])
-        self.flops_per_token = _flops(model, config.model.length)
-        self.runner, group = self._spread(model := self.prepared(model).to(ranks.device))
-        optimizer, held = (optimizer_of or build_optimizer)(model, config, group)
-        super().__init__(model, optimizer, held, config.steps, self.generators["order of the data"], schedule)
+        self.flops_per_token = flops_per_token(model, config.model.length)
+        self.runner, group = over_ranks(model := self.prepared(model).to(ranks.device), config, ranks)
+        optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
+        super().__init__(model, optimizer, held_by, config.steps, self.generators["order of the data"], schedule)
         self.update_seconds: float | None = None
-        """Of the optimizer's last step and its constraints, if it was `timed`."""
+        """The seconds of the optimizer's last step and its constraints, if it was `timed`."""
         self.timed = False
         optimizer.register_step_pre_hook(lambda *_: self._clock(begin=True))
         optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
 
     def prepared(self, model: Model) -> Model:
-        """What is trained in the place of a model with its first weights; for subclasses."""
+        """The module that is trained in place of this model with its first weights; for subclasses."""
         return model
-
-    def _spread(self, model: Model) -> tuple[nn.Module, Any]:
-        """The model over the ranks: what is called for a loss, and the group that holds copies, if any does."""
-        config, blocks = self.config, list(blocks_of(model))
-        if config.recompute:
-            for block in blocks:
-                block.forward = partial(_recomputed, block.forward)
-        if config.compile:
-            for block in blocks:
-                block.compile()
-        if self.ranks.world == 1:
-            return model, None
-        if config.parallel == "ddp":
-            ids = [self.device.index] if self.device.type == "cuda" else None
-            runner = nn.parallel.DistributedDataParallel(model, device_ids=ids)
-            return runner, torch.distributed.group.WORLD
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        half = torch.bfloat16 if config.precision == "bfloat16" else None
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-        for part in (*blocks, model):
-            fully_shard(part, mp_policy=policy)
-        return model, None
 
     def batch_loss(self) -> Tensor:
         """Cross entropy of this rank's next windows, in nats a token."""
@@ -180,12 +151,12 @@ class LanguageTask(Task[Model]):
             return self.runner(tokens)
 
     def rate_factor(self, step: int) -> float:
-        """As the config's schedule says."""
+        """The factor of the config's schedule."""
         return self.config.rate_factor(step)
 
     @property
     def _validation_tokens(self) -> int:
-        """How many tokens a checkpoint's evaluation reads."""
+        """The number of tokens that a checkpoint's evaluation reads."""
         length = self.config.model.length
         most = (
             VALIDATION_WINDOWS * length + 1 if self.config.validation_tokens is None else self.config.validation_tokens
@@ -209,11 +180,11 @@ class LanguageTask(Task[Model]):
         token_bytes = self._token_bytes
         loss = correct = seen = text = 0.0
 
-        def add(windows: Tensor, own: int) -> None:
+        def add(windows: Tensor, count_here: int) -> None:
             nonlocal loss, correct, seen, text
             windows = windows.to(self.device)
             logits = self.logits(windows[:, :-1]).float()
-            logits, targets = logits[:own].flatten(0, 1), windows[:own, 1:].flatten()
+            logits, targets = logits[:count_here].flatten(0, 1), windows[:count_here, 1:].flatten()
             loss += float(F.cross_entropy(logits, targets, reduction="sum").double())
             correct += int((logits.argmax(-1) == targets).sum())
             seen += len(targets)
@@ -222,25 +193,25 @@ class LanguageTask(Task[Model]):
         self.model.eval()
         for number in range(rounds):
             first = (number * world + self.ranks.rank) * at_once
-            windows, own = next(stream), max(0, min(at_once, count - first))  # the others fill the batch up
-            add(windows[:own] if world == 1 else windows, own)
+            windows, count_here = next(stream), max(0, min(at_once, count - first))  # the others fill the batch up
+            add(windows[:count_here] if world == 1 else windows, count_here)
         if whole and (rest := predicted - count * length):  # of the first rank's, though all call the model
             end = tokens.read(count * length, rest + 1)[None].astype(np.int64)
             add(torch.from_numpy(end), int(self.ranks.first))
         self.model.train()
         loss, correct, seen, text = self.ranks.sum(loss, correct, seen, text)
-        found = {"validation_loss": loss / seen, "validation_accuracy": correct / seen}
+        scores = {"validation_loss": loss / seen, "validation_accuracy": correct / seen}
         if text:
-            found["bits_per_byte"] = loss / text / torch.log(torch.tensor(2.0)).item()
-        return found
+            scores["bits_per_byte"] = loss / text / torch.log(torch.tensor(2.0)).item()
+        return scores
 
     @cached_property
     def _token_bytes(self) -> Tensor | None:
         """The length of every token; None, so that losses are in nats alone, if a rank lacks the tokenizer."""
-        found: Tensor | None = None
+        lengths: Tensor | None = None
         with suppress(ValueError):
-            found = torch.from_numpy(self.corpus.require_tokenizer().token_bytes)
-        return found if all(self.ranks.gather(found is not None)) else None
+            lengths = torch.from_numpy(self.corpus.require_tokenizer().token_bytes)
+        return lengths if all(self.ranks.gather(lengths is not None)) else None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Every tensor that the next step depends on, whole or in parts, and what else it depends on."""
@@ -267,14 +238,14 @@ class LanguageTask(Task[Model]):
         tensors, _ = self.state()
         facts = read(tensors)
         weights, moments = self._content()
-        own: dict[str, Any] = {name: tensors[f"model.{name}"] for name in weights}
-        moments = {name: {key: tensors[f"optimizer.{name}.{key}"] for key in own} for name, own in moments.items()}
+        restored: dict[str, Any] = {name: tensors[f"model.{name}"] for name in weights}
+        moments = {name: {key: tensors[f"optimizer.{name}.{key}"] for key in keys} for name, keys in moments.items()}
         content: Any = {"state": moments, "param_groups": self._groups}
-        set_state_dict(self.model, self.optimizer, model_state_dict=own, optim_state_dict=content)
+        set_state_dict(self.model, self.optimizer, model_state_dict=restored, optim_state_dict=content)
         if self.constraints is not None:
             prefix = "constraints."
-            held = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            self.constraints.load_state_dict(held)
+            state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            self.constraints.load_state_dict(state)
         for group, steps in zip(self.optimizer.param_groups, facts["groups"], strict=True):
             group["steps"] = steps
         self.stream.load_state_dict(facts["stream"])
@@ -302,12 +273,12 @@ class LanguageTask(Task[Model]):
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Every weight, assembled on the CPU of the first rank, and nothing on the others; a collective call."""
-        found = {}
+        weights = {}
         for name, tensor in self.model.state_dict().items():
             assembled = whole(tensor)
             if self.ranks.first:
-                found[name] = assembled.cpu()
-        return found
+                weights[name] = assembled.cpu()
+        return weights
 
     def require_equal_copies(self) -> None:
         """Refuse ranks whose copies of a weight differ in a bit; a collective call."""
@@ -363,46 +334,5 @@ OptimizerOf = Callable[[Model, TrainConfig, Any], tuple[torch.optim.Optimizer, c
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """What JSON holds of a scheduler's state; its functions come from the schedule again."""
+    """The part of a scheduler's state that JSON holds; its functions come from the schedule again."""
     return {key: value for key, value in sorted(state.items()) if isinstance(value, int | float | str | list | None)}
-
-
-def named_generators(seed: int) -> dict[str, torch.Generator]:
-    """One generator for each use, so that more draws for one never move another."""
-    allowed, must = SEED
-    if not allowed(seed):
-        raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
-    names = ("initial weights", "order of the data", "sample", "lower bound")
-    return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
-
-
-def blocks_of(model: Model) -> Iterator[nn.Module]:
-    """The layers of a model that are alike and hold most of its weights."""
-    layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
-    return (layer for layer in layers if any(True for _ in layer.parameters()))
-
-
-def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """The run with a model for the tokens of the data, and some more that never occur; refuses one for others."""
-    multiple = MULTIPLE if corpus.symbols is None else 1
-    size = -(-corpus.vocabulary // multiple) * multiple
-    if (asked := config.model.vocabulary_size) not in (size, type(config.model)().vocabulary_size):
-        raise ValueError(
-            f"model.vocabulary_size={asked} cannot be chosen, for the data has {corpus.vocabulary} tokens, which are "
-            f"rounded up to {size}; leave it out (on the command line: --model.vocabulary-size)"
-        )
-    return replace(config, model=replace(config.model, vocabulary_size=size))
-
-
-def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-    """Activation checkpointing in a function of this package: torch.compile enters none that begins in torch's own."""
-    return cast(Tensor, checkpoint(forward, *arguments, use_reentrant=False))
-
-
-def _flops(model: Model, length: int) -> int:
-    """Floating-point operations of products, forward and backward, for one token of a window."""
-    device = next(model.parameters()).device
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):  # which is made of products that are counted
-        model(torch.zeros(1, length, dtype=torch.long, device=device))
-    return 3 * counter.get_total_flops() // length

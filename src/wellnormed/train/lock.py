@@ -1,4 +1,4 @@
-"""Who may write a run folder: nobody one that is in use, and one process at a time. Free of torch."""
+"""The right to write a run folder: a new one, and by one process at a time. Free of torch."""
 
 import os
 import shlex
@@ -24,12 +24,12 @@ def require_new(folder: Path) -> None:
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} exists; continue it with {resume_command(folder)} or choose another --name")
     names = {path.name for path in folder.glob("*") if not path.name.endswith(TEMPORARY)}
-    if (found := min(names - {LOCK, HOLDER}, default=None)) is not None:
-        raise ValueError(f"{folder} holds {found!r} but no config.json; choose another --name")
+    if (stranger := min(names - {LOCK, HOLDER}, default=None)) is not None:
+        raise ValueError(f"{folder} holds {stranger!r} but no config.json; choose another --name")
 
 
 def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
-    """How a run in this folder is continued, by processes like those that run now and the command in `module`."""
+    """The command line that continues a run in this folder, by the command in `module` and as many processes as now."""
     start = "wellnormed" if module == "wellnormed.cli" else f"python -m {module}"
     if os.environ.get("WORLD_SIZE", "1") != "1":
         ranks, nodes = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
@@ -42,9 +42,9 @@ def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Be the only writer of a folder, which is made if needed. Readers take no lock.
 
-    The file `.holder` names the writer while there is one. What a killed process left in it means nothing: the lock of
-    `.lock` alone decides, which falls when its process ends, however it ends. A second writer is refused with the
-    first one's process id, host and starting time.
+    The file `.holder` names the writer while there is one. The content that a killed process left there means nothing:
+    the lock of `.lock` alone decides, which falls when its process ends, however it ends. A second writer is refused
+    with the first one's process id, host and starting time.
     """
     is_there(folder)
     with writing(folder / LOCK):

@@ -20,18 +20,20 @@ from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.finish import evaluated, finish, show_finished
-from wellnormed.train.language import LanguageTask, with_vocabulary
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display, show_note
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.run_folder import RunFolder, explained, memory_explained
+from wellnormed.train.setup import with_vocabulary
 from wellnormed.train.stopping import Requests
 from wellnormed.train.task import Schedule, fit
 
 PEAK_TFLOPS = {
     "H100 PCIe": 756.0, "H100 NVL": 835.0, "H200 NVL": 835.0, "H100": 989.0, "H200": 989.0, "A100": 312.0,
 }  # fmt: skip
-"""Of dense bfloat16 products, from the maker's data sheets, by a part of the device's name; the first that fits."""
+"""Peaks of dense bfloat16 products, from the maker's data sheets, by a part of the device's name; the first that
+fits."""
 
 
 @memory_explained()
@@ -87,10 +89,10 @@ def _begin(
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings with those inside them, by their names as options."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def _read(data: str, source: str, ranks: Ranks) -> tuple[Corpus, dict[str, str]]:
@@ -129,8 +131,9 @@ def resume(
 ) -> RunFolder:
     """Continue a run from its newest checkpoint, on any number of ranks.
 
-    On the same number the weights end bit for bit as if it had never stopped; on another, gradients are added in
-    another order. A finished run is left as it is. What is missing, damaged or not the run's own is a `ValueError`.
+    On the same number the weights end bit for bit as if it had never stopped; on another number, gradients are added in
+    another order. A finished run is left as it is. A file that is missing, damaged or not the run's own is a
+    `ValueError`.
     """
     run = RunFolder(folder, task_of.command)
     try:
@@ -274,7 +277,7 @@ def _speed(task: LanguageTask, speed: float, seconds: float) -> dict[str, Any]:
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Of the first rank: what torch held on a GPU, or the whole process on a CPU."""
+    """The peak memory of the first rank: what torch held on a GPU, or the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

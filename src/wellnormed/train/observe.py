@@ -1,4 +1,4 @@
-"""How large the entries of a model's activations and its attention logits are on some inputs."""
+"""The largest entries of a model's activations, and its largest attention logits, on some inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,27 +13,26 @@ class Observed(NamedTuple):
     """The largest absolute value, by the name of the module that computes it."""
 
     entries: dict[str, float]
-    """Of the results of modules without parts."""
+    """The largest entries of the results of modules without parts."""
     logits: dict[str, float]
-    """Of the attention logits, before any mask, of modules that call `scaled_dot_product_attention`."""
+    """The largest attention logits, before any mask, of modules that call `scaled_dot_product_attention`."""
     inputs: dict[str, float]
-    """Of the first inputs of modules without parts."""
+    """The largest entries of the first inputs of modules without parts."""
 
 
 def largest_of(seen: Sequence[Observed]) -> Observed:
     """The largest of what several processes saw of the same model."""
 
-    def most(found: Sequence[dict[str, float]]) -> dict[str, float]:
-        return {
-            name: max(own[name] for own in found if name in own) for name in {k: None for own in found for k in own}
-        }
+    def largest(observations: Sequence[dict[str, float]]) -> dict[str, float]:
+        names = {name: None for values in observations for name in values}
+        return {name: max(values[name] for values in observations if name in values) for name in names}
 
-    return Observed(*(most([each[i] for each in seen]) for i in range(len(Observed._fields))))
+    return Observed(*map(largest, zip(*seen, strict=True)))
 
 
 @torch.no_grad()
 def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
-    """What is seen while `call` runs the model, in eval mode.
+    """Observe the model, in eval mode, while `call` runs it.
 
     Example:
         >>> observed(model := nn.Sequential(nn.Identity(), nn.ReLU()), lambda: model(torch.tensor([-3.0, 2.0]))).entries
@@ -41,7 +40,7 @@ def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
     """
     entries: dict[str, Tensor] = {}
     logits: dict[str, Tensor] = {}
-    given: dict[str, Tensor] = {}
+    inputs_seen: dict[str, Tensor] = {}
     open_modules: list[str] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -53,7 +52,7 @@ def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
             if leaf and isinstance(output, Tensor):
                 _keep(entries, name, output)
             if leaf and inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
-                _keep(given, name, inputs[0])
+                _keep(inputs_seen, name, inputs[0])
 
         return hook
 
@@ -75,12 +74,14 @@ def observed(model: nn.Module, call: Callable[[], Any]) -> Observed:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return Observed(*({name: float(value) for name, value in found.items()} for found in (entries, logits, given)))
+    return Observed(
+        *({name: float(value) for name, value in found.items()} for found in (entries, logits, inputs_seen))
+    )
 
 
-def _keep(found: dict[str, Tensor], name: str, values: Tensor) -> None:
+def _keep(largest_by_name: dict[str, Tensor], name: str, values: Tensor) -> None:
     largest = values.abs().amax().float()
-    found[name] = torch.maximum(found[name], largest) if name in found else largest
+    largest_by_name[name] = torch.maximum(largest_by_name[name], largest) if name in largest_by_name else largest
 
 
 def _logits(query: Tensor, key: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:

@@ -52,8 +52,9 @@ SHAPES: dict[Size, dict[str, Any]] = {
     "1b": {"width": 2048, "blocks": 22, "heads": 16, "length": 1024},
     "3b": {"width": 2560, "blocks": 36, "heads": 20, "length": 1024},
 }
-"""By the parameters of the blocks, but 124m and 350m, which are GPT-2's names for its shapes: 162 and 405 million with
-tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape of LMO."""
+"""The shapes of the sizes, named by the parameters of the blocks, but 124m and 350m are GPT-2's names for its shapes:
+162 and 405 million with tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape
+of LMO."""
 
 
 def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConfig:

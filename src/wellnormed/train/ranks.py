@@ -17,7 +17,8 @@ from wellnormed.train.stopping import Stopped
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=10)
-"""How long a rank waits for the others in a step: more than compiling or a checkpoint keeps one of them longer."""
+"""The time for which a rank waits for the others in a step: more than compiling or a checkpoint keeps one of them
+longer."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: T, patiently: bool = False) -> list[T]:
-        """What every rank has, on every rank, in their order."""
+        """Give every rank the values of all ranks, in their order."""
         if self.world == 1:
             return [value]
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value, self.patient if patiently else None)
-        return found
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, self.patient if patiently else None)
+        return values
 
     def sum(self, *values: float | Tensor) -> list[float]:
         """Sums over the ranks, in float64, the same on each."""
@@ -66,11 +67,11 @@ class Ranks:
             problem = error
         said: Any = None if problem is None else (isinstance(problem, OSError), str(problem))
         problems = self.gather(problem.number if isinstance(problem, Stopped) else said, patiently)
-        for rank, found in enumerate(problems):
-            if isinstance(found, int):
-                raise Stopped(found) from problem
-            if found is not None:
-                raise (OSError if found[0] else ValueError)(f"rank {rank}: {found[1]}") from problem
+        for rank, said_there in enumerate(problems):
+            if isinstance(said_there, int):
+                raise Stopped(said_there) from problem
+            if said_there is not None:
+                raise (OSError if said_there[0] else ValueError)(f"rank {rank}: {said_there[1]}") from problem
         return results[0]
 
     def by_first(self, work: Callable[[], T], patiently: bool = False) -> T | None:
@@ -79,11 +80,11 @@ class Ranks:
 
     def require_equal(self, what: str, facts: Mapping[str, Any]) -> None:
         """Refuse ranks that differ in some fact, naming the first that does, and the fact."""
-        for rank, found in enumerate(values := self.gather(dict(facts))):
+        for rank, there in enumerate(values := self.gather(dict(facts))):
             for name, expected in values[0].items():
-                if found.get(name) != expected:
+                if there.get(name) != expected:
                     raise ValueError(
-                        f"rank {rank} has another {what} than rank 0: {name} is {found.get(name)} instead of "
+                        f"rank {rank} has another {what} than rank 0: {name} is {there.get(name)} instead of "
                         f"{expected}; start all ranks with the same command, the same packages and the same files"
                     )
 
@@ -93,14 +94,14 @@ def joined(device: str) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started, with NCCL on GPUs and gloo elsewhere; leave them at the end.
 
     A default group that exists already is taken, and stays. `device` is "cpu", "cuda" or "auto", a GPU if there is one.
-    That there is none, and that ranks have other versions of packages, is a `ValueError`.
+    A missing GPU, and ranks with other versions of packages, are each a `ValueError`.
     """
     place = device_of(device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)
-    own = not dist.is_initialized()
-    if own:
+    began_here = not dist.is_initialized()
+    if began_here:
         if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
             yield Ranks(0, 1, place)
             return
@@ -113,4 +114,4 @@ def joined(device: str) -> Iterator[Ranks]:
         yield ranks
     finally:
         gc.collect()  # what still holds a group would end its threads too late, and abort the process
-        dist.destroy_process_group(None if own else patient)
+        dist.destroy_process_group(None if began_here else patient)

@@ -39,7 +39,7 @@ BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
 def write_report(folder: str | Path) -> Path:
     """Draw `report.html` from what a run folder or exported model holds, and return its path.
 
-    What the folder lacks is said to be missing; a damaged file is a `ValueError`.
+    The report says which files the folder lacks; a damaged file is a `ValueError`.
     """
     run = RunFolder(folder)
     config = read_config(run.path)
@@ -88,7 +88,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _state(run: RunFolder, config: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
-    """How far the run is."""
+    """The progress of the run, in words."""
     if "train" not in config:
         return "exported model"
     done, steps = metrics[-1]["step"] if metrics else 0, config["train"]["steps"]
@@ -96,7 +96,7 @@ def _state(run: RunFolder, config: dict[str, Any], metrics: list[dict[str, Any]]
 
 
 def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
-    """Which run this is: of what model, on which text, begun when and by which version."""
+    """A sentence on the run: its model, its text, when it was begun and by which version."""
     model, train, text = config["model"], config.get("train", {}), config.get("text", {})
     words = [f"A {model['architecture']} transformer"]
     if "source" in text:
@@ -119,32 +119,32 @@ def facts(
     config: dict[str, Any], results: dict[str, Any] | None, certificate: Certificate | None
 ) -> list[tuple[str, str]]:
     """The figures of a run, each with what it is, as far as they are known."""
-    found = []
+    figures = []
     asked = config.get("train", {}).get("lipschitz")
     if results:
         split = f"{results['validation_tokens']:,} tokens of {results['source']}"
         after = f"after {results['training_tokens']:,} training tokens"
-        found.append((f"{results['validation_loss']:.4f}", f"validation loss, {split}, {after}"))
+        figures.append((f"{results['validation_loss']:.4f}", f"validation loss, {split}, {after}"))
         if "bits_per_byte" in results:
-            found.append((f"{results['bits_per_byte']:.4f}", "validation bits a byte of text"))
+            figures.append((f"{results['bits_per_byte']:.4f}", "validation bits a byte of text"))
         if "validation_accuracy" in results:
-            found.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
+            figures.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
         if math.isfinite(certificate.lipschitz):
             limit = "" if asked is None else f"; at most {asked:g} was asked for"
-            found.append((f"{certificate.lipschitz:.4g}", f"certified Lipschitz bound{limit}"))
-        found.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
+            figures.append((f"{certificate.lipschitz:.4g}", f"certified Lipschitz bound{limit}"))
+        figures.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
-            found.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
+            figures.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
     if results:
         if results.get("log10_lipschitz_l2") is not None:
-            found.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
+            figures.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
         if "observed_entries" in results:
-            found.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry that was seen"))
+            figures.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry seen"))
         if results["proved_norm_over_cap"]:
-            found.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
-        found.append((f"{results['parameters']:,}", "parameters"))
-    return found
+            figures.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
+        figures.append((f"{results['parameters']:,}", "parameters"))
+    return figures
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
@@ -274,18 +274,18 @@ def _certificate_table(certificate: Certificate) -> str:
 
 
 def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) -> str:
-    """What is proved and what was seen of the largest entry of every result, weight and logit, and what holds it."""
+    """A table of the largest entries of results, weights and logits, proved and seen, and of formats that hold them."""
     _, files = read_files(run.path, f"{run.resume_command} writes it again", only=WEIGHTS)
     weights = read_tensors(files[WEIGHTS], str(run.weights_file))
     seen = results["observed_entries"] | {name: float(x.abs().max()) for name, x in weights.items() if x.numel()}
     seen |= {f"logits of {name}": size for name, size in results["observed_logits"].items()}
     seen |= {f"input of {name}": size for name, size in results["observed_inputs"].items()}
-    found = number_formats(certificate, seen, weights=weights)
+    formats = number_formats(certificate, seen, weights=weights)
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
-    for each in found.ranges:
+    for each in formats.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
         rows.append(_row([each.shown, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
-    return f"<p>All entries are held by: {' '.join(found.holding_all) or 'none'}.</p>{_table(rows)}"
+    return f"<p>All entries are held by: {' '.join(formats.holding_all) or 'none'}.</p>{_table(rows)}"
 
 
 def _settings(content: dict[str, Any]) -> str:

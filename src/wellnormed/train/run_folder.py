@@ -104,7 +104,7 @@ class RunFolder:
         return sorted(manifest.parent for manifest in self.checkpoints.glob(f"step-[0-9]*/{MANIFEST}"))
 
     def expected_of(self, folder: Path) -> dict[str, Any]:
-        """What the manifest of a checkpoint in that folder must say if it is this run's."""
+        """The entries of the manifest of a checkpoint in that folder, if it is this run's."""
         return {"step": int(folder.name.removeprefix("step-")), "config_sha256": self.config_sha256()}
 
     def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class RunFolder:
         _files.write_files(self.path, files, {"format": FORMAT, "config_sha256": self.config_sha256()})
 
     def unfinished(self) -> str | None:
-        """What keeps this from being a finished run with all its files intact, in words; None if nothing does."""
+        """The reason why this is no finished run with all its files intact, in words; None if it is one."""
         try:
             _, files = _files.read_files(self.path, "the end of the run is made again")
             results = _files.parse_json(files[self.results_file.name], str(self.results_file), "", sealed=True)

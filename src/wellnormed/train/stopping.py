@@ -1,4 +1,4 @@
-"""What asks a run for a checkpoint beside its regular ones: SIGINT, SIGTERM, and the clock. Free of torch."""
+"""Requests for a checkpoint beside the regular ones: by SIGINT, SIGTERM, and the clock. Free of torch."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Requests:
-    """What a run is asked for from outside, as a context in which SIGINT and SIGTERM are heard.
+    """The requests that reach a run from outside; a context in which SIGINT and SIGTERM are heard.
 
     The first signal makes `after_step` write a checkpoint and raise `Stopped`; the second ends the process at once, as
     the system does by default. Nothing is heard outside the main thread, where Python allows no handlers.

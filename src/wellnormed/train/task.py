@@ -23,16 +23,17 @@ class DivergedError(ValueError):
 
 
 class Task(ABC, Generic[M]):
-    """Everything that one step changes. A subclass builds it from a config, and says what the loss of a batch is.
+    """Everything that one step changes. A subclass builds it from a config, and defines the loss of a batch.
 
     Args:
-        model: What is trained.
-        optimizer: What moves its weights. The learning rate of every group is where it begins, times `rate_factor`.
-        constraints: What holds its weights after every step; None for nothing.
+        model: The module that is trained.
+        optimizer: It moves the weights. The learning rate of every group is the one with which it begins, times
+            `rate_factor`.
+        constraints: They hold the weights after every step; None for no constraint.
         steps: Steps of the whole run.
         generator: Source of all draws during training, on the CPU, so that they are the same on every device.
-        schedule: Makes what moves the learning rates after every step, a scheduler of torch; by default it multiplies
-            those of the optimizer by `rate_factor`.
+        schedule: It makes a scheduler of torch, which sets the learning rates after every step; by default one that
+            multiplies those of the optimizer by `rate_factor`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Task(ABC, Generic[M]):
         self.steps, self.generator, self.step = steps, generator, 0
         self.scheduler = (schedule or self._by_factor)(optimizer)
         self.requests = Requests()
-        """What a run is asked for from outside."""
+        """The requests that reach the run from outside."""
 
     def _by_factor(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         return LambdaLR(optimizer, self.rate_factor)
@@ -66,11 +67,11 @@ class Task(ABC, Generic[M]):
         return float(loss.detach())
 
     def rate_factor(self, step: int) -> float:
-        """What the learning rates are multiplied by in a step, counted from 0: a linear fall to 0."""
+        """The factor on the learning rates in a step, counted from 0: a linear fall to 0."""
         return 1 - step / self.steps
 
     def learning_rate(self) -> float:
-        """That of the next step, of the first group that begins at the optimizer's own, or else of the first group."""
+        """The next step's learning rate, of the first group that began at the optimizer's own, or of the first."""
         groups = self.optimizer.param_groups
         own = self.optimizer.defaults.get("lr")
         return float(next((g for g in groups if g["initial_lr"] == own), groups[0])["lr"])
