@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed as wn
-from wellnormed.constraints.base import Cap
+from wellnormed.constraints.caps import Cap
 from wellnormed.norms import AssignedParameter, Norm
-from wellnormed.optim.directions import NeuronNormalized, Oracle
+from wellnormed.optim.parts import NeuronNormalized, Oracle
 from wellnormed.parallel import Job
 from wellnormed.parallel.layout import part_lengths
 from wellnormed.parallel.placement import deal

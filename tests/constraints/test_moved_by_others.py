@@ -206,3 +206,17 @@ def test_a_decay_that_rounding_loses_is_warned_of():
     with pytest.warns(UserWarning, match="a decay of 0.001 a step is lost where weights round to bfloat16"):
         optimizer.step()
     optimizer.step()  # once is enough
+
+
+def test_a_copy_doubts_its_weights_when_an_optimizer_state_is_loaded():
+    """Values written past torch's count, as a sharded checkpoint writes them, are proved again after the load."""
+    _, optimizer, _ = held(wn.HardCap(1.0, every=8), lr=0.01)
+    copied = copy.deepcopy(optimizer)
+    (weight,) = copied.param_groups[0]["params"]
+    weight.grad = outward(weight)
+    copied.step()
+    weight.data.mul_(10)
+    copied.load_state_dict(copied.state_dict())
+    weight.grad = outward(weight)
+    copied.step()
+    assert norm(weight) <= 1

@@ -1,34 +1,41 @@
-"""Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them."""
+"""Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them.
 
+What happens at a step: `_before` checks that every constraint can hold after a step of that length, and brings back
+what somebody else has written; `_after` has each constraint act on the weights that have moved, through `_write`.
+"""
+
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellnormed.constraints.base import State
+from wellnormed.constraints.base import State, held
 from wellnormed.constraints.constrained import (
+    DOUBTED,
+    WRITTEN,
     Constrained,
     Measure,
     allowed_distance,
     distance,
     mark,
+    matching_state,
     measure,
     upper_bound,
-    write,
 )
 from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, longer, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.norms.patterns import unwrapped
-from wellnormed.parallel import Placement, in_buckets
+from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local, whole
 
-DOUBTED, WRITTEN = 1.0, 2.0
-"""What may have happened to a weight: its values may have been loaded; it was written, or put into other memory."""
+Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
+"""From a batch of weights that are constrained alike, and what is remembered of them, to both after a step."""
 ROUNDS = 4
-"""Of projections in one `project_`: more than one only where 16 bits round a weight away from its projection."""
+"""How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
 
 
 class Constraints:
@@ -50,12 +57,8 @@ class Constraints:
         constrained: tuple[Constrained, ...],
         left_out: Mapping[str, str] | None = None,
     ) -> None:
-        self._constrained = constrained
+        self._optimizer, self._constrained = optimizer, constrained
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
-        self._state: dict[str, State] = {}
-        self._reach: dict[str, Tensor] = {}  # on the CPU, so that no step waits for a device
-        self._unproved: dict[str, float] = {}  # as `_changes` counts them
-        self._optimizer = optimizer
         self._bounds: Bounds = {}  # on the step that was checked last
         self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
         self._own_placement = Placement({c.name: c.parameter for c in constrained})
@@ -121,8 +124,7 @@ class Constraints:
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
-        bounds = {c.name: c.constraint.promised(self._state[c.name]) for c in self._constrained}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
+        return {c.name: bound for c in self._constrained if (bound := c.promised()) is not None}
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that has a constraint."""
@@ -162,28 +164,16 @@ class Constraints:
         Raises:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
         """
-        own = {unwrapped(name): tensor for name, tensor in self._flat_state().items()}
-        _require_state(state)
-        state = {unwrapped(name): tensor for name, tensor in state.items()}
-        if own.keys() != state.keys():
-            raise ValueError(
-                f"the state lacks {sorted(own.keys() - state.keys())} and has unknown "
-                f"{sorted(state.keys() - own.keys())}; load it into the constraints that it was saved from"
-            )
-        for name, tensor in own.items():
-            if tensor.shape != state[name].shape:
-                raise ValueError(
-                    f"the state of {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}; "
-                    "load it into a model of the same sizes"
-                )
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+        here = self._flat_state()
+        saved = matching_state(state, {unwrapped(name): tensor for name, tensor in here.items()})
+        for name, tensor in here.items():
+            tensor.copy_(saved[unwrapped(name)])
         self._settle(self._constrained)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
-        flat = {f"{name}.{key}": tensor for name, own in self._state.items() for key, tensor in own.items()}
-        return flat | {f"{name}.reach": tensor for name, tensor in self._reach.items()}
+        flat = {f"{c.name}.{key}": tensor for c in self._constrained for key, tensor in c.state.items()}
+        return flat | {f"{c.name}.reach": c.reach for c in self._constrained if c.reach is not None}
 
     def attach(self) -> None:
         """Attach to the optimizer; once, when these constraints or a copy of them are made."""
@@ -219,22 +209,17 @@ class Constraints:
 
     def _doubt(self) -> None:
         """Whoever loads an optimizer's state loads weights as well, which torch does not count where they are cut."""
-        self._unproved = dict.fromkeys(self.names, DOUBTED) | self._unproved
+        for c in self._constrained:
+            c.doubt = max(c.doubt, DOUBTED)
 
     def _changes(self, among: Sequence[Constrained]) -> dict[str, float]:
         """What happened to each of these, in any process, since the constraints last saw it, as far as torch counts."""
-        here = self._changes_here()
-        return self._placement.agree({c.name: here[c.name] for c in among}, [c.name for c in among])
-
-    def _changes_here(self) -> dict[str, float]:
-        written = {c.name: WRITTEN for c in self._constrained if mark(c.parameter) != self._seen[c.name]}
-        return dict.fromkeys(self.names, 0.0) | self._unproved | written
+        return self._placement.agree({c.name: c.change() for c in among}, [c.name for c in among])
 
     def _meet(self, changed: Sequence[Constrained]) -> None:
         """Take over weights that someone else has written: promises are kept, and what promises nothing begins anew."""
         self._settle(changed)
-        promised = self.promised()
-        self._begin([c for c in changed if c.name not in promised])
+        self._begin([c for c in changed if c.promised() is None])
 
     def _settle(self, among: Sequence[Constrained]) -> None:
         """Bring back weights that are not proved to keep their promise; the others are not written."""
@@ -245,22 +230,22 @@ class Constraints:
                 "values"
             )
         for c in among:
-            if c.name in self._reach:
-                self._reach[c.name].clamp_(min=proved[c.name])
-            self._unproved.pop(c.name, None)
+            c.doubt = 0.0
+            if c.reach is not None:
+                c.reach.clamp_(min=proved[c.name])
         self._begin([c for c in among if proved[c.name] > promised.get(c.name, math.inf)])
 
     @torch.no_grad()
     def _begin(self, changed: Sequence[Constrained]) -> None:
         """Bring weights where training may start, and remember them as they are then."""
-        self._state |= {c.name: {} for c in changed}
+        for c in changed:
+            c.state = {}
         project = lambda c, weights, state: (c.constraint.project(weights, c.norm), state)  # noqa: E731
-        write([[c] for c in changed], project, self._state, self._placement)
+        _write([[c] for c in changed], project, self._placement)
         for c in changed:
             state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
-            self._state[c.name] = {key: value[0].clone() for key, value in state.items()}
-            if (reach := c.constraint.first_reach()) is not None:
-                self._reach[c.name] = reach
+            c.state = {key: value[0].clone() for key, value in state.items()}
+            c.reach = c.constraint.first_reach()
 
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it.
@@ -277,12 +262,11 @@ class Constraints:
         moved = [c for c in self._constrained if c.name in stepped - beyond]
         moved = [c for c in moved if c.name not in unmoved or c.constraint.acts_at_rest]
         steps = {c.name: c.constraint.seen_step(self._bounds[c.name], c.parameter) for c in moved}
-        reach = self._reach
-        due = [c for c in moved if not (c.name in reach and c.constraint.may_wait(reach[c.name], steps[c.name]))]
+        due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, steps[c.name])]
         buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
         apply = lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state)  # noqa: E731
         try:
-            write((members for _, members in buckets), apply, self._state, self._placement)
+            _write([members for _, members in buckets], apply, self._placement)
         except ValueError as error:
             if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
                 raise ValueError(
@@ -300,7 +284,8 @@ class Constraints:
         self._remember()
 
     def _remember(self) -> None:
-        self._seen = {c.name: mark(c.parameter) for c in self._constrained}
+        for c in self._constrained:
+            c.seen = mark(c.parameter)
 
     def _measure_own(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
         """The largest number of any process for every weight, each by its own copy; infinity where it is not finite."""
@@ -309,8 +294,7 @@ class Constraints:
         return self._placement.agree(finite, list(finite)) if among else {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_optimizer", "_constrained", "_left_out", "_state", "_reach")
-        return {name: vars(self)[name] for name in kept} | {"_unproved": self._changes_here()}
+        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -324,17 +308,42 @@ class Constraints:
         followers = self
         if self._optimizer is not optimizer:
             followers = object.__new__(type(self))
-            vars(followers).update(self.__getstate__() | {"_optimizer": optimizer})
+            followers._optimizer, followers._left_out = optimizer, self._left_out
+            followers._constrained = tuple(map(copy.copy, self._constrained))
         if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
             followers._bounds, followers._resting = {}, set()
             followers._own_placement = Placement({c.name: c.parameter for c in self._constrained})
             followers.attach()
 
 
-def _require_state(state: object) -> None:
-    """Refuse what maps no names to tensors."""
-    pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
-    if not all(isinstance(name, str) and torch.is_tensor(value) for name, value in pairs):
-        raise ValueError(
-            "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"
+@torch.no_grad()
+def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Placement) -> None:
+    """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
+
+    def job(members: list[Constrained]) -> Job:
+        first = members[0]
+
+        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
+            if weights.dtype.itemsize < 4:
+                constrained = _rounded(first, constrained, state, weights.dtype)
+            return constrained, *(state[key] for key in first.state)
+
+        remembered = ([c.state[key] for c in members] for key in first.state)
+        return Job(
+            ([c.parameter for c in members], *remembered), function, cubic=first.norm.measures == "singular values"
         )
+
+    results = placement.run(map(job, buckets))
+    for members, (weights, *after) in zip(buckets, results, strict=True):
+        torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
+        for key, values in zip(members[0].state, after, strict=True):
+            torch._foreach_copy_([c.state[key] for c in members], values)
+
+
+def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
+    """A batch in 16 bits that still keeps what was promised; one by one, for the proof makes float64 copies."""
+    states = states or c.constraint.initial_state(weights, c.norm)
+    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
+    pairs = zip(weights, bounds, strict=True)
+    return torch.stack([w.to(dtype) if bound is None else held(w, c.norm, bound, dtype) for w, bound in pairs])

@@ -1,11 +1,9 @@
-"""What every constraint says of itself, and the two bases: caps without memory, and constraints that remember.
+"""What every constraint says of itself, and the base of those that remember something of singular values.
 
 A constraint is a value: what it remembers of a weight from step to step is handed in and out as tensors.
 """
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,9 +17,6 @@ TARGET = 1 - 2e-5
 proof exceeds the norm by 1e-8; the rest is room."""
 SLACK = 2e-5
 """Growth beyond the declared update that a constraint also undoes, relative: rounding never accumulates."""
-UPDATE_ROOM = 0.02
-"""By how much an update may exceed its bound, relatively: what `msign` states for 16 bits, and so for float32 products
-that torch was allowed to compute with fewer bits; else it is far less."""
 
 State = dict[str, Tensor]
 """What a constraint remembers: of one weight, or of a batch of them stacked along a new first dimension."""
@@ -113,103 +108,6 @@ class Constraint(ABC):
                 "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
             )
         return update_norm
-
-
-@dataclass(frozen=True)
-class Cap(Constraint):
-    """A constraint without memory that promises `norm(weight) <= max_norm` after every step.
-
-    Weights are proved to lie at or below the cap before the first step. Later they are where the aim and the accuracy
-    of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
-
-    **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
-    `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since
-    then. While that sum is at most the cap the weight is left as it is, and the first step whose bound leads beyond is
-    followed by a projection, before anything sees the weight. The room that a projection leaves is that of `every - 1`
-    steps like the one before it, but at most half of the cap: a rate that rises makes projections more frequent, a rate
-    that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a projection each.
-    """
-
-    max_norm: float
-    every: ClassVar[int] = 1
-    """Steps of one learning rate from one projection to the next."""
-
-    def __post_init__(self) -> None:
-        self._require_positive(max_norm=self.max_norm)
-        require_numbers(f"{type(self).__name__}: ", {"every": self.every}, whole=True)
-        if self.every < 1:
-            raise ValueError(f"{type(self).__name__}: every={self.every} must be at least 1, for after every step")
-
-    @property
-    def bound(self) -> float:
-        return self.max_norm
-
-    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        """Refuse a step for which the function that brings weights back is not defined, if it follows from the step."""
-        if not self.uses_update_norm:
-            return
-        step = self._require_update_norm(update_norm, name)
-        try:
-            self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
-        except ValueError as error:
-            raise ValueError(
-                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
-                "x overshoot) is too long for it; lower the learning rate, or use HardCap, which bears any step"
-            ) from error
-
-    def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        if not self.tolerance and bool((norm.upper_bound(weights) <= self.max_norm).all()):
-            return weights
-        return held(self._start(weights, norm), norm, self.max_norm)
-
-    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        return self._after_step(weights, norm, update_norm), {}
-
-    def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
-        """For a cap that waits, a bound on the growth of the norm by a step in floating point.
-
-        A step rounds `(1 - decay) W` and the sum with the update, entry by entry. The share `u` of every entry is at
-        most the share `u sqrt(r)` of the norm of a slice whose short side is `r`, and `r^2` is at most the number of
-        entries. Roundings of the update are within `UPDATE_ROOM`. In 16 bits those of the weight alone may add a fifth
-        of its norm at `r = 768`, which leaves nothing to wait for.
-        """
-        if self.every == 1:
-            return super().seen_step(update_norm, weight)
-        if update_norm is None or weight.dtype.itemsize < 4:
-            return None
-        rounding = 2 * (torch.finfo(weight.dtype).eps / 2) * weight.numel() ** 0.25
-        return update_norm * (1 + UPDATE_ROOM) + rounding * self.max_norm
-
-    def first_reach(self) -> Tensor | None:
-        return None if self.every == 1 else torch.tensor(self.max_norm, dtype=torch.float64, device="cpu")
-
-    def may_wait(self, reach: Tensor, step: float | None) -> bool:
-        reach += math.inf if step is None else step
-        if float(reach) <= self.max_norm:
-            return True
-        reach.fill_(self._aim(step))
-        return False
-
-    def _aim(self, update_norm: float | None) -> float:
-        """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
-        if update_norm is None or self.every == 1:
-            return self.max_norm
-        steps = min(self.every - 1, int(self.max_norm / 2 / update_norm))
-        rounding = 2.0**-52 * self.max_norm  # of each float64 sum, so that exactly so many steps fit
-        return self.max_norm - steps * (update_norm + rounding)
-
-    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        """Bring weights from anywhere to the cap."""
-        return norm.project(weights, self.max_norm * TARGET)
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        """Bring back weights that a step of that norm has moved; slice by slice unless a constraint differs."""
-        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
-        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        """Bring slices back to the cap; both numbers are largest singular values."""
-        raise NotImplementedError
 
 
 class SpectralConstraint(Constraint):

@@ -1,34 +1,65 @@
-"""Constrained parameters: how batches of them are written and measured, rounded, and how a write is noticed."""
+"""Constrained parameters: what is remembered of each, how a write is noticed, and how they are measured.
+
+`attached` writes them.
+"""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from wellnormed.constraints.base import Constraint, State, held
+from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
+from wellnormed.norms.patterns import unwrapped
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local
 
+Mark = tuple[int, int, StorageWeakRef, int]
+DOUBTED, WRITTEN = 1.0, 2.0
+"""What may have happened to a weight: its values may have been loaded; it was written, or put into other memory."""
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class Constrained:
-    """A parameter with its name, the norm it is measured in, and its constraint."""
+    """A parameter with its name, the norm it is measured in, its constraint, and what is remembered of it.
+
+    Args:
+        state: What the constraint remembers.
+        reach: A bound on the norm, where the constraint need not act after every step; on the CPU, so that no step
+            waits for a device.
+        doubt: DOUBTED or WRITTEN from then until the weight is proved again; else 0.
+        seen: The mark of the weight when the constraints last saw it.
+    """
 
     name: str
     parameter: Tensor
     norm: Norm
     constraint: Constraint
+    state: State = field(default_factory=dict)
+    reach: Tensor | None = None
+    doubt: float = 0.0
+    seen: Mark | None = None
+
+    def promised(self) -> float | None:
+        """The bound that the constraint promises now; None if it promises nothing."""
+        return self.constraint.promised(self.state)
+
+    def change(self) -> float:
+        """DOUBTED or WRITTEN, as far as torch counts what this process has written; else 0."""
+        return self.doubt if mark(self.parameter) == self.seen else WRITTEN
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy, whose weight has another mark."""
+        return vars(self) | {"doubt": self.change(), "seen": None}
 
 
 Measure = Callable[[Constrained, Tensor], Tensor]
 """A number for every weight of a batch, which are all constrained alike."""
-Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
-"""What becomes of the weights of such a batch, and of what their constraint remembers."""
 
 
 def upper_bound(c: Constrained, weights: Tensor) -> Tensor:
@@ -50,7 +81,7 @@ def allowed_distance(c: Constrained) -> float:
     return c.constraint.bound * (c.constraint.tolerance + 8 * torch.finfo(c.parameter.dtype).eps)
 
 
-def mark(parameter: Tensor) -> tuple[int, int, StorageWeakRef, int]:
+def mark(parameter: Tensor) -> Mark:
     """How often a parameter was written in place, and the memory it lies in.
 
     Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
@@ -58,39 +89,6 @@ def mark(parameter: Tensor) -> tuple[int, int, StorageWeakRef, int]:
     """
     part = local(parameter)
     return parameter._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
-
-
-def rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
-    """A batch in 16 bits that still keeps what was promised; one by one, for the proof makes float64 copies."""
-    states = states or c.constraint.initial_state(weights, c.norm)
-    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
-    pairs = zip(weights, bounds, strict=True)
-    return torch.stack([w.to(dtype) if bound is None else held(w, c.norm, bound, dtype) for w, bound in pairs])
-
-
-@torch.no_grad()
-def write(buckets: Iterable[list[Constrained]], action: Action, states: dict[str, State], placement: Placement) -> None:
-    """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
-    buckets = list(buckets)
-
-    def job(members: list[Constrained]) -> Job:
-        first, remembered = members[0], [states[c.name] for c in members]
-        keys = list(remembered[0])
-
-        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            constrained, state = action(first, widened(weights), dict(zip(keys, values, strict=True)))
-            if weights.dtype.itemsize < 4:
-                constrained = rounded(first, constrained, state, weights.dtype)
-            return constrained, *(state[key] for key in keys)
-
-        inputs = [c.parameter for c in members], *([state[key] for state in remembered] for key in keys)
-        return Job(inputs, function, cubic=first.norm.measures == "singular values")
-
-    results = placement.run(map(job, buckets))
-    for members, (weights, *after) in zip(buckets, results, strict=True):
-        torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
-        for key, values in zip(states[members[0].name], after, strict=True):
-            torch._foreach_copy_([states[c.name][key] for c in members], values)
 
 
 @torch.no_grad()
@@ -109,3 +107,25 @@ def measure(buckets: Iterable[list[Constrained]], function: Measure, placement: 
         for members, (numbers,) in zip(buckets, placement.run(map(job, buckets)), strict=True)
         for c, number in zip(members, torch.stack(numbers).tolist(), strict=True)
     }
+
+
+def matching_state(state: object, here: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state that was saved, by names without the prefixes of wrappers, if it has the tensors that are `here`."""
+    pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
+    saved = {unwrapped(name): value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
+    if len(saved) < len(pairs):
+        raise ValueError(
+            "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"
+        )
+    if here.keys() != saved.keys():
+        raise ValueError(
+            f"the state lacks {sorted(here.keys() - saved.keys())} and has unknown "
+            f"{sorted(saved.keys() - here.keys())}; load it into the constraints that it was saved from"
+        )
+    for name, tensor in here.items():
+        if tensor.shape != saved[name].shape:
+            raise ValueError(
+                f"the state of {name!r} has shape {tuple(saved[name].shape)}, not {tuple(tensor.shape)}; "
+                "load it into a model of the same sizes"
+            )
+    return saved

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import wellnormed.matrix as matrix
 from wellnormed._inputs import require_numbers
-from wellnormed.constraints.base import SLACK, Cap, SpectralConstraint, State
+from wellnormed.constraints.base import SLACK, SpectralConstraint, State
+from wellnormed.constraints.caps import Cap
 from wellnormed.norms import Norm
 
 

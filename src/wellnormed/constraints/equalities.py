@@ -12,7 +12,8 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
-from wellnormed.constraints.base import SLACK, TARGET, Cap, Constraint, State, scaled
+from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, scaled
+from wellnormed.constraints.caps import Cap
 from wellnormed.matrix import stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 from wellnormed.norms import Norm

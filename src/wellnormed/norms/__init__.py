@@ -3,7 +3,6 @@
 from wellnormed.norms.assignment import AssignedParameter as AssignedParameter
 from wellnormed.norms.assignment import Assignment as Assignment
 from wellnormed.norms.assignment import assign_norms as assign_norms
-from wellnormed.norms.base import MatrixNorm as MatrixNorm
 from wellnormed.norms.base import Norm as Norm
 from wellnormed.norms.conv_operator import ConvOperator as ConvOperator
 from wellnormed.norms.convolution import SpectralConv as SpectralConv
@@ -17,4 +16,5 @@ from wellnormed.norms.root_mean_square import RowNorm as RowNorm
 from wellnormed.norms.slices import Experts as Experts
 from wellnormed.norms.slices import PerHead as PerHead
 from wellnormed.norms.slices import Split as Split
+from wellnormed.norms.spectral import MatrixNorm as MatrixNorm
 from wellnormed.norms.spectral import Spectral as Spectral

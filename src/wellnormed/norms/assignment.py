@@ -15,10 +15,11 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from wellnormed._inputs import require_flags, require_patterns
-from wellnormed.norms.base import MatrixNorm, Norm
+from wellnormed.norms.base import Norm
 from wellnormed.norms.patterns import match_patterns
 from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.norms.roles import Roles
+from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.norms.tables import aligned, grouped
 
 
@@ -97,7 +98,7 @@ class Assignment:
         Parameters whose rows differ only in numbers inside their names are one row with their count, such as
         `blocks.{0..3}.mlp.weight`.
         """
-        columns = columns or {}
+        columns = {title: texts for title, texts in (columns or {}).items() if any(texts.values())}
         rows: list[tuple[str, ...]] = []
         for a in self:
             further = (texts.get(a.name, "") for texts in columns.values())

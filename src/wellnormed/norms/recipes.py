@@ -8,13 +8,13 @@ appendix F; Muon (Jordan, 2024).
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from wellnormed.norms.base import MatrixNorm, Norm
+from wellnormed.norms.base import Norm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
 from wellnormed.norms.roles import Role
 from wellnormed.norms.root_mean_square import BiasRMS, ColNorm
 from wellnormed.norms.slices import Experts, PerHead, Split
-from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
+from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm, Spectral
 
 RecipeName = Literal[
     "modular", "language", "image", "sign-only", "muon", "scion-gpt", "scion-shakespeare", "scion-mlp", "scion-cnn"

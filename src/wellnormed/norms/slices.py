@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._inputs import require_numbers
-from wellnormed.norms.base import MatrixNorm
-from wellnormed.norms.spectral import RMS_TO_RMS
+from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
 
 
 class Lifted(MatrixNorm):

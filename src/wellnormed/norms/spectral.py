@@ -1,20 +1,90 @@
-"""The RMS -> RMS operator norm of a matrix; its lifts to slices and kernels are in `slices` and `convolution`.
+"""Norms by singular values, and the usual one, the RMS -> RMS operator norm of a matrix.
 
-`|W| = sqrt(d_in / d_out) * sigma_max(W)` for a weight of shape `(d_out, d_in)`: the most that the RMS of a vector can
-grow (LT section 3.1; Modular Duality, section 3).
+Norms of weights that hold several matrices are in `slices`, those of kernels in `convolution`. The usual norm is
+`|W| = sqrt(d_in / d_out) * sigma_max(W)` for a weight of shape `(d_out, d_in)`: the most that
+the RMS of a vector can grow (LT section 3.1; Modular Duality, section 3).
 """
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self, get_args
 
+import torch
 from torch import Tensor
 
 from wellnormed.matrix import coefficients as registry
-from wellnormed.matrix.msign import METHODS
-from wellnormed.norms.base import MatrixNorm
+from wellnormed.matrix import msign, overshoot, spectral_hardcap, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix.msign import METHODS, coarse_msign
+from wellnormed.norms.base import Norm, normal_like
 
 Units = Literal["rms", "l2", "pixels", "one-hot", "match-rms-adamw"]
+
+
+class MatrixNorm(Norm):
+    """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
+
+    So the dual norm is the sum of the slices' own, and the oracle acts on every slice alone (Modular Duality, section
+    4.1 says it for kernels). Slices of equal size are treated as one batch, and spectral constraints act on them.
+    """
+
+    measures = "singular values"
+
+    @property
+    @abstractmethod
+    def msign_settings(self) -> tuple[str, str]:
+        """Coefficient set and method of the oracle's `msign`."""
+
+    def _measure(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """A number for every slice, `(*batch, slices)`."""
+        batch = weight.shape[: weight.ndim - self.ndim]
+        values = map(function, self.slices(weight), self.slice_units(weight))
+        return torch.cat([own.reshape(*batch, -1) for own in values], -1)
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)
+
+    def dual_norm(self, gradient: Tensor) -> Tensor:
+        wide = gradient.double()
+        nuclear = self._measure(wide, lambda x, unit: torch.linalg.svdvals(x).sum(-1) * unit)
+        return nuclear.sum(-1).to(gradient.dtype)
+
+    def dualize(self, gradient: Tensor) -> Tensor:
+        return self.on_slices(gradient, lambda x, unit: coarse_msign(x, unit, *self.msign_settings))
+
+    @torch.no_grad()
+    def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill every slice with a random semi-orthogonal matrix of norm 1."""
+
+        def start(slices: Tensor, unit: float) -> Tensor:
+            normal = (normal_like(one, generator, torch.float64) for one in slices.reshape(-1, *slices.shape[-2:]))
+            filled = [(msign(one, method="svd") * unit).to(slices.dtype) for one in normal]
+            return torch.stack(filled).reshape(slices.shape)
+
+        return weight.copy_(self.on_slices(weight, start))
+
+    def project(self, weight: Tensor, radius: float) -> Tensor:
+        return self.on_slices(weight, lambda slices, unit: spectral_hardcap(slices, radius * unit))
+
+    def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
+        slices = (x.reshape(-1, *x.shape[-2:]) for x in self.slices(weight))
+        return list(zip(slices, self.slice_units(weight), strict=True))
+
+    def upper_bound(self, weight: Tensor) -> Tensor:
+        return self.slice_upper_bounds(weight).amax(-1)
+
+    def slice_upper_bounds(self, weight: Tensor) -> Tensor:
+        """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
+
+        def bound(x: Tensor, unit: float) -> Tensor:
+            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64) / unit
+
+        return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
+
+    @property
+    def overshoot(self) -> float:
+        return overshoot(*self.msign_settings)
 
 
 @dataclass(frozen=True, repr=False)

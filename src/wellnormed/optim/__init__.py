@@ -2,13 +2,13 @@
 
 from wellnormed.optim.admission import NonFiniteGradientError as NonFiniteGradientError
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
-from wellnormed.optim.directions import Direction as Direction
-from wellnormed.optim.directions import Seen as Seen
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
 from wellnormed.optim.named import Almond as Almond
 from wellnormed.optim.named import Muon as Muon
 from wellnormed.optim.named import Scion as Scion
 from wellnormed.optim.named import SpectralDescent as SpectralDescent
+from wellnormed.optim.parts import Direction as Direction
+from wellnormed.optim.parts import Seen as Seen
 from wellnormed.optim.uniform import NormalizedSGD as NormalizedSGD
 from wellnormed.optim.uniform import Signum as Signum

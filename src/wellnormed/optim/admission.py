@@ -12,14 +12,24 @@ from torch import Tensor, nn
 
 from wellnormed.norms import AssignedParameter, Assignment, Norm
 from wellnormed.norms.assignment import check_norm
-from wellnormed.optim.directions import Direction
-from wellnormed.optim.step_rules import StepRule
+from wellnormed.optim.parts import Direction, Group, rule_of
 from wellnormed.parallel import Placement
-from wellnormed.parallel.layout import is_distributed, layout, local
+from wellnormed.parallel.layout import is_distributed, layout, local, refuse_flattened
 
 
 class NonFiniteGradientError(ValueError):
     """A gradient held NaN or infinity; nothing was changed."""
+
+
+def refuse_parameters(assignment: Assignment) -> None:
+    """Refuse parameters that training would not reach: on the meta device, or pieces of what FSDP1 flattens."""
+    if meta := [a.name for a in assignment if a.parameter.is_meta]:
+        raise ValueError(
+            f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
+            "what to_empty() replaces; make it afterwards"
+        )
+    for a in assignment:
+        refuse_flattened(a.name, a.parameter)
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
@@ -81,16 +91,17 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
     return {a.parameter: direction for a, direction in named if a.norm is not None and direction.acts_on(a.norm)}
 
 
-def refuse_direction(name: str, direction: Direction | None, norm: Norm | None, rule: StepRule, memory: str) -> None:
-    """Refuse a direction of the user's that the step rule or the memory does not go with."""
-    if direction is None or norm is None:
+def refuse_direction(name: str, direction: Direction | None, norm: Norm | None, group: Group) -> None:
+    """Refuse a direction of the user's that the step rule or the memory of its group cannot serve."""
+    rule = rule_of(group)
+    if direction is None or norm is None or rule is None:
         return
     if rule.convex and direction.bound(norm) is None:
         raise ValueError(
             f"directions: {direction!r} of {name!r} has no bound, and step_rule='constrained' needs one to keep a "
             "weight in its ball; use another step rule, with a constraint"
         )
-    if direction.keeps and memory == "gradient":
+    if direction.keeps and group["memory"] == "gradient":
         raise ValueError(
             f"directions: {direction!r} of {name!r} keeps {', '.join(direction.keeps)}, and memory='gradient' keeps no "
             "state; use memory='buffer'"

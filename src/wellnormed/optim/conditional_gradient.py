@@ -1,7 +1,7 @@
 """The engine: momentum x direction x norm x step rule, over every parameter of an assignment.
 
-`momentum`, `directions` and `step_rules` hold the parts. Here they meet: parameters of equal settings become batches,
-whose directions a `Placement` computes here or in other processes, and whose weights then move entry by entry.
+`parts` holds what is composed here: parameters of equal settings become batches, whose directions a `Placement`
+computes here or in other processes, and whose weights then move entry by entry.
 """
 
 import warnings
@@ -13,24 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Assignment, Norm
-from wellnormed.optim.admission import assign_later, directions_of, refuse_direction, refuse_gradients
-from wellnormed.optim.directions import Direction, job
+from wellnormed.optim import admission
 from wellnormed.optim.fallback import adamw_step
-from wellnormed.optim.momentum import MEMORIES
+from wellnormed.optim.parts import MEMORIES, Direction, Group, Seen, StepRule, rule_of
 from wellnormed.optim.routing import Params, named, resolve, split
 from wellnormed.optim.saved_state import admitted
 from wellnormed.optim.settings import (
     GROUP_DEFAULTS,
     LOST_DECAY,
-    NEEDED_LATER,
     NO_GRADIENTS,
     EngineSettings,
     check_settings,
     refuse_unknown,
-)  # fmt: skip
-from wellnormed.optim.step_rules import Group, StepRule, rule_of
+)
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import local, refuse_flattened
+from wellnormed.parallel.layout import local
 
 
 class Batch(NamedTuple):
@@ -77,15 +74,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
-        self._chosen = cast(EngineSettings, {key: value for key, value in settings.items() if key in NEEDED_LATER})
+        later = {key: value for key, value in settings.items() if key not in ("norms", "process_group")}
+        self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         check_settings(defaults)
-        rule = rule_of(defaults)
-        if lr is None and rule is not None and not rule.scale_free:
+        if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
         super().__init__(split(groups, assignment, defaults["lr"], settings), defaults)
@@ -95,17 +92,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         return resolve(params, settings)
 
     def _adopt(self, assignment: Assignment) -> None:
-        if meta := [a.name for a in assignment if a.parameter.is_meta]:
-            raise ValueError(
-                f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
-                "what to_empty() replaces; make it afterwards"
-            )
-        for a in assignment:
-            refuse_flattened(a.name, a.parameter)
+        admission.refuse_parameters(assignment)
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
-        self._directions = directions_of(assignment, self._chosen.get("directions") or {})
+        self._directions = admission.directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
@@ -114,14 +105,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
         self._index()
         for name, (group, parameter) in self._owner.items():
-            own = [] if self._norms[parameter] is None else common
             columns["lr"][name] = f"{float(group['lr']):.4g}"
-            columns["radius"][name] = f"{self._radii[parameter]:g}" if own else ""
-            differs = [f"{k}={group[k]}" for k in own if group[k] != self.defaults[k]]
-            differs += [f"direction={self._directions[parameter]!r}"] if parameter in self._directions else []
-            columns["differs"][name] = ", ".join(differs)
-        if not any(columns["differs"].values()):
-            del columns["differs"]
+            if self._norms[parameter] is not None:
+                columns["radius"][name] = f"{self._radii[parameter]:g}"
+                differs = [f"{key}={group[key]}" for key in common if group[key] != self.defaults[key]]
+                differs += [f"direction={self._directions[parameter]!r}"] if parameter in self._directions else []
+                columns["differs"][name] = ", ".join(differs)
         return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
 
     def add_param_group(self, param_group: Group) -> None:
@@ -144,11 +133,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         groups, assignment = [{**param_group, "params": members}], self.assignment
         if any(parameter not in self._norms for _, parameter in members):
             known = self._known_later(members)
-            entries = assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
-            own = {key: value for key, value in param_group.items() if key != "norm"}
-            own["params"] = [(a.name, a.parameter) for a in entries]
+            entries = admission.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
             assignment = replace(assignment, assigned=assignment.assigned + entries, weights=known.weights)
-            groups = split([own], assignment, self.defaults["lr"], self._chosen)
+            added = {**param_group, "params": [(a.name, a.parameter) for a in entries]}
+            added.pop("norm", None)
+            groups = split([added], assignment, self.defaults["lr"], self._chosen)
         elif "norm" in param_group:
             raise ValueError(
                 f"norm={param_group['norm']!r} in a group is for parameters that come later; give the norms of the "
@@ -180,11 +169,11 @@ class ConditionalGradient(torch.optim.Optimizer):
                     f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
                     "parameters by add_param_group, or make the optimizer again"
                 )
-            if (rule := rule_of(group)) is None:
+            if rule_of(group) is None:
                 self._norms[parameter] = None
             else:
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
-                refuse_direction(name, self._directions.get(parameter), self._norms[parameter], rule, group["memory"])
+                admission.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -201,8 +190,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if not torch.compiler.is_compiling():
-            parameters, states = {name: parameter for name, (_, parameter) in self._owner.items()}, self.state
-            if not refuse_gradients(parameters, states, self.placement, self.param_groups[0]["steps"]):
+            parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
+            if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
                 self._warn_once("gradients", NO_GRADIENTS)
         for group in self.param_groups:
             if rule_of(group) is None:
@@ -227,10 +216,10 @@ class ConditionalGradient(torch.optim.Optimizer):
             rule, alone = rule_of(group), group["memory"] == "gradient"
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
             alike = {p: (self._norms[p], self._radii[p], self._directions.get(p), alone and id(p)) for p in moving}
-            for (norm, radius, own, _), members in in_buckets(moving, lambda p: p, alike.__getitem__):
-                assert rule is not None  # so were they selected
+            for (norm, radius, chosen, _), members in in_buckets(moving, lambda p: p, alike.__getitem__):
+                assert rule is not None  # a parameter with a norm has one
                 assert norm is not None
-                yield Batch(members, group, rule, norm, own or rule.direction_for(group, norm), radius)
+                yield Batch(members, group, rule, norm, chosen or rule.direction_for(group, norm), radius)
 
     def _make_state(self, batch: Batch) -> None:
         for parameter in batch.parameters:
@@ -242,16 +231,30 @@ class ConditionalGradient(torch.optim.Optimizer):
                     self.state[parameter][key] = batch.direction.start(key, parameter, batch.norm)
 
     def _job(self, batch: Batch) -> Job:
-        """The work on whole tensors: the direction, from the gradients or their average."""
-        parameters, group, _, norm, direction, radius = batch
+        """The work on whole tensors: it computes the directions, and brings what they keep of each weight up to date.
+
+        Of the gradients and the weights only those that the direction looks at become part of the job.
+        """
+        parameters, group, rule, norm, direction, radius = batch
         gradients = [cast(Tensor, p.grad) for p in parameters]  # these parameters have one
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
         momentum, memory = gradients, MEMORIES[group["memory"]]
-        if batch.rule.averages == "gradients":
+        if rule.averages == "gradients":
             momentum = memory.average(gradients, parameters, self.state, group["momentum"], group["nesterov"])
-        seen = {"gradient": gradients, "weight": parameters, "momentum": momentum}
-        return job(direction, norm, seen, self.state, float(group["lr"]) * radius, group["steps"])
+        names, keeps = (*direction.sees, "momentum"), direction.keeps
+        length, steps = float(group["lr"]) * radius, group["steps"]
+
+        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+            told = dict(zip((*names, *keeps), tensors, strict=True))
+            state = {key: told[key] for key in keeps}
+            seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, steps)
+            return direction(seen), *(state[key] for key in keeps)
+
+        visible = {"gradient": gradients, "weight": parameters, "momentum": momentum}
+        inputs = [visible[name] for name in names]
+        inputs += [[self.state[parameter][key] for parameter in parameters] for key in keeps]
+        return Job(tuple(inputs), function, read_only=len(names) - 1, cubic=norm.measures == "singular values")
 
     def _move(self, batch: Batch, directions: list[Tensor]) -> None:
         parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
@@ -276,12 +279,12 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""
-        held = {parameter: parameter.grad for parameter in self._in_gradients()}
-        for parameter in held:
+        momenta = {parameter: parameter.grad for parameter in self._in_gradients()}
+        for parameter in momenta:
             parameter.grad = None
         super().zero_grad(set_to_none)
-        for parameter, gradient in held.items():
-            parameter.grad = gradient
+        for parameter, momentum in momenta.items():
+            parameter.grad = momentum
 
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
@@ -300,21 +303,19 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._index()
         for group in self.param_groups:
             check_settings(group)
-        return {name: self._update_norm(group, parameter) for name, (group, parameter) in self._owner.items()}
-
-    def _update_norm(self, group: Group, parameter: Tensor) -> float | None:
-        norm, rule = self._norms[parameter], rule_of(group)
-        if norm is None or rule is None:
-            return None
-        direction = self._directions.get(parameter) or rule.direction_for(group, norm)
-        return rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
+        bounds: dict[str, float | None] = dict.fromkeys(self._owner)
+        for name, (group, parameter) in self._owner.items():
+            if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:
+                direction = self._directions.get(parameter) or rule.direction_for(group, norm)
+                bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
+        return bounds
 
     def state_dict(self) -> dict[str, Any]:
         """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""
-        state, held = super().state_dict(), self._in_gradients()
+        state, in_gradients = super().state_dict(), self._in_gradients()
         numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
-        kept = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in held and p.grad is not None}
-        return {**state, "state": {**state["state"], **kept}}
+        momenta = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in in_gradients and p.grad is not None}
+        return {**state, "state": {**state["state"], **momenta}}
 
     def _in_gradients(self) -> set[Tensor]:
         """Parameters whose gradients hold their momentum."""
@@ -334,14 +335,13 @@ class ConditionalGradient(torch.optim.Optimizer):
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"assignment": self.assignment, "attached": self.attached, "_chosen": self._chosen}
-        return {**super().__getstate__(), **own}
+        kept = ("assignment", "attached", "_chosen")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group = None, None
-            self._warned = set()
+            self._model, self._process_group, self._warned = None, None, set()
             self._adopt(self.assignment)
             self._index()
             copied, self.attached = self.attached, []

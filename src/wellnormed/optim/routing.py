@@ -11,8 +11,8 @@ from wellnormed.norms import Assignment, assign_norms
 from wellnormed.norms.recipes import DEFAULT_RECIPE
 from wellnormed.norms.starting_radii import starting_radii
 from wellnormed.optim.fallback import AdamWSettings
+from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
-from wellnormed.optim.step_rules import Group, rule_of
 from wellnormed.parallel.layout import whole
 
 Params = nn.Module | Assignment | Iterable[Any]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from wellnormed.norms import Norm
 from wellnormed.norms.patterns import unwrapped
-from wellnormed.optim.directions import Direction
-from wellnormed.optim.step_rules import Group, rule_of
+from wellnormed.optim.parts import Direction, Group, rule_of
 
 
 def admitted(

@@ -10,10 +10,8 @@ from torch.distributed import ProcessGroup
 from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Assignment, Norm
 from wellnormed.norms.recipes import RecipeName
-from wellnormed.optim.directions import Direction
 from wellnormed.optim.fallback import AdamWSettings
-from wellnormed.optim.momentum import MEMORIES
-from wellnormed.optim.step_rules import STEP_RULES, Group, rule_of
+from wellnormed.optim.parts import MEMORIES, STEP_RULES, Direction, Group, rule_of
 
 StepRuleName = Literal["unconstrained", "constrained", "averaged", "sharp"]
 Memory = Literal["buffer", "gradient"]
@@ -39,9 +37,9 @@ class EngineSettings(TypedDict, total=False):
             decay bounds no norm.
         maximize: Climb instead of descend; False.
         normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published:
-            0.95); None for none. Matrices then have no bound on their step. See `directions`.
+            0.95); None for none. Matrices then have no bound on their step. See `parts`.
         clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees,
-            with its singular values capped at one unit of the norm; None for the oracle. See `directions`.
+            with its singular values capped at one unit of the norm; None for the oracle. See `parts`.
         directions: Name pattern -> a `Direction` of your own. Unmatched parameters, and those whose norm it does not
             act on, keep the direction of the other settings.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
@@ -88,8 +86,6 @@ GROUP_DEFAULTS: Group = {
 """The keywords that a parameter group may set for itself, beside `lr`."""
 
 
-NEEDED_LATER = ("recipe", "overrides", "per_head", "adamw", "radius", "radii", "lr_factors", "step_rule", "directions")
-"""Settings that decide about parameters which join in the middle of training."""
 NO_GRADIENTS = (
     "step() found no gradient in any parameter and changed nothing: backward() was not called since zero_grad(), or "
     "the loss does not depend on these parameters (another copy of the model?)"

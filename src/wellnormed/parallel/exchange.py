@@ -2,14 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from wellnormed.parallel.job import Job
 from wellnormed.parallel.layout import Cut, like, local, part_lengths
+
+if TYPE_CHECKING:
+    from wellnormed.parallel.placement import Job
 
 
 class DealtJob:
@@ -19,7 +22,7 @@ class DealtJob:
     has it whole).
     """
 
-    def __init__(self, job: Job, group: ProcessGroup, owners: list[int], cuts: list[Cut | None]) -> None:
+    def __init__(self, job: "Job", group: ProcessGroup, owners: list[int], cuts: list[Cut | None]) -> None:
         self._job = job
         self._arguments = [
             _Copied(tensors, group, owners) if cut is None else _Parts(tensors, group, owners, cut)

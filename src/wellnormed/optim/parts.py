@@ -1,0 +1,292 @@
+"""The parts of a step: the momentum of a batch of equal weights, the direction that follows from it, and the step rule.
+
+`conditional_gradient` composes them. With the gradient `g`, its average `m` and the norm's duality map `dualize`, the
+step rules are (Norm-Constrained LMOs, algorithms 1 and 2 and ALMOND):
+
+- `"unconstrained"` (uSCG): `w <- (1 - lr * weight_decay) w - lr * radius * dualize(m)`;
+- `"constrained"` (SCG): `w <- (1 - lr) w - lr * radius * dualize(m)`, which never leaves the ball of that radius,
+  because the oracle's overshoot is divided out. In 16 bits a small `lr` is lost in the rounding of `(1 - lr) w`, and
+  the optimizer warns of it;
+- `"averaged"` (ALMOND): `m` averages the oracle's outputs, not the gradients, and `w <- w - lr * radius * m`;
+- `"sharp"` (stochastic spectral descent): `w <- w - lr * dual_norm(m) * dualize(m)`, which is steepest descent.
+
+uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3).
+
+The oracle of a norm, `dualize`, is the direction of all published step rules but the last, which scales it by the dual
+norm, so that a step is as long as the gradient is large (MD, proposition 1). Two settings change the direction of
+matrices:
+
+- *Spectral clipping as the duality map* (Spectral Clipping, section 4): with a gain `k` the singular values of `k m`
+  are capped at one unit of the norm. This solves `max <k m, d> - |d|_F^2 / 2` over the ball, so directions of little
+  gradient move little. As `k` grows it tends to `dualize(m)` (section 1.1), and below the cap it is gradient descent of
+  rate `k`.
+- *NorMuon* (Li et al., 2025, algorithm 1): the oracle's output `o` is divided, neuron by neuron, by the root of a
+  running average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As in the authors' code the
+  longer side counts the neurons, and the squares of each are averaged along the shorter one. Its steps have no bound.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from wellnormed.matrix import spectral_hardcap
+from wellnormed.norms import Norm
+
+Group = dict[str, Any]
+States = Mapping[Tensor, Mapping[str, Tensor]]
+"""The optimizer's state: the tensors that it keeps for every parameter, by name."""
+
+
+class Momentum(ABC):
+    """Where an average is kept, of which a step keeps the fraction `kept`: `1 - alpha` of Norm-Constrained LMOs."""
+
+    state: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors that it keeps for every weight, in the weight's shape."""
+
+    @abstractmethod
+    def average(
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+    ) -> list[Tensor]:
+        """Bring averages up to date with a value for every parameter; return them, or one step `ahead` (Nesterov)."""
+
+    def after_step(self, gradients: list[Tensor], kept: float) -> None:  # noqa: B027
+        """What happens to the gradients once the weights have moved; nothing by default."""
+
+
+class Buffer(Momentum):
+    """An exponential moving average in a buffer, which is not corrected for its start at zero."""
+
+    state = ("momentum_buffer",)
+
+    def average(
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+    ) -> list[Tensor]:
+        buffers = [states[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(buffers, values, 1 - kept)
+        return list(torch._foreach_lerp(buffers, values, 1 - kept)) if ahead else buffers
+
+
+class InGradient(Momentum):
+    """The sum in `parameter.grad`, on which the next backward pass adds: no state (LMO's memory-light form)."""
+
+    def average(
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+    ) -> list[Tensor]:
+        return values
+
+    def after_step(self, gradients: list[Tensor], kept: float) -> None:
+        torch._foreach_mul_(gradients, kept)
+
+
+MEMORIES: dict[str, Momentum] = {"buffer": Buffer(), "gradient": InGradient()}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a direction is told of a batch `(batch, *shape)` of weights that share their shape and their norm.
+
+    `gradient` and `weight` are None unless the direction `sees` them. `state` holds the tensors that it `keeps`, each
+    stacked along a new first dimension; it writes their new values there.
+    """
+
+    momentum: Tensor
+    gradient: Tensor | None
+    weight: Tensor | None
+    state: dict[str, Tensor]
+    norm: Norm
+    length: float
+    """Learning rate times radius: the norm of a step along a direction of norm 1."""
+    step: int
+    """How many steps were made before this one."""
+
+
+class Direction(ABC):
+    """From what a step sees of a batch of weights to the direction that is subtracted from them, times the length.
+
+    Directions are compared by equality, and equal ones are computed in one batch.
+
+    Example:
+        >>> import wellnormed as wn
+        >>> class Cautious(Direction):  # Liang et al., 2024: no entry moves against the gradient
+        ...     sees = ("gradient",)
+        ...
+        ...     def __call__(self, seen):
+        ...         step = seen.norm.dualize(seen.momentum)
+        ...         return step * (step * seen.gradient > 0)
+        >>> layer = torch.nn.Linear(4, 4, bias=False)
+        >>> optimizer = wn.Scion(layer, lr=0.1, directions={"weight": Cautious()})
+        >>> print(optimizer.update_norm("weight"))
+        None
+    """
+
+    sees: ClassVar[tuple[Literal["gradient", "weight"], ...]] = ()
+    """What it is told beside the momentum; with many processes all of it is sent to the one that computes."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors that it keeps for every weight, in the optimizer's state."""
+
+    def acts_on(self, norm: Norm) -> bool:
+        """Whether it serves weights of this norm; the others keep the direction of the step rule."""
+        return True
+
+    def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
+        """The first value of a tensor that it `keeps` for one weight: zeros in its shape by default."""
+        return torch.zeros_like(weight)
+
+    def bound(self, norm: Norm) -> float | None:
+        """The largest norm of a direction. None, the default, for no bound: what needs one then refuses."""
+        return None
+
+    @abstractmethod
+    def __call__(self, seen: Seen) -> Tensor:
+        """The directions of a batch, in the shape of `seen.momentum`."""
+
+
+class Oracle(Direction):
+    """The duality map of the norm."""
+
+    def bound(self, norm: Norm) -> float:
+        return norm.overshoot
+
+    def __call__(self, seen: Seen) -> Tensor:
+        return seen.norm.dualize(seen.momentum)
+
+
+class Sharp(Direction):
+    """The duality map times the dual norm."""
+
+    def __call__(self, seen: Seen) -> Tensor:
+        norm, momentum = seen.norm, seen.momentum
+        return norm.dualize(momentum) * norm.dual_norm(momentum)[..., *(None,) * norm.ndim]
+
+
+@dataclass(frozen=True)
+class SpectralClip(Direction):
+    """The momentum times `gain`, with singular values capped at one unit of the norm."""
+
+    gain: float
+
+    def bound(self, norm: Norm) -> float:
+        return norm.overshoot
+
+    def __call__(self, seen: Seen) -> Tensor:
+        return seen.norm.on_slices(self.gain * seen.momentum, spectral_hardcap)
+
+
+_FLOOR = 1e-8
+"""Least mean square of a neuron that NorMuon divides by (the published epsilon)."""
+
+
+@dataclass(frozen=True)
+class NeuronNormalized(Direction):
+    """NorMuon: another direction with the squares of its neurons made equal.
+
+    Args:
+        kept: The fraction of the average that is kept, the paper's `beta2`.
+        inner: The direction whose neurons are normalised.
+    """
+
+    kept: float
+    inner: Direction
+    keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
+
+    def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
+        """Zeros: one number for every neuron of every slice, in a row."""
+        slices = norm.slices(torch.empty(weight.shape, device="meta"))
+        return weight.new_zeros(sum(x.numel() // min(x.shape[-2:]) for x in slices))
+
+    def __call__(self, seen: Seen) -> Tensor:
+        directions = self.inner(seen)
+        batches, averages = seen.norm.slices(directions), []
+        parts = seen.state["second_moment"].split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
+        for i, (slices, part) in enumerate(zip(batches, parts, strict=True)):
+            shorter = -1 if slices.shape[-2] >= slices.shape[-1] else -2
+            squares = slices.square().mean(shorter, keepdim=True)
+            average = part.reshape(squares.shape).lerp(squares, 1 - self.kept)
+            divided = slices * average.clamp(min=_FLOOR).rsqrt()
+            before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
+            batches[i] = divided * (before / after.clamp(min=_FLOOR))
+            averages.append(average.flatten(1))
+        seen.state["second_moment"] = torch.cat(averages, -1)
+        return seen.norm.from_slices(batches, directions)
+
+
+_INSIDE = 1 - 1e-5
+"""Share of the oracle's step that SCG takes, so that float32 rounding does not lead out of the ball."""
+
+
+class StepRule:
+    """Subtract the direction, after a weight decay; the other rules say where they differ."""
+
+    averages: ClassVar[Literal["gradients", "directions"]] = "gradients"
+    direction: ClassVar[Direction] = Oracle()
+    scale_free: ClassVar[bool] = True
+    """Whether the length of a step does not depend on that of the gradient."""
+    convex: ClassVar[bool] = False
+    """Whether a step moves the weight towards a point of the ball of that radius, and so never out of it."""
+
+    def direction_for(self, group: Group, norm: Norm) -> Direction:
+        """The direction of weights of this norm, by the settings of their group."""
+        direction = self.direction
+        if norm.measures == "singular values":
+            if group["clip_gain"] is not None:
+                direction = SpectralClip(group["clip_gain"])
+            if group["normuon"] is not None:
+                direction = NeuronNormalized(group["normuon"], direction)
+        return direction
+
+    def shares(self, group: Group, radius: float, largest: float | None) -> tuple[float, float]:
+        """The share of a weight that stays, and the factor of its direction, of norm `largest` at most, to subtract."""
+        lr = float(group["lr"])
+        return 1 - lr * group["weight_decay"], lr * radius
+
+    def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
+        """The most by which the norm grows in a step; None without a bound."""
+        by_entries = group["cautious_decay"] and group["weight_decay"] > 0
+        if largest is None or (by_entries and norm.measures == "singular values"):  # which may grow by such a decay
+            return None
+        return float(group["lr"]) * radius * largest
+
+
+class ConvexCombination(StepRule):
+    """Move towards a point of the ball, so that the weight stays in it."""
+
+    convex = True
+
+    def shares(self, group: Group, radius: float, largest: float | None) -> tuple[float, float]:
+        lr = float(group["lr"])
+        assert largest is not None  # such a direction is refused
+        return 1 - lr, lr * (radius * _INSIDE / largest)
+
+    def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
+        return float(group["lr"]) * radius
+
+
+class AveragedDirections(StepRule):
+    """Average what the oracle returns."""
+
+    averages = "directions"
+
+
+class SteepestDescent(StepRule):
+    """Make a step as long as the dual norm of the momentum."""
+
+    direction = Sharp()
+    scale_free = False
+
+
+STEP_RULES: dict[str, StepRule | None] = {
+    "unconstrained": StepRule(),
+    "constrained": ConvexCombination(),
+    "averaged": AveragedDirections(),
+    "sharp": SteepestDescent(),
+    "adamw": None,  # of parameters without a norm
+}
+
+
+def rule_of(group: Group) -> StepRule | None:
+    """The step rule of a group; None if AdamW moves it."""
+    return STEP_RULES[group["step_rule"]]
