@@ -20,11 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed as wn
 from wellnormed.constraints.caps import Cap
-from wellnormed.norms import AssignedParameter, Norm
+from wellnormed.norms import Norm
 from wellnormed.optim.parts import NeuronNormalized, Oracle
 from wellnormed.parallel import Job
 from wellnormed.parallel.layout import part_lengths
 from wellnormed.parallel.placement import deal
+from wellnormed.routing import AssignedParameter
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scaling.md"

@@ -33,6 +33,7 @@ from torchtitan.models.common.attention import FusedQKVLinear, ScaledDotProductA
 from torchtitan.models.llama3 import llama3_configs
 
 import wellnormed as wn
+from wellnormed.routing import Assignment
 
 
 class ScionContainer(OptimizersContainer):
@@ -88,7 +89,7 @@ class ScionContainer(OptimizersContainer):
             self.loaded = {}
 
 
-def assign_norms(part: nn.Module) -> wn.norms.Assignment:
+def assign_norms(part: nn.Module) -> Assignment:
     """The norms of language models, under torchtitan's names.
 
     A fused projection holds the queries, the keys and the values of one head after the other; each is taken alone.

@@ -18,7 +18,7 @@ import wellnormed as wn
 from papers._cifar import CifarTask, pixels_and_labels
 from wellnormed.constraints import Constraints
 from wellnormed.nn import Scale
-from wellnormed.norms import Assignment, assign_norms
+from wellnormed.routing import Assignment, assign_norms
 
 CHANNELS = (64, 256, 256)
 WHITENED = 24

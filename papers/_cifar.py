@@ -21,7 +21,7 @@ import wellnormed as wn
 from papers._lt_methods import Method, constraint_of
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.data import load_cifar10
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task
 
 OptimizerName = Literal["adamw", "muon"]

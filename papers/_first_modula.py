@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import Assignment, ColNorm
+from wellnormed.norms import ColNorm
+from wellnormed.routing import Assignment
 
 BETAS = (0.9, 0.99)
 

@@ -21,8 +21,9 @@ import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.data.shards import Tokens, load_shards
 from wellnormed.nn import Rotary
-from wellnormed.norms import Sign, assign_norms, initialize_
+from wellnormed.norms import Sign
 from wellnormed.optim import AdamWSettings
+from wellnormed.routing import assign_norms, initialize_
 from wellnormed.train.task import DivergedError, Task, fit
 
 Method = Literal["Adam", "Muon", "uSCG", "SCG", "Sign", "Signum"]

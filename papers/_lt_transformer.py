@@ -28,7 +28,8 @@ from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
 from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.nn import constraints_of
-from wellnormed.norms import ColNorm, assign_norms
+from wellnormed.norms import ColNorm
+from wellnormed.routing import assign_norms
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.optimizer import weight_roles
 from wellnormed.train.presets import PRESETS

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.constraints import ClippedWeightDecay, Constraint, SpectralNormalize, Stiefel
-from wellnormed.norms import Experts, assign_norms
+from wellnormed.norms import Experts
+from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task
 
 Projection = Literal[

@@ -26,7 +26,7 @@ from wellnormed.data.characters import CharacterText
 from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 from wellnormed.train.evaluate import TOKENS_AT_ONCE, validation_loss
 from wellnormed.train.presets import PRESETS
 

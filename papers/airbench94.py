@@ -23,7 +23,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
 from wellnormed.constraints import Constraints, EntryCap
-from wellnormed.norms import Assignment
+from wellnormed.routing import Assignment
 from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["SGD", "Scion", "Scion, caps"]

@@ -17,7 +17,7 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.modular import modular_rule
 from wellnormed.modular.layers import weight_and_bias
 from wellnormed.nn.attention import HeadProjection
-from wellnormed.norms.patterns import matches
+from wellnormed.routing.patterns import matches
 
 Product = Literal["emulated", "scaled_mm"]
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2

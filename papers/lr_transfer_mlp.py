@@ -20,7 +20,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._transfer import agreed, best, best_losses, curves, transfer_figure, transfer_verdict
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["Adam (SP)", "Adam (muP)", "dualized"]

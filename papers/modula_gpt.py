@@ -33,8 +33,9 @@ from wellnormed.models.config import GPTConfig
 from wellnormed.models.gpt import FeedForward
 from wellnormed.modular import modular_tree
 from wellnormed.nn import Scale
-from wellnormed.norms import Assignment, ColNorm, assign_norms
+from wellnormed.norms import ColNorm
 from wellnormed.optim import Scion
+from wellnormed.routing import Assignment, assign_norms
 from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 

@@ -21,8 +21,8 @@ import wellnormed as wn
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
-from wellnormed.norms import assign_norms
 from wellnormed.optim import ConditionalGradient
+from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task, fit
 
 Algorithm = Literal["uSCG", "SCG", "ALMOND"]

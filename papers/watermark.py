@@ -21,7 +21,7 @@ from papers._cifar import CifarTask, ConstantRate, mlp
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["dualized", "normalized"]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-ROOMS = ("matrix", "norms", "constraints", "nn", "modular", "optim", "certificates")
+ROOMS = ("matrix", "norms", "routing", "constraints", "nn", "modular", "optim", "certificates")
 REQUESTS = (
     "",
     "MKL_ENABLE_INSTRUCTIONS=SSE4_2",

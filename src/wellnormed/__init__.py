@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from wellnormed.certificates import certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
     from wellnormed.models import export
-    from wellnormed.norms import ColNorm, Sign, Spectral, assign_norms, initialize_
+    from wellnormed.norms import ColNorm, Sign, Spectral
     from wellnormed.optim import Almond, Muon, Scion
+    from wellnormed.routing import assign_norms, initialize_
 
 __version__ = "0.1.0"
 
@@ -59,7 +60,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("ColNorm", "Sign", "Spectral", "assign_norms", "initialize_"), ".norms"),
+    **dict.fromkeys(("ColNorm", "Sign", "Spectral"), ".norms"),
+    **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
     **dict.fromkeys(("Almond", "Muon", "Scion"), ".optim"),
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap", "constrain"), ".constraints"),
     "export": ".models",

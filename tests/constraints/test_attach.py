@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed import constraints as c
-from wellnormed.norms import AssignedParameter
+from wellnormed.routing import AssignedParameter
 
 
 @pytest.mark.parametrize(

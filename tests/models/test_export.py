@@ -19,8 +19,8 @@ from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, exp
 from wellnormed.models.exporting import certified
 from wellnormed.models.files import config_sha256
 from wellnormed.nn import Scale
-from wellnormed.norms import assign_norms
 from wellnormed.proof import CheckError, check_folder
+from wellnormed.routing import assign_norms
 
 TOLERANCE = 1e-6
 """What is promised of outputs, of the largest."""

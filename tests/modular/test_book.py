@@ -7,7 +7,7 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.modular import modular_tree
 from wellnormed.nn import BallProjection, CausalAttention, ConvexResidual, HeadProjection, MergeHeads, Scale, ScaledGELU
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 
 
 class _Attention(nn.Module):

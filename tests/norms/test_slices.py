@@ -6,6 +6,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.norms import Experts, MatrixNorm, Norm, SpectralConv, Split
+from wellnormed.routing import Assignment
 
 LIFTED: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {
     "fused": (Split(3), (12, 5)),
@@ -27,7 +28,7 @@ LIFTED: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {
 }
 
 
-def model_of(norm: Norm, shape: tuple[int, ...]) -> tuple[nn.Module, wn.norms.Assignment]:
+def model_of(norm: Norm, shape: tuple[int, ...]) -> tuple[nn.Module, Assignment]:
     model = nn.Module()
     model.weight = nn.Parameter(3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     return model, wn.assign_norms(model, overrides={"weight": norm})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms.recipes import RECIPES
+from wellnormed.routing.recipes import RECIPES
 
 
 class TinyGPT(nn.Module):

@@ -15,7 +15,7 @@ from papers._shakespeare import LTRun, lt_model, lt_task, rate_factors, scores_a
 from papers.modula_gpt import Cell
 from wellnormed.certificates import certify
 from wellnormed.data.characters import CharacterText
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 
 SMALL = LTRun("muon", "weight decay", 0.0, 2.0, steps=4, batch=2, length=8, width=8, blocks=3)
 CPU = torch.device("cpu")

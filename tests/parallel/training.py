@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wellnormed as wn
-from wellnormed.norms import Assignment
 from wellnormed.optim import AdamWSettings
 from wellnormed.parallel import placement
+from wellnormed.routing import Assignment
 
 CONSTRAINTS = {
     "1": wn.HardCap(1.1),

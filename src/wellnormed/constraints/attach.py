@@ -11,8 +11,9 @@ from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
-from wellnormed.norms import AssignedParameter, Assignment, Norm
+from wellnormed.norms import Norm
 from wellnormed.parallel.layout import local, refuse_flattened, whole
+from wellnormed.routing import AssignedParameter, Assignment
 
 
 def constrain(

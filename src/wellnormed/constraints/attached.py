@@ -28,9 +28,9 @@ from wellnormed.constraints.constrained import (
 from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, longer, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
-from wellnormed.norms.patterns import unwrapped
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local, whole
+from wellnormed.routing.patterns import unwrapped
 
 Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
 """From a batch of weights that are constrained alike, and what is remembered of them, to both after a step."""

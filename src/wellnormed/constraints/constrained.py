@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
-from wellnormed.norms.patterns import unwrapped
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local
+from wellnormed.routing.patterns import unwrapped
 
 Mark = tuple[int, int, StorageWeakRef, int]
 DOUBTED, WRITTEN = 1.0, 2.0

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from wellnormed.constraints.constrained import Constrained
-from wellnormed.norms import Assignment
 from wellnormed.parallel import Placement
+from wellnormed.routing import Assignment
 
 if TYPE_CHECKING:
     from wellnormed.constraints.attached import Constraints

@@ -18,7 +18,7 @@ from wellnormed.nn import (
     Scale,
     ScaledGELU,
 )
-from wellnormed.norms import assign_norms
+from wellnormed.routing import assign_norms
 
 
 def _projected(config: GPTConfig, radius: float | None, *, rotary: bool = False) -> nn.Module:

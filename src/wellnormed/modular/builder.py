@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from wellnormed.modular.tree import Atom, Bond, Composition, Concatenation, NormedModule
-from wellnormed.norms import Assignment, Norm, assign_norms
+from wellnormed.norms import Norm
+from wellnormed.routing import Assignment, assign_norms
 
 Describe = Callable[[Any, "Builder"], NormedModule]
 F = TypeVar("F", bound=Describe)

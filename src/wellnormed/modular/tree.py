@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from wellnormed.modular.sharing import Place, WeightSpace
 from wellnormed.norms import Norm
-from wellnormed.norms.patterns import match_patterns
-from wellnormed.norms.tables import aligned
+from wellnormed.routing.patterns import match_patterns
+from wellnormed.routing.tables import aligned
 
 
 class NormedModule(WeightSpace):

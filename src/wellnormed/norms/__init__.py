@@ -1,14 +1,10 @@
-"""Norms of weights, and which parameter of a model gets which."""
+"""Norms of weights."""
 
-from wellnormed.norms.assignment import AssignedParameter as AssignedParameter
-from wellnormed.norms.assignment import Assignment as Assignment
-from wellnormed.norms.assignment import assign_norms as assign_norms
 from wellnormed.norms.base import Norm as Norm
 from wellnormed.norms.conv_operator import ConvOperator as ConvOperator
 from wellnormed.norms.convolution import SpectralConv as SpectralConv
 from wellnormed.norms.entries import Gain as Gain
 from wellnormed.norms.entries import Sign as Sign
-from wellnormed.norms.initialization import initialize_ as initialize_
 from wellnormed.norms.root_mean_square import BiasRMS as BiasRMS
 from wellnormed.norms.root_mean_square import ColNorm as ColNorm
 from wellnormed.norms.root_mean_square import Euclidean as Euclidean

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import AssignedParameter, Assignment, Norm
-from wellnormed.norms.assignment import check_norm
+from wellnormed.norms import Norm
 from wellnormed.optim.parts import Direction, Group, rule_of
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import is_distributed, layout, local, refuse_flattened
+from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing.assignment import check_norm
 
 
 class NonFiniteGradientError(ValueError):

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from wellnormed.norms import Assignment, Norm
+from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.fallback import adamw_step
+from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import MEMORIES, Direction, Group, Seen, StepRule, rule_of
-from wellnormed.optim.routing import Params, named, resolve, split
 from wellnormed.optim.saved_state import admitted
 from wellnormed.optim.settings import (
     GROUP_DEFAULTS,
@@ -28,6 +28,7 @@ from wellnormed.optim.settings import (
 )
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
+from wellnormed.routing import Assignment
 
 
 class Batch(NamedTuple):

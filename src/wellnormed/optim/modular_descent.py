@@ -5,9 +5,9 @@ from typing import Unpack
 from torch import nn
 
 from wellnormed.modular import NormedModule, modular_tree
-from wellnormed.norms import AssignedParameter, Assignment
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.settings import EngineSettings
+from wellnormed.routing import AssignedParameter, Assignment
 
 
 class ModularDescent(ConditionalGradient):

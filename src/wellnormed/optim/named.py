@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 from wellnormed._inputs import require_flags
-from wellnormed.norms import Assignment
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.routing import Params
+from wellnormed.optim.groups import Params
 from wellnormed.optim.settings import EngineSettings, Group
+from wellnormed.routing import Assignment
 
 
 class Scion(ConditionalGradient):

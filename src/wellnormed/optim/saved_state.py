@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from wellnormed.norms import Norm
-from wellnormed.norms.patterns import unwrapped
 from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.routing.patterns import unwrapped
 
 
 def admitted(

@@ -8,10 +8,11 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from wellnormed._inputs import require_flags, require_numbers, require_patterns
-from wellnormed.norms import Assignment, Norm
-from wellnormed.norms.recipes import RecipeName
+from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, STEP_RULES, Direction, Group, rule_of
+from wellnormed.routing import Assignment
+from wellnormed.routing.recipes import RecipeName
 
 StepRuleName = Literal["unconstrained", "constrained", "averaged", "sharp"]
 Memory = Literal["buffer", "gradient"]
@@ -29,7 +30,7 @@ class EngineSettings(TypedDict, total=False):
         nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`; False.
         step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
         radius: Radius of the norm ball, in units of each parameter's norm; 1, but under the recipe "modular" the
-            size of vectors, gains and tables at the start, or of their layer: see `wellnormed.norms.starting_radii`.
+            size of vectors, gains and tables at the start, or of their layer: see `wellnormed.routing.starting_radii`.
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.

@@ -5,10 +5,11 @@ from typing import Any, ClassVar, Unpack
 
 from torch import nn
 
-from wellnormed.norms import AssignedParameter, Assignment, Euclidean, Sign
+from wellnormed.norms import Euclidean, Sign
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.routing import named
+from wellnormed.optim.groups import named
 from wellnormed.optim.settings import EngineSettings
+from wellnormed.routing import AssignedParameter, Assignment
 
 
 class _Uniform(ConditionalGradient):

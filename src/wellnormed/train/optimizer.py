@@ -12,8 +12,8 @@ from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
 from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.nn import ConvexPotential, constraints_of
-from wellnormed.norms import assign_norms
 from wellnormed.optim import AdamWSettings, Muon, Scion
+from wellnormed.routing import assign_norms
 from wellnormed.train.config import TrainConfig
 
 CONSTRAINTS: dict[str, Callable[..., Constraint]] = {

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
-from wellnormed.norms import Assignment, assign_norms
-from wellnormed.norms.recipes import DEFAULT_RECIPE
-from wellnormed.norms.starting_radii import starting_radii
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel.layout import whole
+from wellnormed.routing import Assignment, assign_norms
+from wellnormed.routing.recipes import DEFAULT_RECIPE
+from wellnormed.routing.starting_radii import starting_radii
 
 Params = nn.Module | Assignment | Iterable[Any]
 """A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""

@@ -16,11 +16,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from wellnormed._inputs import require_flags, require_patterns
 from wellnormed.norms.base import Norm
-from wellnormed.norms.patterns import match_patterns
-from wellnormed.norms.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
-from wellnormed.norms.roles import Roles
 from wellnormed.norms.spectral import MatrixNorm
-from wellnormed.norms.tables import aligned, grouped
+from wellnormed.routing.patterns import match_patterns
+from wellnormed.routing.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
+from wellnormed.routing.roles import Roles
+from wellnormed.routing.tables import aligned, grouped
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from wellnormed._inputs import require_numbers, require_patterns
-from wellnormed.norms.assignment import Assignment, assign_norms
 from wellnormed.norms.base import Norm
-from wellnormed.norms.recipes import DEFAULT_RECIPE, RecipeName
+from wellnormed.routing.assignment import Assignment, assign_norms
+from wellnormed.routing.recipes import DEFAULT_RECIPE, RecipeName
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.norms import RowNorm, SpectralConv, Split
-from wellnormed.norms.recipes import RECIPES
+from wellnormed.routing.recipes import RECIPES
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 

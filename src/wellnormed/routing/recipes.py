@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 from wellnormed.norms.base import Norm
 from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain, Sign
-from wellnormed.norms.roles import Role
 from wellnormed.norms.root_mean_square import BiasRMS, ColNorm
 from wellnormed.norms.slices import Experts, PerHead, Split
 from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm, Spectral
+from wellnormed.routing.roles import Role
 
 RecipeName = Literal[
     "modular", "language", "image", "sign-only", "muon", "scion-gpt", "scion-shakespeare", "scion-mlp", "scion-cnn"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms.tables import grouped
+from wellnormed.routing.tables import grouped
 
 
 def expanded(name: str) -> list[str]:

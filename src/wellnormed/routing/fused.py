@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from wellnormed.norms.attributes import Heads, attention_heads, norm_width, number
+from wellnormed.routing.attributes import Heads, attention_heads, norm_width, number
 
 _QUERY = re.compile(
     r"(w_?|to_|add_|linear_)?(q|query)(_b)?(_proj(ection)?|_lin(ear)?|_attn|_global|_proj_weight)?|wq_b"

@@ -16,9 +16,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
-from wellnormed.norms.attributes import attention_heads
-from wellnormed.norms.fused import experts, projection
-from wellnormed.norms.patterns import unwrapped
+from wellnormed.routing.attributes import attention_heads
+from wellnormed.routing.fused import experts, projection
+from wellnormed.routing.patterns import unwrapped
 
 Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution", "gain", "vector", "attention bias"]
 

@@ -26,11 +26,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellnormed.norms.assignment import Assignment
 from wellnormed.norms.base import widened
 from wellnormed.norms.entries import Gain
-from wellnormed.norms.roles import module_path
 from wellnormed.norms.root_mean_square import BiasRMS
+from wellnormed.routing.assignment import Assignment
+from wellnormed.routing.roles import module_path
 
 LEAST_OF_VECTOR, LEAST_OF_TABLE, OF_GAIN = 0.25, 2.0, 0.5
 """In sizes of the module around: chosen on half of the models of `benchmarks/public_defaults.py`.
@@ -49,7 +49,7 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
 
     Example:
         >>> from torch import nn
-        >>> from wellnormed.norms import assign_norms
+        >>> from wellnormed.routing import assign_norms
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
         >>> _ = nn.init.normal_(model[0].weight, std=0.02)  # the RMS of its output is 0.02 * 8 = 0.16
         >>> starting_radii(assign_norms(model))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms.starting_radii import starting_radii
+from wellnormed.routing.starting_radii import starting_radii
 
 
 def normal(parameter: torch.Tensor, std: float) -> None:
@@ -91,7 +91,7 @@ def test_a_table_that_is_a_head_as_well_is_a_table_under_any_name():
 
 def test_a_start_in_the_norm_leaves_biases_at_1_and_nothing_exceeds_it():
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 32))
-    wn.norms.initialize_(model)
+    wn.initialize_(model)
     assert radii_of(model) == {"0.bias": 1.0, "1.weight": 0.5, "1.bias": 0.25, "2.bias": 1.0}
     normal(model[0].weight, 100.0)
     model[1].bias.data.fill_(3.0)

@@ -13,7 +13,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.norms import Split
-from wellnormed.norms.attributes import attention_heads, number, stored
+from wellnormed.routing.attributes import attention_heads, number, stored
 
 
 def norms(model: nn.Module, **settings: Any) -> dict[str, wn.norms.Norm | None]:
