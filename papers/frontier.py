@@ -97,7 +97,7 @@ def run(only: tuple[str, ...] = (), folder: Path = FOLDER, threads: int = 1) -> 
         path = folder / f"{name}.json"
         if path.exists():
             continue
-        config = replace(GRID[name], threads=threads, sample_tokens=0)
+        config = replace(GRID[name], threads=threads, sample_tokens=0, precision="float32")
         trained = resume(RUNS / name) if (RUNS / name / "config.json").exists() else train(config, RUNS / name)
         config, _ = trained.read_config(TrainConfig)
         results = read_json(trained.results_file, _REMEDY)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from wellnormed.matrix import REGISTRY, msign, optimal_coefficients
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR
-from wellnormed.matrix.msign import coarse_msign, exact_reference, newton_schulz, products_reference
+from wellnormed.matrix.msign import (
+    coarse_msign,
+    exact_reference,
+    multiplies_bfloat16,
+    newton_schulz,
+    products_reference,
+)
 
 from .conftest import with_singular_values
 
@@ -122,6 +128,17 @@ def test_the_direction_of_a_step_stays_below_the_overshoot_where_bfloat16_is_nat
     small, other = normal(512, 127), normal(256, 256).double()
     assert torch.equal(coarse_msign(small, 1.0, name), msign(small, name))
     assert torch.equal(coarse_msign(other, 1.0, name), msign(other, name))
+
+
+@pytest.mark.parametrize(
+    ("flags", "native"),
+    [({"avx512_bf16"}, True), ({"avx512_bf16", "avx512_fp16", "amx_bf16"}, True), ({"bf16"}, True), (set(), False),
+     ({"avx512_bf16", "avx512_fp16"}, False)],
+)  # fmt: skip
+def test_bfloat16_is_native_by_the_processor_s_flags(flags, native, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags, True))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert multiplies_bfloat16.__wrapped__("cpu") == native
 
 
 def test_products_in_bfloat16_refuse_a_set_that_is_not_safe_there():

@@ -131,6 +131,16 @@ def test_non_finite_gradients_are_named_and_change_nothing(make):
     assert all(torch.equal(state[i][key], after[i][key]) for i in state for key in state[i])
 
 
+@pytest.mark.parametrize("size", [1e25, 3e38])
+def test_a_large_gradient_moves_as_a_small_one(size):  # its squares leave the range of float32, and so does their sum
+    small, large = (nn.Linear(4, 4, bias=False) for _ in range(2))
+    large.load_state_dict(small.state_dict())
+    for model, scale in ((small, 1.0), (large, size)):
+        model.weight.grad = torch.eye(4) * scale
+        wn.Scion(model, lr=0.1, momentum=0.0).step()
+    torch.testing.assert_close(large.weight, small.weight)
+
+
 def test_one_step_is_the_formula():
     model = nn.Linear(6, 4, bias=False)
     w = model.weight.detach().clone()

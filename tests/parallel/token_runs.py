@@ -37,6 +37,7 @@ def config(data, **changes) -> TrainConfig:
         "log_every": 1,
         "validation_tokens": 400,
         "device": "cpu",
+        "precision": "float32",
     }
     return replace(start, model=model, data=str(data), attack_steps=0, certify="no", **(small | changes))
 

@@ -57,6 +57,6 @@ def tiny(text_file, request):
 def tiny_config(text_file, architecture):
     config = TrainConfig(
         model=MODEL, steps=12, batch=2, threads=1, source=str(text_file), device="cpu", log_every=2,
-        checkpoint_every=4, attack_steps=2, sample_tokens=20,
+        checkpoint_every=4, attack_steps=2, sample_tokens=20, precision="float32",
     )  # fmt: skip
     return replace(config, model=POTENTIAL, lipschitz=3.0) if architecture == "potential" else config

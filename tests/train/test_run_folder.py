@@ -11,7 +11,7 @@ from wellnormed._files import parse_json, read_json, write_json
 from wellnormed.models import export, load
 from wellnormed.models.files import config_sha256
 from wellnormed.models.gpt import GPT
-from wellnormed.train import RunFolder, resume, train
+from wellnormed.train import RunFolder, resume, setup, train
 from wellnormed.train.config import TrainConfig
 
 from .conftest import MODEL, tiny_config, write_text
@@ -143,9 +143,13 @@ def test_a_damaged_row_of_metrics_is_named(run):
         run.read_metrics()
 
 
-def test_the_threads_of_a_run_are_recorded_in_its_config(tiny, tmp_path):
-    run = train(replace(tiny, threads=None, steps=1), tmp_path / "run")
-    assert run.read_config(TrainConfig)[0].threads == torch.get_num_threads()
+@pytest.mark.parametrize("native", [False, True])
+def test_the_threads_and_the_precision_of_a_run_are_recorded_in_its_config(tiny, tmp_path, monkeypatch, native):
+    monkeypatch.setattr(setup, "multiplies_bfloat16", lambda device: native)
+    run = train(replace(tiny, threads=None, precision="auto", steps=1), tmp_path / "run")
+    config = run.read_config(TrainConfig)[0]
+    assert config.threads == torch.get_num_threads()
+    assert config.precision == ("bfloat16" if native else "float32")
 
 
 def test_json_nested_to_any_depth_is_read_or_refused_in_one_sentence():

@@ -178,6 +178,10 @@ def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
 def multiplies_bfloat16(device: str) -> bool:
     """Whether a kind of device has instructions for products in bfloat16, so that they take less time than float32.
 
+    The processor's flags decide, so that every process on a machine decides alike. A processor with `avx512_fp16` has
+    AMX as well; where a virtual machine hides that, `avx512_bf16` alone takes twice the time of float32
+    (`python -m benchmarks.matrix.bfloat16`).
+
     Example:
         >>> multiplies_bfloat16("meta")
         False
@@ -187,7 +191,8 @@ def multiplies_bfloat16(device: str) -> bool:
     if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch < 2.10
         return False
     known = torch.cpu.get_capabilities()
-    return torch.backends.mkldnn.is_available() and any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    native = known.get("amx_bf16") or known.get("bf16") or (known.get("avx512_bf16") and not known.get("avx512_fp16"))
+    return torch.backends.mkldnn.is_available() and bool(native)
 
 
 def exact_reference(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class ConvexPotential(nn.Module):
         return {"weight": Orthogonal(1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
-        return x - 2.0 * F.relu(F.linear(x, self.weight, self.bias)) @ self.weight
+        return x - 2.0 * (F.relu(F.linear(x, self.weight, self.bias)) @ self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, hidden={self.weight.shape[0]}"

@@ -98,8 +98,9 @@ class TrainConfig:
     """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """The precision of the model's products; weights, optimizer and constraints are float32."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The precision of the model's products; weights, optimizer, constraints and proofs keep float32 and float64. auto
+    is bfloat16 where the processor multiplies it natively, and float32 elsewhere; the run's config says which."""
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

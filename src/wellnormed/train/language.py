@@ -145,7 +145,7 @@ class LanguageTask(Task[Model]):
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The model's answer, in the precision of the run."""
+        """The model's answer, in the precision of the run; "auto" is float32 for a task without a run."""
         half = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             return self.runner(tokens)

@@ -25,7 +25,7 @@ from wellnormed.train.lock import locked
 from wellnormed.train.progress import progress_display, show_note
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.run_folder import RunFolder, explained, memory_explained
-from wellnormed.train.setup import with_vocabulary
+from wellnormed.train.setup import with_precision, with_vocabulary
 from wellnormed.train.stopping import Requests
 from wellnormed.train.task import Schedule, fit
 
@@ -71,7 +71,7 @@ def _begin(
     ranks.by_first(run.require_new)
     ranks.together(lambda: require_torch(ranks.world))
     corpus, identity = _read(config.data, config.source, ranks)
-    config = with_vocabulary(config, corpus)
+    config = with_precision(with_vocabulary(config, corpus), ranks)
     if ranks.world == 1:
         config = replace(config, threads=config.threads or torch.get_num_threads())
     ranks.require_equal("config", _flat(asdict(config)))

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from wellnormed.data.corpus import Corpus
+from wellnormed.matrix.msign import multiplies_bfloat16
 from wellnormed.models.files import Model
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.train.config import SEED, TrainConfig
@@ -69,6 +70,12 @@ def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
             f"rounded up to {size}; leave it out (on the command line: --model.vocabulary-size)"
         )
     return replace(config, model=replace(config.model, vocabulary_size=size))
+
+
+def with_precision(config: TrainConfig, ranks: Ranks) -> TrainConfig:
+    """The run with the precision that "auto" means on these ranks: bfloat16 only where all multiply it natively."""
+    native = all(ranks.gather(multiplies_bfloat16(ranks.device.type)))
+    return replace(config, precision="bfloat16" if native else "float32") if config.precision == "auto" else config
 
 
 def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
