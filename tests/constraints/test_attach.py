@@ -75,8 +75,8 @@ def test_the_promise_is_proved_for_weights_of_16_bits(constraint, dtype):
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (8, 8)])
-def test_a_norm_sphere_is_muon_hyperball(shape):
-    """R normalize(w - lr R normalize(update)), in the Frobenius norm, which of an orthogonal update is sqrt(rank)."""
+def test_a_norm_sphere_keeps_the_frobenius_norm(shape):
+    """R normalize(w - lr R normalize(update)) for the rate at which an update of full rank has that length."""
     torch.manual_seed(0)
     layer = nn.Linear(shape[1], shape[0], bias=False, dtype=torch.float64)
     weight = layer.weight.detach().clone()

@@ -44,7 +44,7 @@ CASES = {
     "ColumnCap, rows and biases": Case(c.ColumnCap(1.3)),
     "EntryCap": Case(c.EntryCap(1.2)),
     "NormSphere": Case(c.NormSphere(), promises=False, promises_any=False),
-    "NormSphere, as published": Case(c.NormSphere(frobenius=True), promises=False, promises_any=False),
+    "NormSphere, Frobenius": Case(c.NormSphere(frobenius=True), promises=False, promises_any=False),
     "QKClip, without a record": Case(c.QKClip(), promises=False, promises_any=False),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

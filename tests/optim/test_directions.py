@@ -21,11 +21,11 @@ def polar(g):
     return u @ vt
 
 
-def optimizer_for(shape, dtype=torch.float64, norm=EXACT, **settings):
+def optimizer_for(shape, dtype=torch.float64, norm=EXACT, lr=0.1, **settings):
     torch.manual_seed(0)
     layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
     return layer, wn.optim.ConditionalGradient(
-        wn.assign_norms(layer, overrides={"weight": norm}), 0.1, **{"momentum": 0.5, **settings}
+        wn.assign_norms(layer, overrides={"weight": norm}), lr, **{"momentum": 0.5, **settings}
     )
 
 
@@ -164,6 +164,15 @@ class Unbounded(Direction):
         return seen.momentum
 
 
+class Halved(Direction):
+    """The weight after the step: half of it, less the momentum times the length."""
+
+    sees, returns = ("weight",), "weight"
+
+    def __call__(self, seen: Seen):
+        return 0.5 * seen.weight - seen.length * seen.momentum
+
+
 def test_a_direction_of_ones_own_sees_and_keeps_what_it_says():
     layer, optimizer = optimizer_for((6, 10), directions={"weight": Mixed()})
     weight = layer.weight.detach().clone()
@@ -229,3 +238,51 @@ def test_without_a_bound_what_needs_one_refuses_by_name():
         optimizer_for((4, 4), directions={"weight": Unbounded})
     with pytest.raises(ValueError, match="directions: the pattern 'wieght'"):
         optimizer_for((4, 4), directions={"wieght": Unbounded()})
+
+
+@pytest.mark.parametrize("settings", [{}, {"step_rule": "sharp"}, {"memory": "gradient"}, {"radius": 3.0}, {"lr": 0.0}])
+def test_a_weight_that_is_returned_is_taken_as_it_is(settings):
+    layer, optimizer = optimizer_for((6, 10), directions={"weight": Halved()}, **{"momentum": 0.0, **settings})
+    g, before = drawn((6, 10), 0), layer.weight.detach().clone()
+    layer.weight.grad = g.clone()
+    optimizer.step()
+    length = settings.get("lr", 0.1) * settings.get("radius", 1.0)
+    assert torch.equal(layer.weight.detach(), 0.5 * before - length * g)
+    assert optimizer.update_norm("weight") is None
+    with pytest.raises(ValueError, match="SoftCap on 'weight' needs a bound on the step's norm"):
+        wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.1)})
+    layer.weight.grad = drawn((6, 10), 1)
+    optimizer.step()
+    assert constraints.proved_ratios()["weight"] <= 1
+
+
+class Contradictory(Halved):
+    def bound(self, norm):
+        return 1.0
+
+
+class Elsewhere(Halved):
+    returns = "weights"
+
+
+@pytest.mark.parametrize(
+    ("direction", "settings", "message"),
+    [
+        (Contradictory(), {}, r"Contradictory\(\) of 'weight' returns the weight, whose step has no bound"),
+        (Halved(), {"step_rule": "averaged"}, "returns the weight, and step_rule='averaged' averages directions"),
+        (Halved(), {"weight_decay": 0.1}, "returns the weight, which weight_decay=0.1 does not reach"),
+        (Halved(), {"step_rule": "constrained"}, "has no bound, and step_rule='constrained'"),
+        (Elsewhere(), {}, r"directions\['weight'\]=Elsewhere\(\): returns='weights' must be"),
+    ],
+)
+def test_a_direction_that_contradicts_its_settings_is_refused(direction, settings, message):
+    with pytest.raises(ValueError, match=message):
+        optimizer_for((4, 4), directions={"weight": direction}, **settings)
+    if "weight_decay" in settings:  # set by a scheduler
+        layer, optimizer = optimizer_for((4, 4), directions={"weight": direction})
+        optimizer.param_groups[0]["weight_decay"], before = 0.1, layer.weight.detach().clone()
+        layer.weight.grad = drawn((4, 4), 0)
+        with pytest.raises(ValueError, match=message):
+            optimizer.step()
+        assert torch.equal(layer.weight, before)

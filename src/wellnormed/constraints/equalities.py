@@ -106,11 +106,12 @@ class Sphere(Cap):
 
 @dataclass(frozen=True)
 class NormSphere(Constraint):
-    """After every step a weight is scaled back to the norm that it had when it was constrained (MuonHyperball).
+    """After every step a weight is scaled back to the norm that it had when it was constrained.
 
-    In the weight's own norm, or in the Frobenius norm as published (Wen et al., 2025), where the step is projected too:
-    a step of `lr` turns the weight by a share `lr * radius * |direction| / |weight|` of its norm. It keeps an estimated
-    norm, from below as from above, and promises no proved bound. A weight of zero stays zero.
+    In the weight's own norm, or in the Frobenius norm. It keeps an estimated norm, from below as from above, and
+    promises no proved bound. A weight of zero stays zero. Hyperball (MuonH; Wen et al., 2026) is the Frobenius norm
+    with a direction that gives the step the weight's size, so that the rate is an angle: `docs/directions.md` has it.
+    The length of a step under this constraint alone is the optimizer's, in units of the weight's norm.
 
     Args:
         frobenius: Measure the root of the sum of squares of all entries instead of the weight's own norm.

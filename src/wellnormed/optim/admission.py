@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Norm
-from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import is_distributed, layout, local, refuse_flattened
 from wellnormed.routing import AssignedParameter, Assignment
@@ -90,26 +90,47 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
     for pattern, direction in directions.items():
         if not isinstance(direction, Direction):
             raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
+        if direction.returns not in ("direction", "weight"):
+            where = f"directions[{pattern!r}]={direction!r}"
+            raise ValueError(f"{where}: returns={direction.returns!r} must be 'direction' or 'weight'")
     pattern_of = assignment.match(directions, "directions")
     named = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
     return {a.parameter: direction for a, direction in named if a.norm is not None and direction.acts_on(a.norm)}
 
 
 def refuse_direction(name: str, direction: Direction | None, norm: Norm | None, group: Group) -> None:
-    """Refuse a direction of the user's that the step rule or the memory of its group cannot serve."""
+    """Refuse a direction of the user's that contradicts itself, or that the settings of its group cannot serve."""
     rule = rule_of(group)
     if direction is None or norm is None or rule is None:
         return
-    if rule.convex and direction.bound(norm) is None:
-        raise ValueError(
-            f"directions: {direction!r} of {name!r} has no bound, and step_rule='constrained' needs one to keep a "
-            "weight in its ball; use another step rule, with a constraint"
+    if contradiction := _contradiction(direction, direction.bound(norm), rule, group):
+        raise ValueError(f"directions: {direction!r} of {name!r} {contradiction}")
+
+
+def _contradiction(direction: Direction, largest: float | None, rule: StepRule, group: Group) -> str:
+    """What a direction of this bound cannot go with; empty where nothing contradicts it."""
+    if direction.returns == "weight":
+        if largest is not None:
+            return "returns the weight, whose step has no bound; leave bound out, or use HardCap"
+        if rule.averages == "directions":
+            return "returns the weight, and step_rule='averaged' averages directions; use another step rule"
+        if decay := group["weight_decay"]:
+            return (
+                f"returns the weight, which weight_decay={decay} does not reach; decay it in the direction, and give "
+                "the parameter a group with weight_decay=0"
+            )
+    if rule.convex and largest is None:
+        return (
+            "has no bound, and step_rule='constrained' needs one to keep a weight in its ball; use another step rule, "
+            "with a constraint"
         )
-    if direction.keeps and group["memory"] == "gradient":
-        raise ValueError(
-            f"directions: {direction!r} of {name!r} keeps {', '.join(direction.keeps)}, and memory='gradient' keeps no "
-            "state; use memory='buffer'"
+    if group["memory"] == "gradient" and (direction.keeps or "gradient" in direction.sees):
+        does = f"keeps {', '.join(direction.keeps)}" if direction.keeps else "sees the gradient"
+        return (
+            f"{does}, and memory='gradient' keeps the momentum in place of the gradient and no other state; use "
+            "memory='buffer'"
         )
+    return ""
 
 
 def assign_later(

@@ -259,6 +259,9 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _move(self, batch: Batch, directions: list[Tensor]) -> None:
         parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
+        if batch.direction.returns == "weight":
+            torch._foreach_copy_(list(map(local, parameters)), list(map(local, directions)))
+            return memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
         if batch.rule.averages == "directions":
             directions = memory.average(directions, parameters, self.state, group["momentum"])
         kept, length = batch.rule.shares(group, batch.radius, batch.direction.bound(batch.norm))

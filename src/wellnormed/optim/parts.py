@@ -90,7 +90,7 @@ class Seen:
     """What a direction is told of a batch `(batch, *shape)` of weights that share their shape and their norm.
 
     `gradient` and `weight` are None unless the direction `sees` them. `state` holds the tensors that it `keeps`, each
-    stacked along a new first dimension; it writes their new values there.
+    stacked along a new first dimension; it writes their new values there, and changes no tensor in place.
     """
 
     momentum: Tensor
@@ -107,7 +107,7 @@ class Seen:
 class Direction(ABC):
     """From what a step sees of a batch of weights to the direction that is subtracted from them, times the length.
 
-    Directions are compared by equality, and equal ones are computed in one batch.
+    Directions are compared by equality, and equal ones are computed in one batch. `docs/directions.md` has sixteen.
 
     Example:
         >>> import wellnormed as wn
@@ -127,6 +127,12 @@ class Direction(ABC):
     """What it is told beside the momentum; with many processes all of it is sent to the one that computes."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that it keeps for every weight, in the optimizer's state."""
+    returns: ClassVar[Literal["direction", "weight"]] = "direction"
+    """What a call returns. "weight" stands for the weights after the step, which are taken as they are: nothing is
+    decayed, there is no bound, and only a constraint says what their norm is."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def acts_on(self, norm: Norm) -> bool:
         """Whether it serves weights of this norm; the others keep the direction of the step rule."""
@@ -142,7 +148,7 @@ class Direction(ABC):
 
     @abstractmethod
     def __call__(self, seen: Seen) -> Tensor:
-        """The directions of a batch, in the shape of `seen.momentum`."""
+        """The directions of a batch, or its new weights, in the shape of `seen.momentum`."""
 
 
 class Oracle(Direction):
