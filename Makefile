@@ -37,9 +37,9 @@ test-gpu: $(STAMP)  ## Tests that need a CUDA device
 test-portable: $(STAMP)  ## The numerical tests under other kernels of MKL and torch, one and two threads; half an hour
 	$(BIN)/python -m tests.portable
 
-test-integrations: $(STAMP)  ## The examples under Hugging Face's Trainer and Lightning, and ONNX files, with what these need
+test-integrations: $(STAMP)  ## Trainers, callbacks, adapters and ONNX files of other libraries, which it installs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
-	$(PYTEST) tests/examples tests/models/test_export.py
+	$(PYTEST) tests/examples tests/models/test_export.py tests/optim/test_scalars.py tests/optim/test_fine_tuning.py
 
 # NANOGPT is the path of nanoGPT's model.py; without it that model is left out.
 test-models: $(STAMP)  ## Certificates of public models with random weights, proved again; installs what makes them

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from numbers import Integral, Real
 
+import torch
 from torch import Tensor, nn
 
 
@@ -58,3 +59,14 @@ def require_module(where: str, model: object) -> None:
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
+
+
+def is_quantized(tensor: Tensor) -> bool:
+    """Whether a tensor is of a class that holds codes in place of entries, such as torchao's, and so has no norm."""
+    if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "placements"):  # the norm of a DTensor is collective
+        return False
+    try:
+        torch.linalg.vector_norm(tensor.detach())
+    except NotImplementedError:  # as such classes say of all that they do not serve
+        return True
+    return False

@@ -12,7 +12,7 @@ from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
 from wellnormed.norms import Norm
-from wellnormed.parallel.layout import local, refuse_flattened, whole
+from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment
 
 
@@ -87,7 +87,7 @@ def constrain(
                 raise ValueError(
                     f"parameter {a.name!r} is not in this optimizer, so its constraint would never run; leave it out"
                 )
-            refuse_flattened(a.name, a.parameter)
+            refuse_untrainable(a.name, a.parameter)
             if a.parameter.is_meta:
                 raise ValueError(
                     f"parameter {a.name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "

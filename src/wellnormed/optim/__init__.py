@@ -10,5 +10,6 @@ from wellnormed.optim.named import Scion as Scion
 from wellnormed.optim.named import SpectralDescent as SpectralDescent
 from wellnormed.optim.parts import Direction as Direction
 from wellnormed.optim.parts import Seen as Seen
+from wellnormed.optim.scalars import scalars as scalars
 from wellnormed.optim.uniform import NormalizedSGD as NormalizedSGD
 from wellnormed.optim.uniform import Signum as Signum

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.parallel import Placement
-from wellnormed.parallel.layout import is_distributed, layout, local, refuse_flattened
+from wellnormed.parallel.layout import is_distributed, layout, local, refuse_untrainable
 from wellnormed.routing import AssignedParameter, Assignment
 from wellnormed.routing.assignment import check_norm
 
@@ -23,14 +23,14 @@ class NonFiniteGradientError(ValueError):
 
 
 def refuse_parameters(assignment: Assignment) -> None:
-    """Refuse parameters that training would not reach: on the meta device, or pieces of what FSDP1 flattens."""
+    """Refuse parameters that training would not reach: on the meta device, pieces of what FSDP1 flattens, or codes."""
     if meta := [a.name for a in assignment if a.parameter.is_meta]:
         raise ValueError(
             f"{', '.join(meta[:3])}{', ...' if meta[3:] else ''} are on the meta device: an optimizer would keep "
             "what to_empty() replaces; make it afterwards"
         )
     for a in assignment:
-        refuse_flattened(a.name, a.parameter)
+        refuse_untrainable(a.name, a.parameter)
 
 
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from wellnormed._inputs import is_quantized
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -87,8 +89,13 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor().detach() if is_distributed(tensor) else tensor.detach()
 
 
-def refuse_flattened(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that cannot be trained: a piece of what FSDP1 flattens."""
+def refuse_untrainable(name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that no step can move: a piece of what FSDP1 flattens, or quantised codes."""
+    if is_quantized(parameter):
+        raise ValueError(
+            f"parameter {name!r} holds quantised codes ({type(parameter).__name__}), which no step moves; freeze it by "
+            "requires_grad_(False), and train an adapter beside it"
+        )
     marks = (getattr(parameter, mark, False) for mark in ("_is_flat_param", "_fsdp_flattened"))
     if "_fsdp_wrapped_module" in name or any(marks):
         raise ValueError(

@@ -26,6 +26,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import is_quantized
 from wellnormed.norms.base import widened
 from wellnormed.norms.entries import Gain
 from wellnormed.norms.root_mean_square import BiasRMS
@@ -58,7 +59,8 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
 
     def size(tensor: Tensor, count: int) -> float:
         """The root of the sum of all squares over a count; 0 where the entries are elsewhere, or are codes."""
-        if tensor.is_meta or not tensor.is_floating_point() or tensor.layout is not torch.strided:
+        plain = tensor.is_floating_point() and tensor.layout is torch.strided and not is_quantized(tensor)
+        if tensor.is_meta or not plain:
             return 0.0
         return float(whole(torch.linalg.vector_norm(widened(tensor.detach())))) / math.sqrt(count)
 
