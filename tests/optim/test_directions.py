@@ -247,7 +247,8 @@ def test_a_weight_that_is_returned_is_taken_as_it_is(settings):
     layer.weight.grad = g.clone()
     optimizer.step()
     length = settings.get("lr", 0.1) * settings.get("radius", 1.0)
-    assert torch.equal(layer.weight.detach(), 0.5 * before - length * g)
+    expected = 0.5 * before - length * g if length else before  # a step of length 0 is none, as for every direction
+    assert torch.equal(layer.weight.detach(), expected)
     assert optimizer.update_norm("weight") is None
     with pytest.raises(ValueError, match="SoftCap on 'weight' needs a bound on the step's norm"):
         wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
@@ -286,3 +287,94 @@ def test_a_direction_that_contradicts_its_settings_is_refused(direction, setting
         with pytest.raises(ValueError, match=message):
             optimizer.step()
         assert torch.equal(layer.weight, before)
+
+
+class Careless(Direction):
+    """Does what `mistake` says."""
+
+    keeps = ("average",)
+
+    def __init__(self, mistake=None):
+        self.mistake = mistake
+
+    def __call__(self, seen: Seen):
+        if self.mistake == "state":
+            seen.state["average"] = seen.state["average"].mean(-1)
+        if self.mistake == "name":
+            seen.state["averege"] = seen.state["average"]
+        if self.mistake == "lost":
+            del seen.state["average"]
+        return {"shape": seen.momentum[0], "none": None}.get(self.mistake, seen.momentum)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("shape", r"Careless\(mistake='shape'\): its result is of shape \(4, 6\) and should be of \(1, 4, 6\)"),
+        ("none", r"its result is of shape None and should be of \(1, 4, 6\)"),
+        ("state", r"its average is of shape \(1, 4\) and should be of \(1, 4, 6\)"),
+        ("name", r"its averege is of shape \(1, 4, 6\) and should be of None"),
+        ("lost", r"its average is of shape None and should be of \(1, 4, 6\)"),
+    ],
+)
+def test_what_a_direction_gives_takes_the_place_of_what_it_saw(mistake, message):
+    layer, optimizer = optimizer_for((4, 6), directions={"weight": Careless(mistake)})
+    before, layer.weight.grad = layer.weight.detach().clone(), drawn((4, 6), 0)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"sees": "weight"}, "sees='weight' must be a tuple of"),
+        ({"sees": ("grad",)}, r"sees=\('grad',\) must be a tuple of 'gradient' and 'weight'"),
+        ({"keeps": "average"}, "keeps='average' must be a tuple of names"),
+        ({"keeps": ("weight",)}, r"keeps=\('weight',\) must be a tuple of names"),
+        ({"keeps": ("a", "a")}, "must be a tuple of names"),
+        ({"keeps": ("momentum_buffer",)}, "must be a tuple of names"),
+    ],
+)
+def test_what_a_direction_says_of_itself_is_checked(declared, message):
+    with pytest.raises(ValueError, match=message):
+        optimizer_for((4, 4), directions={"weight": type("Misspelt", (Unbounded,), declared)()})
+
+
+class Counting(Direction):
+    """Keeps numbers of other kinds than the weight's."""
+
+    keeps = ("count", "fine")
+
+    def start(self, name, weight, norm):
+        return torch.zeros((), dtype=torch.int64) if name == "count" else torch.zeros_like(weight, dtype=torch.float64)
+
+    def __call__(self, seen: Seen):
+        seen.state["count"] = seen.state["count"] + 1
+        seen.state["fine"] = seen.state["fine"] + seen.momentum.double() / 3
+        return seen.norm.dualize(seen.state["fine"]) / seen.state["count"].reshape(-1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_comes_back_from_a_state_dict_as_it_was(dtype):
+    layer, optimizer = optimizer_for((4, 6), dtype, directions={"weight": Counting()})
+    other, twin = optimizer_for((4, 6), dtype, directions={"weight": Counting()})
+    for seed in range(3):
+        layer.weight.grad = drawn((4, 6), seed).to(dtype)
+        optimizer.step()
+    other.load_state_dict(layer.state_dict())
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for key in ("count", "fine"):
+        kept, loaded = (o.state[p.weight][key] for o, p in ((optimizer, layer), (twin, other)))
+        assert loaded.dtype == kept.dtype
+        assert torch.equal(loaded, kept)
+        assert loaded.data_ptr() != kept.data_ptr()
+    for model, one in ((layer, optimizer), (other, twin)):
+        model.weight.grad = drawn((4, 6), 3).to(dtype)
+        one.step()
+    assert torch.equal(layer.weight, other.weight)
+    layer.to(torch.float64)  # a cast of the model, with its remedy
+    optimizer.load_state_dict(optimizer.state_dict())
+    layer.weight.grad = drawn((4, 6), 4)
+    optimizer.step()
+    assert optimizer.state[layer.weight]["count"] == 5

@@ -3,61 +3,109 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import wellnormed as wn
 from tests.directions import OWN
 from tests.parallel.training import assembled, mesh_of
 from wellnormed.parallel import placement
-from wellnormed.parallel.layout import like
+from wellnormed.parallel.layout import like, part_lengths
+
+SHAPES = [(9, 5), (5, 9), (8, 8)]
 
 
 class Layers(torch.nn.Module):
-    """One matrix for every direction; square, so that no average has a null space."""
+    """A tall, a wide and a square matrix for every direction; for SOAP three square ones, without a null space."""
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False).double() for _ in OWN)
+        self.shapes = [shape for name in OWN for shape in ([(8, 8)] * 3 if name == "SOAP-Muon" else SHAPES)]
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(n, m, bias=False).double() for m, n in self.shapes)
+
+
+class Every:
+    """The layers with their optimizer, on one process, or in all processes of the default group."""
+
+    def __init__(self, layout):
+        placement.SMALL = 0
+        torch.manual_seed(0)
+        self.model, self.layout, self.count = Layers(), layout, 0
+        if layout == "fsdp":
+            for layer in self.model.layers:
+                fully_shard(layer, mesh=mesh_of("fsdp"))
+            fully_shard(self.model, mesh=mesh_of("fsdp"))
+        each = [case.direction for case in OWN.values() for _ in SHAPES]
+        directions = {f"layers.{i}": direction for i, direction in enumerate(each)}
+        norms = wn.assign_norms(self.model, overrides={"layers": wn.Spectral()})
+        group = dist.group.WORLD if layout == "ddp" else None
+        self.optimizer = wn.optim.ConditionalGradient(norms, 0.05, directions=directions, process_group=group)
+
+    def run(self, steps):
+        """Steps with the same gradients in every process."""
+        for _ in range(steps):
+            generator = torch.Generator().manual_seed(self.count)
+            for layer, shape in zip(self.model.layers, self.model.shapes, strict=True):
+                gradient = torch.randn(shape, dtype=torch.float64, generator=generator)
+                if self.layout == "fsdp":
+                    gradient = gradient.split(part_lengths(shape[0], dist.get_world_size()))[dist.get_rank()]
+                layer.weight.grad = like(gradient, layer.weight)
+            self.optimizer.step()
+            self.count += 1
+        return self
+
+    def contents(self):
+        """Weights and state by the name of the direction, and the bytes that were sent."""
+        names = [f"{name} {shape}" for name in OWN for shape in SHAPES]
+        own = dict(zip(names, (layer.weight for layer in self.model.layers), strict=True))
+        states = {n: {k: assembled(v) for k, v in self.optimizer.state.get(w, {}).items()} for n, w in own.items()}
+        return {n: assembled(w) for n, w in own.items()}, states, self.optimizer.placement.sent_bytes
 
 
 def steps(layout):
-    """Weights and state after four steps with the same gradients in every process."""
-    placement.SMALL = 0
-    torch.manual_seed(0)
-    model = Layers()
-    if layout == "fsdp":
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh_of("fsdp"))
-        fully_shard(model, mesh=mesh_of("fsdp"))
-    directions = {f"layers.{i}": case.direction for i, case in enumerate(OWN.values())}
-    norms = wn.assign_norms(model, overrides={f"layers.{i}": wn.Spectral() for i in range(len(OWN))})
-    group = dist.group.WORLD if layout == "ddp" else None
-    optimizer = wn.optim.ConditionalGradient(norms, 0.05, directions=directions, process_group=group)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        for layer in model.layers:
-            gradient = torch.randn(8, 8, dtype=torch.float64, generator=generator)
-            if layout == "fsdp":
-                gradient = gradient.chunk(dist.get_world_size())[dist.get_rank()]
-            layer.weight.grad = like(gradient, layer.weight)
-        optimizer.step()
-    names = list(OWN)
-    weights = {name: assembled(layer.weight) for name, layer in zip(names, model.layers, strict=True)}
-    states = {
-        name: {key: assembled(value) for key, value in optimizer.state[layer.weight].items()}
-        for name, layer in zip(names, model.layers, strict=True)
-    }
-    return weights, states, optimizer.placement.sent_bytes
+    return Every(layout).run(4).contents()
+
+
+def compare(found, expected, tolerance):
+    for name in expected[0]:
+        there, here = ((weights[name], states[name]) for weights, states, _ in (found, expected))
+        torch.testing.assert_close(there, here, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: name + m)
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_every_direction_of_the_page_is_computed_by_owners(processes, layout):
-    weights, states, _ = steps("one")
     many = processes(2).run(steps, layout)
-    for theirs, kept, sent in many:
-        for name in OWN:
-            torch.testing.assert_close(theirs[name], many[0][0][name], rtol=0, atol=0)
-            # owners stack as many matrices as they own, whose products may round otherwise
-            torch.testing.assert_close(theirs[name], weights[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m)
-            torch.testing.assert_close(kept[name], states[name], rtol=1e-5, atol=1e-5)
-        assert sent > 0
+    for found in many:
+        compare(found, many[0], 0)
+        # owners stack as many matrices as they own, whose products may round otherwise, and eigenvectors enlarge that
+        compare(found, steps("one"), 1e-5)
+        assert found[2] > 0
+
+
+def save(layout, folder):
+    every = Every(layout).run(3)
+    weights, optimizer = get_state_dict(every.model, every.optimizer)
+    checkpoint.save({"weights": weights, "optimizer": optimizer}, checkpoint_id=folder)
+    return every.contents(), every.run(2).contents()
+
+
+def resume(layout, folder):
+    every = Every(layout)
+    before = every.contents()[0]
+    weights, optimizer = get_state_dict(every.model, every.optimizer)  # makes a state, by a step of length 0
+    state = {"weights": weights, "optimizer": optimizer}
+    torch.testing.assert_close(every.contents()[0], before, rtol=0, atol=0)
+    checkpoint.load(state, checkpoint_id=folder)
+    set_state_dict(
+        every.model, every.optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"]
+    )  # fmt: skip
+    every.count, loaded = 3, every.contents()
+    return loaded, every.run(2).contents()
+
+
+def test_every_direction_of_the_page_is_saved_and_goes_on_under_another_layout(processes, tmp_path):
+    (left, end), _ = processes(2).run(save, "fsdp", tmp_path)
+    for found, last in processes(2).run(resume, "ddp", tmp_path):
+        compare(found, left, 0)
+        compare(last, end, 1e-5)  # as above

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Norm
-from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
+from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import is_distributed, layout, local, refuse_untrainable
 from wellnormed.routing import AssignedParameter, Assignment
@@ -90,12 +90,22 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
     for pattern, direction in directions.items():
         if not isinstance(direction, Direction):
             raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
-        if direction.returns not in ("direction", "weight"):
-            where = f"directions[{pattern!r}]={direction!r}"
-            raise ValueError(f"{where}: returns={direction.returns!r} must be 'direction' or 'weight'")
+        _check_declared(f"directions[{pattern!r}]={direction!r}: ", direction)
     pattern_of = assignment.match(directions, "directions")
     named = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
     return {a.parameter: direction for a, direction in named if a.norm is not None and direction.acts_on(a.norm)}
+
+
+def _check_declared(where: str, direction: Direction) -> None:
+    """Refuse a direction that says of itself what the optimizer does not understand, as a string for a tuple."""
+    sees, keeps, returns = direction.sees, direction.keeps, direction.returns
+    if not isinstance(sees, tuple) or not {"gradient", "weight"}.issuperset(sees) or len(set(sees)) < len(sees):
+        raise ValueError(f"{where}sees={sees!r} must be a tuple of 'gradient' and 'weight', or of one of them")
+    taken = {"gradient", "weight", "momentum", "result", *(key for memory in MEMORIES.values() for key in memory.state)}
+    if not isinstance(keeps, tuple) or taken.intersection(keeps) or len(set(keeps)) < len(keeps):
+        raise ValueError(f"{where}keeps={keeps!r} must be a tuple of names, each once, and none of {sorted(taken)}")
+    if returns not in ("direction", "weight"):
+        raise ValueError(f"{where}returns={returns!r} must be 'direction' or 'weight'")
 
 
 def refuse_direction(name: str, direction: Direction | None, norm: Norm | None, group: Group) -> None:

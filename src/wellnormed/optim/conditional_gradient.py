@@ -16,8 +16,8 @@ from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.fallback import adamw_step
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import MEMORIES, Direction, Group, Seen, StepRule, rule_of
-from wellnormed.optim.saved_state import admitted
+from wellnormed.optim.parts import MEMORIES, Direction, Group, Seen, StepRule, outcome, rule_of
+from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import (
     GROUP_DEFAULTS,
     LOST_DECAY,
@@ -250,7 +250,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             told = dict(zip((*names, *keeps), tensors, strict=True))
             state = {key: told[key] for key in keeps}
             seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, steps)
-            return direction(seen), *(state[key] for key in keeps)
+            return outcome(direction, seen)
 
         visible = {"gradient": gradients, "weight": parameters, "momentum": momentum}
         inputs = [visible[name] for name in names]
@@ -260,7 +260,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def _move(self, batch: Batch, directions: list[Tensor]) -> None:
         parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
         if batch.direction.returns == "weight":
-            torch._foreach_copy_(list(map(local, parameters)), list(map(local, directions)))
+            if group["lr"] > 0:
+                torch._foreach_copy_(list(map(local, parameters)), list(map(local, directions)))
             return memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
         if batch.rule.averages == "directions":
             directions = memory.average(directions, parameters, self.state, group["momentum"])
@@ -334,7 +335,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
         """
-        super().load_state_dict(admitted(state_dict, self.param_groups, self._norms, self._directions))
+        state = admitted(state_dict, self.param_groups, self._norms, self._directions)
+        super().load_state_dict(state)
+        restore_kept(state, self.param_groups, self.state, self._norms, self._directions)
         for parameter in self._in_gradients() & self.state.keys():
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 

@@ -128,8 +128,8 @@ class Direction(ABC):
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that it keeps for every weight, in the optimizer's state."""
     returns: ClassVar[Literal["direction", "weight"]] = "direction"
-    """What a call returns. "weight" stands for the weights after the step, which are taken as they are: nothing is
-    decayed, there is no bound, and only a constraint says what their norm is."""
+    """What a call returns. "weight" stands for the weights after the step, which are taken as they are, unless its
+    length is 0: nothing is decayed, there is no bound, and only a constraint says what their norm is."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -149,6 +149,24 @@ class Direction(ABC):
     @abstractmethod
     def __call__(self, seen: Seen) -> Tensor:
         """The directions of a batch, or its new weights, in the shape of `seen.momentum`."""
+
+
+def outcome(direction: Direction, seen: Seen) -> tuple[Tensor, ...]:
+    """What a direction returns, and the new tensors that it keeps, in the order of `keeps`.
+
+    Raises:
+        ValueError: One of them is missing, unknown, or of another shape than the tensor that it replaces.
+    """
+    shapes = {"result": tuple(seen.momentum.shape), **{key: tuple(kept.shape) for key, kept in seen.state.items()}}
+    results = {"result": direction(seen), **seen.state}
+    for name in {**shapes, **results}:
+        shape = tuple(results[name].shape) if isinstance(results.get(name), Tensor) else None
+        if shape != shapes.get(name):
+            raise ValueError(
+                f"{direction!r}: its {name} is of shape {shape} and should be of {shapes.get(name)}; return what has "
+                "the shape of the momentum, batch first, and assign to `state` what `keeps` names, in its shape"
+            )
+    return tuple(results[name] for name in shapes)
 
 
 class Oracle(Direction):

@@ -23,6 +23,28 @@ def admitted(
     return state
 
 
+def restore_kept(
+    saved: Mapping[str, Any],
+    groups: list[Group],
+    states: dict[Tensor, dict[str, Tensor]],
+    norms: Mapping[Tensor, Norm | None],
+    directions: Mapping[Tensor, Direction],
+) -> None:
+    """Put what the user's directions keep back as it was saved, in the dtype of `start`; torch cast it to the weight's.
+
+    Counters and averages of more digits than the weight has would come back rounded.
+    """
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    parameters = (parameter for group in groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        norm, direction, kept = norms[parameter], directions.get(parameter), saved["state"].get(number, {})
+        if norm is None or direction is None:
+            continue
+        for key in kept.keys() & set(direction.keeps):
+            first = direction.start(key, parameter, norm)
+            states[parameter][key] = kept[key].to(first.device, first.dtype, copy=True)
+
+
 def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
