@@ -1,6 +1,7 @@
 """Directions: those of other papers against their published formulas, and those of a user."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -323,6 +324,22 @@ def test_what_a_direction_gives_takes_the_place_of_what_it_saw(mistake, message)
     with pytest.raises(ValueError, match=message):
         optimizer.step()
     assert torch.equal(layer.weight, before)
+
+
+@dataclass
+class Thawed(Unbounded):
+    share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Listed(Unbounded):
+    shares: list
+
+
+@pytest.mark.parametrize("direction", [Thawed(), Listed([0.5])])
+def test_a_direction_that_cannot_be_a_key_is_refused_by_name(direction):
+    with pytest.raises(ValueError, match=rf"{type(direction).__name__}\(.*cannot be hashed.*frozen=True"):
+        optimizer_for((4, 4), directions={"weight": direction})
 
 
 @pytest.mark.parametrize(

@@ -488,9 +488,11 @@ def test_printing_names_every_direction():
     assert "MuonEq()" in printed
 
 
-def test_a_compiled_step_is_the_step():
-    """The directions that branch on the step's number, keep tensors, see the weight, return it, or decompose."""
-    names = ["SOAP-Muon", "u/w floor", "Mano", "DynMuon", "Muown"]
+@pytest.mark.parametrize(
+    "names", [("SOAP-Muon", "u/w floor", "Mano", "DynMuon", "Muown"), pytest.param(tuple(OWN), marks=pytest.mark.slow)]
+)
+def test_a_compiled_step_is_the_step(names):
+    """At first those that branch on the step's number, keep tensors, see the weight, return it, or decompose."""
     one, other = Every(names, count=1), Every(names, count=1)
     first, second = optimizer_of(one, names), optimizer_of(other, names)
     train(one, first, 3)

@@ -104,6 +104,13 @@ def _check_declared(where: str, direction: Direction) -> None:
     taken = {"gradient", "weight", "momentum", "result", *(key for memory in MEMORIES.values() for key in memory.state)}
     if not isinstance(keeps, tuple) or taken.intersection(keeps) or len(set(keeps)) < len(keeps):
         raise ValueError(f"{where}keeps={keeps!r} must be a tuple of names, each once, and none of {sorted(taken)}")
+    try:
+        hash(direction)
+    except TypeError as error:
+        raise ValueError(
+            f"{where}it cannot be hashed, and equal directions share a batch; make a dataclass with frozen=True, and "
+            "lists into tuples"
+        ) from error
     if returns not in ("direction", "weight"):
         raise ValueError(f"{where}returns={returns!r} must be 'direction' or 'weight'")
 

@@ -16,7 +16,7 @@ from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.fallback import adamw_step
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import MEMORIES, Direction, Group, Seen, StepRule, outcome, rule_of
+from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, outcome, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import (
     GROUP_DEFAULTS,
@@ -248,9 +248,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
         def function(*tensors: Tensor) -> tuple[Tensor, ...]:
             told = dict(zip((*names, *keeps), tensors, strict=True))
-            state = {key: told[key] for key in keeps}
-            seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, steps)
-            return outcome(direction, seen)
+            return outcome(direction, told, norm, length, steps)
 
         visible = {"gradient": gradients, "weight": parameters, "momentum": momentum}
         inputs = [visible[name] for name in names]

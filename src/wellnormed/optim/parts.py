@@ -151,12 +151,18 @@ class Direction(ABC):
         """The directions of a batch, or its new weights, in the shape of `seen.momentum`."""
 
 
-def outcome(direction: Direction, seen: Seen) -> tuple[Tensor, ...]:
+def outcome(
+    direction: Direction, told: Mapping[str, Tensor], norm: Norm, length: float, step: int
+) -> tuple[Tensor, ...]:
     """What a direction returns, and the new tensors that it keeps, in the order of `keeps`.
+
+    `told` has the momentum, what the direction `sees`, and what it `keeps`, by name.
 
     Raises:
         ValueError: One of them is missing, unknown, or of another shape than the tensor that it replaces.
     """
+    state = {key: told[key] for key in direction.keeps}
+    seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
     shapes = {"result": tuple(seen.momentum.shape), **{key: tuple(kept.shape) for key, kept in seen.state.items()}}
     results = {"result": direction(seen), **seen.state}
     for name in {**shapes, **results}:
