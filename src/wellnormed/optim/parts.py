@@ -107,7 +107,7 @@ class Seen:
 class Direction(ABC):
     """From what a step sees of a batch of weights to the direction that is subtracted from them, times the length.
 
-    Directions are compared by equality, and equal ones are computed in one batch. `docs/directions.md` has sixteen.
+    Directions are compared by equality, and equal ones are computed in one batch. `docs/directions.md` has examples.
 
     Example:
         >>> import wellnormed as wn
