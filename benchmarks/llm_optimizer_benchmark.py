@@ -1,0 +1,147 @@
+"""EPFL's llm-optimizer-benchmark with this package's optimizers in it: characters of Shakespeare, on the CPU.
+
+git clone https://github.com/epfml/llm-optimizer-benchmark HARNESS
+python -m benchmarks.llm_optimizer_benchmark HARNESS [--only soap wn-scion] [--seeds 0]
+
+The harness is somebody else's: its model, data, schedule, evaluation and optimizers. Its code stays as it is; one
+branch is added to its `main.py` while that is read, which makes the optimizers whose names begin with `wn-`, and
+packages that its part for this run only imports (trackers, tokenizers, data sets) need not be installed. Its Muon and
+D-Muon ask for CUDA and are left out. Runs that have a row in the results are not repeated. The rates of every
+optimizer are four, with and without the harness's weight decay of 0.1; those whose best is at an edge get another.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import nn
+
+import wellnormed as wn
+from papers.header import header, write_result
+
+RESULTS = Path(__file__).parents[1] / "results" / "llm_optimizer_benchmark.json"
+SETTINGS = """
+--dataset shakespeare-char --device cpu --model base --n_layer 4 --n_embd 128 --n_head 4 --sequence_length 64
+--batch_size 12 --vocab_size 96 --dtype float32 --dropout 0 --iterations 500 --warmup_steps 50 --scheduler wsd
+--eval_interval 1000 --log_interval 0 --experiment_name run
+""".split()  # noqa: SIM905 (a command line reads best so)
+RATES: dict[str, tuple[float, ...]] = {
+    "adamw": (0.001, 0.003, 0.006, 0.012), "soap": (0.001, 0.003, 0.006, 0.012),
+    "sf-adamw": (0.003, 0.01, 0.03, 0.1),
+    "adopt": (0.001, 0.003, 0.006, 0.012), "lion": (0.0001, 0.0003, 0.001, 0.003),
+    "ademamix": (0.001, 0.003, 0.006, 0.012), "mars": (0.001, 0.003, 0.006, 0.012), "prodigy": (0.25, 0.5, 1.0, 2.0),
+    **dict.fromkeys(("wn-scion", "wn-scion-caps", "wn-muon", "wn-soap-caps"), (0.01, 0.02, 0.04, 0.08)),
+}  # fmt: skip
+ELSEWHERE = "wandb tiktoken datasets transformers requests zstandard gdown yaml tqdm tqdm.auto".split()  # noqa: SIM905
+"""Packages that the harness imports, and does not use in these runs."""
+DECAYS = (0.0, 0.1)
+CAP = 4.0
+"""Of every matrix of the blocks, with `-caps`."""
+PAGE = Path(__file__).parents[1] / "docs" / "directions.md"
+
+
+def ours(name: str, model: nn.Module, lr: float, decay: float) -> tuple[torch.optim.Optimizer, Any]:
+    """One of this package's optimizers, and the constraints that hold after its steps."""
+    settings: dict[str, Any] = {"weight_decay": decay}
+    if name.startswith("wn-soap"):
+        settings["directions"] = {"transformer.h": direction("SoapMuon")}
+    optimizer = (wn.Muon if name == "wn-muon" else wn.Scion)(model, lr, **settings)
+    matrices = [n for n, p in model.named_parameters() if ".h." in n and p.ndim == 2]
+    caps = dict.fromkeys(matrices, wn.HardCap(CAP)) if name.endswith("caps") else {}
+    return optimizer, wn.constrain(optimizer, caps) if caps else None
+
+
+def direction(name: str) -> wn.optim.Direction:
+    """A direction of docs/directions.md, as the page defines it."""
+    module = types.ModuleType("directions")
+    sys.modules[module.__name__] = module  # where dataclasses look
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        exec(block, vars(module))
+        if hasattr(module, name):
+            break
+    return getattr(module, name)()
+
+
+def run_cell(harness: Path, name: str, lr: float, decay: float, seed: int) -> dict[str, float]:
+    """One run in this process: the harness's validation loss, and the largest proved norm over its cap."""
+    attached: list[Any] = []
+
+    def make(args: Any, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer, constraints = ours(args.wn, model, args.lr, args.weight_decay)
+        attached.append(constraints)
+        return optimizer
+
+    for package in ELSEWHERE:
+        sys.modules[package] = MagicMock()
+    sys.path.insert(0, str(harness / "src"))
+    source = (harness / "src" / "main.py").read_text(encoding="utf-8")
+    branch = 'if args.opt == "adamw":'
+    assert source.count(branch) == 1, "another version of the harness"
+    source = source.replace(branch, f"if args.wn:\n        opt = make(args, model)\n    el{branch}")
+    source = source.replace("def main(args, parser):", f"def main(args, parser):\n    args.wn = {name!r}", 1)
+    source = source.replace(f"args.wn = {name!r}", f"args.wn = {name if name.startswith('wn-') else ''!r}")
+    opt = "adamw" if name.startswith("wn-") else name
+    arguments = [*SETTINGS, "--opt", opt, "--lr", str(lr), "--weight_decay", str(decay), "--seed", str(seed)]
+    arguments += ["--mars_lr", str(lr)] if name == "mars" else []
+    arguments += ["--results_base_folder", str(harness / "exps" / f"{name}-{lr}-{decay}-{seed}")]
+    arguments += ["--datasets_dir", str(harness / "datasets")]
+    sys.argv = ["main.py", *arguments]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(compile(source, "main.py", "exec"), {"__name__": "__main__", "make": make})
+    loss = float(re.findall(r"Iter=500 .*?val_loss=([\d.a-z]+)", shown.getvalue())[-1])
+    over = {} if not attached or attached[0] is None else attached[0].proved_ratios()
+    return {"validation_loss": loss, **({"largest_norm_over_cap": max(over.values())} if over else {})}
+
+
+def main() -> None:
+    """Run the cells that have no row, one process each, and write a row after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("harness", type=Path)
+    parser.add_argument("--only", nargs="+", default=list(RATES))
+    parser.add_argument("--rates", nargs="+", type=float)
+    parser.add_argument("--decays", nargs="+", type=float, default=DECAYS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.cell:
+        name, lr, decay, seed = chosen.cell
+        print(json.dumps(run_cell(chosen.harness.resolve(), name, float(lr), float(decay), int(seed))))
+        return
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    known = {(row["optimizer"], row["lr"], row["weight_decay"], row["seed"]) for row in rows}
+    cells = [
+        (name, lr, decay, seed)
+        for seed in chosen.seeds
+        for name in chosen.only
+        for lr in chosen.rates or RATES[name]
+        for decay in chosen.decays
+    ]
+    for cell in cells:
+        if cell in known:
+            continue
+        command = [sys.executable, "-m", "benchmarks.llm_optimizer_benchmark", str(chosen.harness), "--cell"]
+        alone = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*command, *map(str, cell)], capture_output=True, text=True, env=alone)
+        if done.returncode:
+            raise SystemExit(f"{cell}: {done.stderr[-2000:]}")
+        results = json.loads(done.stdout.splitlines()[-1])
+        rows.append(dict(zip(("optimizer", "lr", "weight_decay", "seed"), cell, strict=True)) | results)
+        print(rows[-1], flush=True)
+        seeds = sorted({row["seed"] for row in rows})
+        content = header("python -m benchmarks.llm_optimizer_benchmark HARNESS", seeds)
+        write_result(RESULTS, {**content, "settings": " ".join(SETTINGS), "cap": CAP, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
