@@ -233,13 +233,13 @@ def _taken_apart() -> dict[Any, Any]:
 
 
 def _is_plain(captured: Captured) -> bool:
-    """Whether no operation overwrites anything, and all that depend on the input have bounds as they are."""
+    """Whether no operation overwrites anything, and none that depends on the input has parts that the rest lacks."""
     variable = dependence(captured.nodes, captured.inputs).variable
     for node in captured.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
                 return False
-            if node in variable and name_of(node.target) not in OPERATIONS:
+            if node in variable and node.target in _taken_apart():
                 return False
     return True
 

@@ -55,6 +55,8 @@ def sample(
         raise ValueError("the prompt is empty; give at least one character")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
+    if not count:
+        return prompt
     device, length = next(model.parameters()).device, model.config.length
     program = program_of(capture(model, torch.zeros(1, length, dtype=torch.long, device=device)))
     for _ in range(count):
