@@ -5,32 +5,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_CPU_ENTRIES = 2**20
-"""Entries of a batch on a CPU. Small tensors gain from batching, large ones lose: with 48 matrices of 768 x 768 at once
-every temporary is 113 MB of fresh memory pages, and a step took 1.5 times as long (`benchmarks/optimizer_step.py`)."""
-
-
-_CPU_ENTRIES_STACKED = 2**22
+_ENTRIES = 2**20
+"""Entries of a batch. Small tensors gain from batching, large ones lose: with 48 matrices of 768 x 768 at once every
+temporary is 113 MB of fresh memory, and on a CPU a step took 1.5 times as long (`benchmarks/optimizer_step.py`). The
+temporaries of a step take 3 to 10 times a batch, on every device."""
+_ENTRIES_STACKED = 2**22
 """As `batches`, for tensors that are one tensor already: in turn with other work, 12 matrices of 768 x 768 take 1.2
 times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
 
 
-def batches(tensors: list[Tensor], entries: int = _CPU_ENTRIES) -> list[slice]:
-    """Slices of consecutive tensors of one shape, each to be stacked: all on an accelerator, on a CPU as many as pay.
+def batches(tensors: list[Tensor], entries: int = _ENTRIES) -> list[slice]:
+    """Slices of consecutive tensors of one shape, each to be stacked: as many as pay, and at least one.
 
     Example:
         >>> import torch
         >>> batches([torch.empty(8, 8)] * 3), batches([torch.empty(1024, 512)] * 3)
         ([slice(0, 3, None)], [slice(0, 2, None), slice(2, 3, None)])
     """
-    count = len(tensors)
-    if tensors[0].device.type == "cpu":
-        count = max(1, entries // max(1, tensors[0].numel()))
+    count = max(1, entries // max(1, tensors[0].numel()))
     return [slice(first, min(first + count, len(tensors))) for first in range(0, len(tensors), count)]
 
 
 def in_batches(compute: Callable[..., Tensor], x: Tensor, *bounds: Tensor) -> Tensor:
-    """`compute(x, *bounds)` with one batch dimension, or none, and on a CPU in pieces of a large batch.
+    """`compute(x, *bounds)` with one batch dimension, or none, and in pieces of a large batch.
 
     Args:
         compute: Takes matrices `(m, n)` or `(batch, m, n)`; its result starts with the batch dimension.
@@ -41,8 +38,8 @@ def in_batches(compute: Callable[..., Tensor], x: Tensor, *bounds: Tensor) -> Te
     if x.ndim > 3:
         bounds = tuple(bound.expand(shape).flatten() for bound in bounds)
         return in_batches(compute, x.flatten(0, -3), *bounds).unflatten(0, shape)
-    if x.ndim == 2 or x.numel() <= _CPU_ENTRIES_STACKED or x.device.type != "cpu":
+    if x.ndim == 2 or x.numel() <= _ENTRIES_STACKED:
         return compute(x, *bounds)
-    pieces = batches(list(x), _CPU_ENTRIES_STACKED)
+    pieces = batches(list(x), _ENTRIES_STACKED)
     cut = [[bound[piece] if bound.ndim and len(bound) > 1 else bound for bound in bounds] for piece in pieces]
     return torch.cat([compute(x[piece], *own) for piece, own in zip(pieces, cut, strict=True)])

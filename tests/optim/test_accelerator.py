@@ -6,6 +6,8 @@ devices, none may decompose a matrix, and every look at a value is counted, sinc
 accelerator has done all that it was told.
 """
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -148,3 +150,50 @@ def test_the_record_itself():
             there + torch.ones(3)
     assert accelerator.decompositions == ["_linalg_eigh"]
     assert accelerator.looks == 3
+
+
+class Memory(Accelerator):
+    """Records how many bytes of tensors that a step makes are held at once."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.sizes, self.peak = {storage_of(tensor): 0 for tensor in known}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        value = super().__torch_dispatch__(func, types, args, kwargs)
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta and storage_of(leaf) not in self.sizes:
+                self.sizes[storage_of(leaf)] = leaf.untyped_storage().nbytes()
+                weakref.finalize(leaf.untyped_storage(), self.sizes.pop, storage_of(leaf), None)
+                self.peak = max(self.peak, sum(self.sizes.values()))
+        return value
+
+
+def storage_of(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize(
+    ("constraint", "most"),
+    [
+        (None, 0.2),
+        (wn.HardCap(1.0), 0.5),
+        (wn.SoftCap(1.0), 0.5),
+        pytest.param(OptimalCap(1.0), 0.5, marks=pytest.mark.slow),
+        pytest.param(SpectralNormalize(1.0), 0.6, marks=pytest.mark.slow),  # its Gram matrix is float64
+    ],
+)
+def test_a_step_takes_a_fraction_of_the_memory_of_its_weights(constraint, most):
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(24)))
+    for layer in model:
+        nn.init.zeros_(layer.weight)  # whose norm is known at once
+    optimizer = wn.Scion(model, lr=0.02)
+    if constraint is not None:
+        wn.constrain(optimizer, {"*": constraint})
+    moved(model)
+    with Accelerator():
+        optimizer.step()
+    state = [tensor for each in optimizer.state.values() for tensor in each.values()]
+    with Memory([*model.parameters(), *(p.grad for p in model.parameters()), *state]) as memory:
+        optimizer.step()
+    assert memory.peak <= most * 24 * 1024**2 * 4

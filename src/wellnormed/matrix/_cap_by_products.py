@@ -51,19 +51,30 @@ def cap_by_products(
     w = w / aim
     gram = symmetric_product(w.mT, w)
     bound, farthest = _bound(gram, (most / aim) ** 2)
-    identity = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
-    apart = gram - identity
+    apart = _shifted(gram, -1.0)  # H - I
     sign = apart / (bound - 1).clamp_min(1)
     for a, b, _ in _steps(_few(max(low, accuracy) / max(1, farthest - 1), math.floor), 3, w.dtype, accuracy):
-        sign = _symmetric(a * sign + b * symmetric_product(sign, symmetric_product(sign, sign)))
-    larger = (identity + gram + _symmetric(symmetric_product(apart, sign))) / 2
-    root = _inverse_root(larger, bound, farthest, identity, accuracy)
-    removed = decay[..., None, None].to(w.dtype) * (identity - root)
-    inside = torch.linalg.matrix_norm(larger - identity) <= accuracy
+        sign = _symmetric(symmetric_product(sign, symmetric_product(sign, sign), sign, beta=a, alpha=b))
+    larger = _shifted(_symmetric(symmetric_product(apart, sign)).add_(apart).div_(2), 1.0)  # M
     near = bound[..., 0, 0] <= FARTHEST
-    for x in (sign, root):  # of eigenvalues from -1 to 1, unless the norm is above what was known
-        near &= torch.linalg.matrix_norm(x) <= 1.01 * w.shape[-1] ** 0.5
+    near &= _below_identity(sign)
+    del gram, apart, sign  # each as large as a square of the shorter side
+    root = _inverse_root(larger, bound, farthest, accuracy)
+    near &= _below_identity(root)
+    inside = torch.linalg.matrix_norm(_shifted(larger, -1.0)) <= accuracy
+    removed = _shifted(root, -1.0).mul_(-decay[..., None, None].to(w.dtype))
     return aim * times_symmetric(w, removed, w, alpha=-1), inside, ~near
+
+
+def _shifted(x: Tensor, by: float) -> Tensor:
+    """`X + by I`, in place, for `(*batch, n, n)`."""
+    x.diagonal(dim1=-2, dim2=-1).add_(by)
+    return x
+
+
+def _below_identity(x: Tensor) -> Tensor:
+    """Whether eigenvalues of `(*batch, n, n)` can be from -1 to 1, as they are unless a norm was above its bound."""
+    return torch.linalg.matrix_norm(x) <= 1.01 * x.shape[-1] ** 0.5
 
 
 def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
@@ -85,12 +96,12 @@ def _few(x: float, to: Callable[[float], int]) -> float:
     return 2 ** (to(4 * math.log2(x)) / 4)
 
 
-def _inverse_root(x: Tensor, bound: Tensor, farthest: float, identity: Tensor, accuracy: float) -> Tensor:
+def _inverse_root(x: Tensor, bound: Tensor, farthest: float, accuracy: float) -> Tensor:
     """`X^(-1/2)` of symmetric matrices with eigenvalues from 1 to the bound, which is at most `farthest`."""
     scaled, root = x / bound, None
     steps = _steps(farthest**-0.5, 5, x.dtype, accuracy)
     for left, (a, b, c) in zip(reversed(range(len(steps))), steps, strict=True):
-        step = a * identity + b * scaled + c * symmetric_product(scaled, scaled)
+        step = _shifted(symmetric_product(scaled, scaled, scaled, beta=b, alpha=c), a)
         root = bound**-0.5 * step if root is None else _symmetric(symmetric_product(root, step))
         if left:
             scaled = _symmetric(full_product(full_product(step, scaled), step))
@@ -100,7 +111,7 @@ def _inverse_root(x: Tensor, bound: Tensor, farthest: float, identity: Tensor, a
 
 def _symmetric(x: Tensor) -> Tensor:
     """Without what rounding makes of the other half, which the iteration would enlarge."""
-    return (x + x.mT) / 2
+    return (x + x.mT).div_(2)
 
 
 @functools.cache

@@ -20,8 +20,7 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
     same for every batch, so bounds must be numbers. The results are views of the batches. Each matrix is
     `(*batch, m, n)`, and a `ValueError` names those at fault by their position.
 
-    On an accelerator each shape is one batch: the 72 hidden matrices of GPT-2 small make two. On a CPU a batch holds at
-    most 2^20 entries, because larger temporaries cost more than a call saves.
+    A batch holds at most 2^20 entries, or one matrix that is larger: larger temporaries cost more than a call saves.
 
     Example:
         >>> from wellnormed.matrix import spectral_norm
