@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 import wellnormed as wn
 from papers.header import header, write_result
-from wellnormed.certificates.certificate import largest_rms
+from wellnormed.certificates.sizes import largest_rms
 from wellnormed.constraints import Constraint
 from wellnormed.data import CharacterText, load_shakespeare
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig

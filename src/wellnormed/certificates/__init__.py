@@ -15,7 +15,7 @@ __getattr__, __dir__ = lazy_namespace(
         "UncertifiableError": "wellnormed.propagation.errors",
         "certify": ".certifying",
         "largest_entries": ".formats",
-        "largest_rms": ".certificate",
+        "largest_rms": ".sizes",
         "lower_bound": ".search",
         "number_formats": ".formats",
         "require_same_model": ".verifying",

@@ -1,4 +1,4 @@
-"""The certificate and its file: data only. `certify` makes one, `verify` proves one again."""
+"""The certificate and its file: data only. `certify` makes one, `verify` proves one again, `printing` has its words."""
 
 import math
 import os
@@ -13,24 +13,20 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from wellnormed._files import json_text, parse_json, write_atomically
+from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
+from wellnormed.certificates.sizes import greatest, largest_rms, log10_up
 from wellnormed.proof import Promise, Row
-from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up
-from wellnormed.proof.reading import word
-from wellnormed.propagation.confirmation import NOT_COMPARED, Comparison
+from wellnormed.proof.decimals import float_up, root_down, rounding_up
+from wellnormed.propagation.confirmation import Comparison
 from wellnormed.propagation.domain import Box, Domain, domain_of
 from wellnormed.propagation.stored import raw_tensor
 
-PROOF = (
-    "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
-    "arithmetic, not of the rounding errors and overflows of its execution in floats"
-)
-"""What every certificate is a proof of, and what it is not."""
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
 )  # fmt: skip
-"""What reading a damaged document ends in."""
+"""The errors in which reading a damaged document ends."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +43,23 @@ class Certificate:
     tensors: dict[str, str]
     """Name of every tensor of the model that its result depends on -> SHA-256 over its dtype, shape and bytes."""
     computed: dict[str, Tensor] = field(repr=False, compare=False)
-    """Those that the model computes from its own, such as rotary tables, and fixed inputs; the file holds them."""
+    """The tensors that the model computes from its own, such as rotary tables, and the fixed inputs; its file holds
+    them."""
     promises: tuple[Promise, ...] = ()
-    """What it rests on in the place of entries of parameters: it holds for every weight that keeps these."""
+    """Caps on parameters, on which it rests in the place of their entries: it holds for all weights that keep them."""
     fixed: tuple[str, ...] = ()
-    """Names, among those computed, of inputs such as masks, that are as in the example but for what they look up."""
+    """Names in `computed` of inputs, such as masks, that keep the values of the example, except in table lookups."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
-    """Row of an attention -> for every head, what no logit exceeds in size for any input; before masks and biases."""
+    """Row of an attention -> a bound for each head on the size of its logits for any input, before masks and biases."""
     any_batch: bool = False
-    """Whether the program was captured for a batch of any size, which reaches nothing but shapes."""
+    """Whether the program was captured for a batch of any size, which influences nothing but shapes."""
     comparison: Comparison | None = None
-    """How the model's code was compared with the program that this is of; not part of the proof."""
+    """How the model's code was compared with the certified program; not part of the proof."""
     program: nn.Module | None = field(default=None, repr=False, compare=False)
     """The program, which takes the example's tensors: it runs what was proved, with the model's own tensors. None in a
     certificate that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
-    """Largest gain that a search has met; not part of the proof."""
+    """Largest gain that a search has found; not part of the proof."""
     arithmetic: str = ARITHMETIC
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -77,11 +74,12 @@ class Certificate:
 
         Tensors that the model converts before they meet the input are tensors of their own, with converted values.
         """
-        found: dict[str, tuple[str, ...]] = {}
+        conversions: dict[str, tuple[str, ...]] = {}
         for row in self.rows:
             if row.operation == "rounding":
-                found[row.constants["dtype"]] = (*found.get(row.constants["dtype"], ()), row.name)
-        return found
+                dtype = row.constants["dtype"]
+                conversions[dtype] = (*conversions.get(dtype, ()), row.name)
+        return conversions
 
     @property
     def exact_lipschitz(self) -> Decimal:
@@ -96,7 +94,7 @@ class Certificate:
     @property
     def log10_lipschitz(self) -> float:
         """Decimal logarithm of the bound, rounded up; -infinity for a constant model."""
-        return _log10(self.exact_lipschitz)
+        return log10_up(self.exact_lipschitz)
 
     @property
     def exact_l2_lipschitz(self) -> Decimal | None:
@@ -105,7 +103,7 @@ class Certificate:
         if len(sizes) != 1:
             return None
         with rounding_up():
-            return _greatest(self.rows[-1], "gain") / root_down(sizes.pop())
+            return greatest(self.rows[-1], "gain") / root_down(sizes.pop())
 
     @property
     def l2_lipschitz(self) -> float | None:
@@ -117,7 +115,7 @@ class Certificate:
     def log10_l2_lipschitz(self) -> float | None:
         """Decimal logarithm of `l2_lipschitz`, rounded up."""
         exact = self.exact_l2_lipschitz
-        return None if exact is None else _log10(exact)
+        return None if exact is None else log10_up(exact)
 
     @property
     def margin(self) -> float | None:
@@ -126,25 +124,25 @@ class Certificate:
         A prediction whose best logit leads by `gap` stays for all changes of RMS less than `gap / margin`.
         """
         rows = [row for row in self.rows if row.operation == "margin"]
-        return float_up(_greatest(rows[0], "gain")) if rows else None
+        return float_up(greatest(rows[0], "gain")) if rows else None
 
     def certified_radius(self, logits: Tensor, norm: str = "l2", std: float | Sequence[float] = 1.0) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
 
         No input of the certificate's domain that is as near as this, or nearer, is classified otherwise; certify with
-        `radius=math.inf`, or with `box=(0, 1)` for pixels. The gap of the two largest logits is divided by what any
-        gap changes by: `margin` where `certify(margins=True)` found one, and `sqrt(2)` times the constant otherwise,
-        whichever is less. A tie has the radius 0. Whether the class is the right one is not asked.
+        `radius=math.inf`, or with `box=(0, 1)` for pixels. The gap of the two largest logits is divided by a bound on
+        how fast any gap changes: `sqrt(2)` times the constant, or `margin` where `certify(margins=True)` derived one
+        and it is less. A tie has the radius 0. The radius says nothing about whether the class is the right one.
 
         Args:
-            logits: Of the certified model, `(..., classes)`.
+            logits: Results of the certified model, `(..., classes)`.
             norm: Only `"l2"`.
-            std: What the pixels were divided by *before* the model, a number or one for each channel: the radius is
-                then in pixels, those of the channel with the smallest. A model whose first operation standardises its
-                input needs none, and loses less.
+            std: The number by which the pixels were divided *before* the model, or one for each channel: the radius is
+                then in pixels of the channel with the smallest. A model whose first operation standardises its input
+                needs none, and its radius is larger.
 
         Returns:
-            Float64, `(...)`; the length of a change of all entries of the sample, or of the token, together.
+            Float64, `(...)`: the Euclidean length of a change of the whole sample, or of the whole token.
 
         Raises:
             ValueError: The logits are not those of the model, or not finite; std is not positive; the norm is another.
@@ -174,77 +172,60 @@ class Certificate:
     @property
     def norms(self) -> str:
         """Both norms in words, from the rows."""
-        return f"largest RMS of {_groups(self._inputs[0])} in, of {_groups(self.rows[-1])} out"
+        return printing.norms(self)
 
     @property
     def domain(self) -> str:
         """The inputs that it speaks of, in words, from the rows."""
-        parts = []
-        for row in self._inputs:
-            sizes = ["any batch" if axis == 0 and self.any_batch else str(n) for axis, n in enumerate(row.shape)]
-            domain, which, where = domain_of(row.constants), "all", ""
-            if domain == math.inf:
-                which, where = "all finite", " in real arithmetic (executed, large ones may overflow)"
-            elif isinstance(domain, Box):
-                where = f" with entries from {domain.low} to {domain.high}"
-            else:
-                where = f" with {_groups(row)} of RMS <= {domain}"
-            looked_up = f", the rows of `{word(row.claims[0].tensors[0])}` among them" if row.claims else ""
-            dtype = word(row.constants["dtype"])
-            parts.append(f"{which} {dtype} `{word(row.name)}` of shape ({', '.join(sizes)}){where}{looked_up}")
-        return "; ".join(parts + [f"`{word(name)}` as in the example, lookups apart" for name in self.fixed])
+        return printing.domain(self)
 
     @property
     def compared(self) -> str:
         """How the model's code was compared with the program, in words."""
-        if (found := self.comparison) is None:
-            return "the model's code was not compared with the program"
-        parts = [*found.circumstances, "called again"]
-        if found.batches:
-            *sizes, last = map(str, found.batches)
-            parts.append(f"for batches of {', '.join(sizes)} and {last}")
-        drawn = f"{found.inputs} inputs drawn from the domain"
-        return f"the model's code, in {found.arithmetic} at {drawn}: {', '.join(parts)}"
+        return printing.compared(self)
 
     @property
     def input_domain(self) -> Domain:
-        """What `certify` was told: the largest RMS of a group of the input, infinity, or the `Box` of its entries."""
-        found = [domain_of(row.constants) for row in self._inputs]
-        return next((each for each in found if isinstance(each, Box)), found[0])
+        """The domain that `certify` was given: the largest RMS of a group, infinity, or the `Box` of the entries."""
+        domains = [domain_of(row.constants) for row in self.inputs]
+        return next((each for each in domains if isinstance(each, Box)), domains[0])
 
     @property
     def token_distance(self) -> float | None:
         """Largest RMS of the difference of two vectors that an embedding looks up, proved; None without tokens."""
-        exact = self._token_distance
+        exact = self.exact_token_distance
         return None if exact is None else float_up(exact)
 
     @property
     def substitution(self) -> float | None:
-        """What a group of the result changes by in RMS, at most, when tokens are replaced; None without tokens.
+        """The most by which a group of the result changes in RMS when tokens are replaced; None without tokens.
 
-        What else depends on the tokens, if anything is `fixed`, stays as it is.
+        Where an input is `fixed` because other operations depend on the tokens, those keep their values.
 
         It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
         the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.
         """
-        exact = self._substitution
+        exact = self.exact_substitution
         return None if exact is None else float_up(exact)
 
     @property
-    def _substitution(self) -> Decimal | None:
-        if (distance := self._token_distance) is None:
+    def exact_substitution(self) -> Decimal | None:
+        """`substitution` as the decimal that was derived."""
+        if (distance := self.exact_token_distance) is None:
             return None
         with rounding_up():
             return min(self.exact_lipschitz * distance, 2 * largest_rms(self.rows[-1], "radius"))
 
     @property
-    def _token_distance(self) -> Decimal | None:
-        tables = [row for row in self._inputs if row.claims]
+    def exact_token_distance(self) -> Decimal | None:
+        """`token_distance` as the decimal that was derived."""
+        tables = [row for row in self.inputs if row.claims]
         with rounding_up():
             return max((Decimal(r.claims[1].values[0]) / root_down(r.group_size) for r in tables), default=None)
 
     @property
-    def _inputs(self) -> list[Row]:
+    def inputs(self) -> list[Row]:
+        """The rows of the certified variables."""
         return [row for row in self.rows if row.operation == "input"]
 
     def with_lower_bound(self, value: float) -> "Certificate":
@@ -274,7 +255,7 @@ class Certificate:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Certificate":
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             ValueError: A byte differs from what `save` wrote, or the format version is another one.
@@ -296,7 +277,7 @@ class Certificate:
         return certificate
 
     def document(self) -> dict[str, Any]:
-        """What the file says, as the kernel reads it."""
+        """The content of the file as a dictionary, which the kernel reads."""
         l2 = self.exact_l2_lipschitz
         return {
             "format": FORMAT_VERSION,
@@ -320,64 +301,4 @@ class Certificate:
         return json_text(self.document(), sealed=True, indent=1)
 
     def __str__(self) -> str:
-        l2, replaced = self.exact_l2_lipschitz, self._substitution
-        euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
-        lines = [
-            f"Lipschitz bound {short(self.exact_lipschitz)}  (log10 {self.log10_lipschitz:.4f}{euclidean})",
-            f"norms: {self.norms}",
-            f"domain: {self.domain}",
-            f"proof: {PROOF}",
-            f"compared: {self.compared}",
-            f"not compared: {', '.join(NOT_COMPARED)}",
-        ]
-        if self.promises:
-            lines.append(f"for every weight within these caps: {'; '.join(map(str, self.promises))}")
-        lines += [f"rounds: {_count(rows, dtype)}" for dtype, rows in self.rounds.items()]
-        if self.attention_logits:
-            largest = max(max(heads) for heads in self.attention_logits.values())
-            lines.append(f"largest attention logit, proved: {short(largest)}")
-        if replaced is not None:
-            lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
-        if self.lower_bound is not None:
-            lines.append(f"largest gain found: {self.lower_bound:.6g}")
-        names = [(word(row.name), word(row.operation)) for row in self.layers]
-        width, kind = (max(map(len, each)) for each in zip(*names, strict=True))
-        lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
-        lines += [
-            f"{name:{width}}  {operation:{kind}}  "
-            f"{short(largest_rms(row, 'radius')):>12}  {short(largest_rms(row, 'gain')):>12}"
-            for (name, operation), row in zip(names, self.layers, strict=True)
-        ]
-        return "\n".join(lines)
-
-
-def _count(rows: tuple[str, ...], dtype: str) -> str:
-    """How many conversions there are, and the first of them."""
-    shown = ", ".join(map(word, rows[:3])) + ", ..." * (len(rows) > 3)
-    return f"{len(rows)} conversion{'s' * (len(rows) > 1)} to {word(dtype)}, counted as the identity ({shown})"
-
-
-def largest_rms(row: Row, what: str) -> Decimal:
-    """The largest `radius` or `gain` of a row's groups, in root mean squares."""
-    with rounding_up():
-        return _greatest(row, what) / root_down(row.group_size)
-
-
-def _greatest(row: Row, what: str) -> Decimal:
-    return max(getattr(row.bounds, what).flat, default=Decimal(0))
-
-
-def _groups(row: Row) -> str:
-    """What the groups of a row are, in words."""
-    if len(row.axes) > 1:
-        return "whole samples"
-    return {1: "vectors", 2: "vectors"}.get(len(row.shape), "tokens")
-
-
-def _log10(x: Decimal) -> float:
-    return float_up(UP.next_plus(UP.log10(x))) if x else -math.inf
-
-
-def short(x: Decimal) -> str:
-    """Five digits, as tables show them."""
-    return f"{x:.5g}" if Decimal("1e-4") < x < Decimal("1e6") or not x else f"{x:.4e}"
+        return printing.table(self)

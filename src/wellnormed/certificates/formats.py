@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module
-from wellnormed.certificates.certificate import Certificate, short
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.sizes import short
 from wellnormed.proof import Base, Row, Term, Value, gather
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.moves import moved

@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from wellnormed._files import read_files, read_json, write_atomically
-from wellnormed.certificates.certificate import PROOF, Certificate, largest_rms
+from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.formats import number_formats
+from wellnormed.certificates.printing import PROOF
+from wellnormed.certificates.sizes import largest_rms
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.proof.reading import word
 from wellnormed.train.run_folder import RunFolder

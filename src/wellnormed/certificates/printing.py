@@ -1,0 +1,100 @@
+"""A certificate in words: what it is a proof of, its norms, its domain, and the table that `print` shows."""
+
+import math
+from typing import TYPE_CHECKING
+
+from wellnormed.certificates.sizes import largest_rms, short
+from wellnormed.proof import Row
+from wellnormed.proof.reading import word
+from wellnormed.propagation.confirmation import NOT_COMPARED
+from wellnormed.propagation.domain import Box, domain_of
+
+if TYPE_CHECKING:
+    from wellnormed.certificates.certificate import Certificate
+
+PROOF = (
+    "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
+    "arithmetic, not of the rounding errors and overflows of its execution in floats"
+)
+"""What every certificate proves, and what it does not."""
+
+
+def table(certificate: "Certificate") -> str:
+    """All that `print` shows: the bound, what it holds for, and one line for every row that has bounds."""
+    l2, replaced = certificate.exact_l2_lipschitz, certificate.exact_substitution
+    euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
+    lines = [
+        f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {certificate.log10_lipschitz:.4f}{euclidean})",
+        f"norms: {certificate.norms}",
+        f"domain: {certificate.domain}",
+        f"proof: {PROOF}",
+        f"compared: {certificate.compared}",
+        f"not compared: {', '.join(NOT_COMPARED)}",
+    ]
+    if certificate.promises:
+        lines.append(f"for every weight within these caps: {'; '.join(map(str, certificate.promises))}")
+    lines += [f"rounds: {_conversions(rows, dtype)}" for dtype, rows in certificate.rounds.items()]
+    if certificate.attention_logits:
+        largest = max(max(heads) for heads in certificate.attention_logits.values())
+        lines.append(f"largest attention logit, proved: {short(largest)}")
+    if replaced is not None:
+        lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
+    if certificate.lower_bound is not None:
+        lines.append(f"largest gain found: {certificate.lower_bound:.6g}")
+    names = [(word(row.name), word(row.operation)) for row in certificate.layers]
+    width, kind = (max(map(len, column)) for column in zip(*names, strict=True))
+    lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
+    lines += [
+        f"{name:{width}}  {operation:{kind}}  "
+        f"{short(largest_rms(row, 'radius')):>12}  {short(largest_rms(row, 'gain')):>12}"
+        for (name, operation), row in zip(names, certificate.layers, strict=True)
+    ]
+    return "\n".join(lines)
+
+
+def norms(certificate: "Certificate") -> str:
+    """The norms of the input and of the result."""
+    return f"largest RMS of {_groups(certificate.inputs[0])} in, of {_groups(certificate.rows[-1])} out"
+
+
+def domain(certificate: "Certificate") -> str:
+    """The inputs that the certificate speaks of."""
+    parts = []
+    for row in certificate.inputs:
+        sizes = ["any batch" if axis == 0 and certificate.any_batch else str(n) for axis, n in enumerate(row.shape)]
+        limit, which, where = domain_of(row.constants), "all", ""
+        if limit == math.inf:
+            which, where = "all finite", " in real arithmetic (executed, large ones may overflow)"
+        elif isinstance(limit, Box):
+            where = f" with entries from {limit.low} to {limit.high}"
+        else:
+            where = f" with {_groups(row)} of RMS <= {limit}"
+        looked_up = f", the rows of `{word(row.claims[0].tensors[0])}` among them" if row.claims else ""
+        dtype = word(row.constants["dtype"])
+        parts.append(f"{which} {dtype} `{word(row.name)}` of shape ({', '.join(sizes)}){where}{looked_up}")
+    return "; ".join(parts + [f"`{word(name)}` as in the example, lookups apart" for name in certificate.fixed])
+
+
+def compared(certificate: "Certificate") -> str:
+    """How the model's code was compared with the program."""
+    if (comparison := certificate.comparison) is None:
+        return "the model's code was not compared with the program"
+    parts = [*comparison.circumstances, "called again"]
+    if comparison.batches:
+        *sizes, last = map(str, comparison.batches)
+        parts.append(f"for batches of {', '.join(sizes)} and {last}")
+    drawn = f"{comparison.inputs} inputs drawn from the domain"
+    return f"the model's code, in {comparison.arithmetic} at {drawn}: {', '.join(parts)}"
+
+
+def _conversions(rows: tuple[str, ...], dtype: str) -> str:
+    """How many conversions there are, and the first of them."""
+    shown = ", ".join(map(word, rows[:3])) + ", ..." * (len(rows) > 3)
+    return f"{len(rows)} conversion{'s' * (len(rows) > 1)} to {word(dtype)}, counted as the identity ({shown})"
+
+
+def _groups(row: Row) -> str:
+    """The noun for the groups of a row."""
+    if len(row.axes) > 1:
+        return "whole samples"
+    return "vectors" if len(row.shape) < 3 else "tokens"

@@ -1,0 +1,28 @@
+"""Numbers of a certificate's rows: the largest of a row's bounds, and decimals as tables and logarithms show them."""
+
+import math
+from decimal import Decimal
+
+from wellnormed.proof import Row
+from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up
+
+
+def largest_rms(row: Row, what: str) -> Decimal:
+    """The largest `radius` or `gain` of a row's groups, in root mean squares."""
+    with rounding_up():
+        return greatest(row, what) / root_down(row.group_size)
+
+
+def greatest(row: Row, what: str) -> Decimal:
+    """The largest `radius` or `gain` of a row's groups, in Euclidean norms."""
+    return max(getattr(row.bounds, what).flat, default=Decimal(0))
+
+
+def log10_up(x: Decimal) -> float:
+    """The decimal logarithm, rounded up; -infinity for 0."""
+    return float_up(UP.next_plus(UP.log10(x))) if x else -math.inf
+
+
+def short(x: Decimal) -> str:
+    """The number with five digits, as tables show it."""
+    return f"{x:.5g}" if Decimal("1e-4") < x < Decimal("1e6") or not x else f"{x:.4e}"
