@@ -1,4 +1,4 @@
-"""A certificate's document: rows, promises and comparison as JSON holds them, read back as they were."""
+"""A certificate's document: its fields as JSON holds them, and back. The kernel reads rows and promises."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -9,8 +9,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from wellnormed._files import read_bytes
-from wellnormed.proof import Bounds, Claim, Row, read_promise
-from wellnormed.proof.decimals import Decimals, decimals
+from wellnormed.proof import Bounds, Row, read_promise, read_row
+from wellnormed.proof.decimals import Decimals
 from wellnormed.propagation.confirmation import CIRCUMSTANCES, Comparison
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.stored import raw_tensor
@@ -20,7 +20,7 @@ ARITHMETIC = "real numbers, tensors as stored"
 
 
 def read_computed(path: Path, digests: dict[str, str]) -> dict[str, Tensor]:
-    """The tensors beside a certificate, which must be those that it names."""
+    """Read the tensors beside a certificate, which must have the digests that it states."""
     if not digests:
         return {}
     try:
@@ -33,7 +33,7 @@ def read_computed(path: Path, digests: dict[str, str]) -> dict[str, Tensor]:
 
 
 def row_document(row: Row) -> dict[str, Any]:
-    """A row as JSON holds it."""
+    """Write a row as JSON holds it."""
     return {
         "name": row.name,
         "operation": row.operation,
@@ -59,18 +59,14 @@ def _array_document(array: Decimals) -> dict[str, Any]:
     return {"shape": list(array.shape), "values": [str(each) for each in array.reshape(-1)]}
 
 
-def _array(document: dict[str, Any]) -> Decimals:
-    return decimals([Decimal(each) for each in document["values"]]).reshape(document["shape"])
-
-
 def fields_of(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the certificate that a document is of, but for its computed tensors."""
+    """Read the fields of a certificate from its document; the computed tensors are in another file."""
     if document["format"] != FORMAT_VERSION:
         raise ValueError(f"its format version is not {FORMAT_VERSION}")
     if document["arithmetic"] != ARITHMETIC:
         raise ValueError("its arithmetic is none that a certificate covers")
     return {
-        "rows": tuple(map(_row, document["rows"])),
+        "rows": tuple(map(read_row, document["rows"])),
         "tensors": document["tensors"],
         "fixed": tuple(document["fixed"]),
         "promises": tuple(map(read_promise, document["promises"])),
@@ -86,34 +82,14 @@ def fields_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _comparison(document: dict[str, Any] | None) -> Comparison | None:
-    """What the file says was compared; only in the words that `certify` has for it."""
+    """Read the comparison that `certify` made; a file cannot put it into words of its own."""
     if document is None:
         return None
     circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
-    found = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
+    comparison = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
     known = {each.words for each in CIRCUMSTANCES}
-    if found.arithmetic not in DTYPES or not known.issuperset(found.circumstances):
+    if comparison.arithmetic not in DTYPES or not known.issuperset(comparison.circumstances):
         raise ValueError("it names circumstances of a comparison that are not known")
-    if any(type(each) is not int for each in (found.inputs, *found.batches)):
+    if any(type(each) is not int for each in (comparison.inputs, *comparison.batches)):
         raise ValueError("the sizes and the number of inputs of a comparison must be integers")
-    return found
-
-
-def _row(document: dict[str, Any]) -> Row:
-    bounds = None
-    if document["gain"] is not None:
-        bounds = Bounds(*(_array(document[what]) for what in Bounds._fields))
-    return Row(
-        name=document["name"],
-        operation=document["operation"],
-        inputs=tuple(document["inputs"]),
-        shape=tuple(document["shape"]),
-        constants=document["constants"],
-        claims=tuple(
-            Claim(each["measure"], tuple(each["tensors"]), tuple(each["values"]), each["constants"])
-            for each in document["claims"]
-        ),
-        reads=tuple(map(tuple, document["reads"])),
-        axes=tuple(document["axes"]),
-        bounds=bounds,
-    )
+    return comparison

@@ -1,4 +1,4 @@
-"""The kernel: the only place where a bound is derived. NumPy and the standard library, and nothing of this library.
+"""The kernel: the only place where a bound is derived. It imports NumPy and the standard library, nothing else.
 
 `Proof.add` checks a row and returns its result with the bounds that follow; nothing else can make one. `certify` adds
 rows while it lowers a model's operations. `check(document, tensors)`, `check_folder(folder)` and `python -m
@@ -10,6 +10,7 @@ from wellnormed.proof.check import Report as Report
 from wellnormed.proof.check import check as check
 from wellnormed.proof.check import check_folder as check_folder
 from wellnormed.proof.check import conclude as conclude
+from wellnormed.proof.check import read_row as read_row
 from wellnormed.proof.gather import gather as gather
 from wellnormed.proof.promises import Parts as Parts
 from wellnormed.proof.promises import Promise as Promise

@@ -1,4 +1,4 @@
-"""`python -m wellnormed.proof FOLDER`: print what is proved of a folder's certificate, or why nothing is."""
+"""`python -m wellnormed.proof FOLDER`: prove a folder's certificate, and print its statements or why it is refused."""
 
 import sys
 
@@ -6,7 +6,7 @@ from wellnormed.proof import CheckError, check_folder
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status: 0 if proved, 1 if not, 2 for wrong usage."""
+    """Run the command and return its exit status: 0 if the certificate is proved, 1 if not, 2 for wrong usage."""
     if len(arguments) != 1:
         print("usage: python -m wellnormed.proof FOLDER", file=sys.stderr)
         return 2

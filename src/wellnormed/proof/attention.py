@@ -1,12 +1,11 @@
-"""The rule of attention, and of what its queries, keys and values are made of."""
+"""The rule of attention, and where its queries, keys and values come from."""
 
-import decimal
 from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.proof.decimals import ONE, UP, decimals, least, roots
+from wellnormed.proof.decimals import ONE, decimals, least, roots, rounding_up
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.reading import CheckError, require, word
 from wellnormed.proof.rows import Bounds
@@ -15,16 +14,19 @@ from wellnormed.proof.value import UNIT, Base, Value
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Head h of a value is `factor (W_h x_t + b_h)`, the same part of W for every token t of the source x."""
+    """The map that a value comes from: its head h is `factor (W_h x_t + b_h)`, for every token t of the source x.
+
+    The value has shape `(batch, heads, tokens, width)`, or any number of axes of heads.
+    """
 
     linear: Inference
-    """The linear row."""
+    """The row of the linear map."""
     parts: int
-    """Into how many equal parts, of which a head is one, the outputs fall."""
+    """The number of equal parts of the map's outputs of which each head is one."""
     heads: list[int]
-    """For every matrix of the batch axes but the first, the part that it is."""
+    """For every head, the number of its part."""
     tokens: np.ndarray
-    """The number of every group's token."""
+    """The flat number of the token that every vector of the value is computed from, `(batch, heads, tokens)`."""
     factor: Decimal
 
     @property
@@ -34,19 +36,19 @@ class Origin:
 
     @property
     def bias(self) -> bool:
-        """Whether there is a b."""
+        """Whether the map has a bias b."""
         return len(self.linear.claims) > 1
 
 
 def origin_of(x: Value) -> Origin | None:
-    """Where queries, keys or values come from, if every group is one part of a linear map of one token."""
+    """Find the linear map that queries, keys or values come from; None unless each vector is a part of one token's."""
     term, width = x.terms[0], x.shape[-1]
     base = term.base
     if len(x.terms) != 1 or len(x.shape) < 3 or not isinstance(base, Base) or base.inference is None:
         return None
     outputs = base.shape[-1]
-    whole = base.divisible and base.axes == (len(base.shape) - 1,) and outputs % width == 0
-    if not whole or (term.index < 0).any():
+    divisible = base.divisible and base.axes == (len(base.shape) - 1,) and outputs % width == 0
+    if not divisible or (term.index < 0).any():
         return None
     factors = np.ones(1) if term.factor is None else term.factor.reshape(-1)
     token, feature = np.divmod(term.index, outputs)
@@ -56,12 +58,13 @@ def origin_of(x: Value) -> Origin | None:
     part = (first // width).reshape(x.shape[0], -1, x.shape[-2])
     if not (in_order and alike and (part == part[:1, :, :1]).all()):
         return None
-    with decimal.localcontext(UP):
+    with rounding_up():
         factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
     return Origin(base.inference, outputs // width, part[0, :, 0].tolist(), token[..., 0], factor)
 
 
-def _required(x: Value, source: Value) -> Origin:
+def _origin_in(x: Value, source: Value) -> Origin:
+    """The origin of queries, keys or values, which must be a map of the given tokens."""
     origin = origin_of(x)
     if origin is None or origin.source is not source:
         raise CheckError(f"{word(x.name)} is not made of heads of a linear map of {word(source.name)}")
@@ -69,13 +72,15 @@ def _required(x: Value, source: Value) -> Origin:
 
 
 def attention(row: Inference) -> Bounds:
-    """`softmax(s q k^T + mask) v` for any mask; balls of keys and values must have one centre for all tokens.
+    """`softmax(s q k^T + mask) v` for any mask, of q, k, v `(*batch, tokens, width)`.
 
-    `df = sum_j P_j dv_j + s Cov_P(v, k) dq + s sum_j P_j (v_j - mean v) (q . dk_j)`, so the gain is at most
-    `L_v + s R_v (R_q L_k + R_k L_q)`. Where keys and values are linear in the same tokens, the first and the last
-    part together are at most `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2)`, for their cross terms cancel; where queries
-    are linear in such tokens without a bias, all is at most `|dx| |W_v| (sqrt(1 + t^2) + t)` with
-    `t = s |W_q^T W_k| R^2`.
+    All keys and values lie in balls about 0, whose radii are the largest over tokens: with other centres for other
+    tokens the bounds would not hold. From
+    `df = sum_j P_j dv_j + s Cov_P(v, k) dq + s sum_j P_j (v_j - mean v) (q . dk_j)` the gain is at most
+    `L_v + s R_v (R_q L_k + R_k L_q)`. If keys and values are linear in the same tokens, which the row then has as its
+    fourth input, the cross terms of the first and the last part cancel, so that the two together are at most
+    `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2)`. If queries are linear in these tokens too, without a bias, the whole is
+    at most `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
     """
     require(len(row.inputs) in (3, 4), "it needs queries, keys and values, and perhaps their tokens")
     (q, k, v), rank, scale = row.inputs[:3], len(row.shape), abs(Decimal(row.number("scale")))
@@ -94,7 +99,7 @@ def attention(row: Inference) -> Bounds:
         x, (radius, change, _) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
         radius, change = radius.max(), change.max()
-        heads, key, value = [1, *batch[1:], 1, 1], _required(k, x), _required(v, x)
+        heads, key, value = [1, *batch[1:], 1, 1], _origin_in(k, x), _origin_in(v, x)
         require(np.array_equal(key.tokens, value.tokens), "its keys and values do not come from the same tokens")
         sizes = []
         for place, origin in enumerate((key, value)):
@@ -108,7 +113,7 @@ def attention(row: Inference) -> Bounds:
         slope = scale * rq.radius * v_radius * k_size
         gain = least(gain, change * roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
         if len(row.claims) == 3:
-            query = _required(q, x)
+            query = _origin_in(q, x)
             require(not query.bias, "its queries have a bias")
             (a, turned_a), (b, turned_b) = weight_of(query.linear), weight_of(key.linear)
             pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]

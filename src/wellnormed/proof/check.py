@@ -1,4 +1,4 @@
-"""Prove a certificate again: add the rows of its document to a proof, and compare what it says with what follows."""
+"""Prove a certificate again: add the rows of its document to a proof, and compare the results that it states."""
 
 import decimal
 import os
@@ -9,36 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
-from wellnormed.proof.decimals import UP, decimals, root_down
+from wellnormed.proof.decimals import decimals, root_down, rounding_up
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
 from wellnormed.proof.promises import read_promise
 from wellnormed.proof.proof import Proof
-from wellnormed.proof.reading import (
-    CheckError,
-    decimal_number,
-    field,
-    integers,
-    of_type,
-    require,
-    texts,
-    word,
-)
+from wellnormed.proof.reading import CheckError, decimal_number, field, integers, of_type, require, texts, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import LARGEST, domain_of
 
 _ROUNDED = 1 + Decimal(2) ** -50
-"""What a stated result may exceed what follows by: rounding to a float."""
+"""A stated result may exceed the derived one by this factor, as it does when it was rounded to a float."""
 _OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError)
+"""The errors that a malformed document can cause besides a `CheckError`."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was proved, of the function that the rows describe, in real arithmetic."""
+    """The proved statements about the function that the rows describe, in real arithmetic."""
 
     inputs: tuple[str, ...]
     """For every certified variable its dtype, name, shape and domain; then the inputs that are fixed."""
     output: str
+    """The result's name, shape and groups."""
     lipschitz: Decimal
     """Largest RMS of a change of a group of the output, over the largest RMS of the change of a group of the inputs."""
     l2_lipschitz: Decimal | None
@@ -46,13 +39,14 @@ class Report:
     margin: Decimal | None
     """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
     substitution: Decimal | None
-    """What a group of the output changes by in RMS when any tokens are replaced, and what is fixed stays; or None."""
+    """Largest RMS change of a group of the output when tokens are replaced and fixed inputs stay; None without tokens.
+    """
     attention_logits: dict[str, tuple[Decimal, ...]]
-    """For every attention and head, what no logit exceeds."""
+    """For every attention, a bound for each head on the size of its logits."""
     rounds: dict[str, tuple[str, ...]]
     """Dtype -> the rows that round to it, which in real arithmetic are the identity."""
     promises: tuple[str, ...]
-    """What it rests on in the place of entries of parameters, in words: it holds for every weight within these caps."""
+    """In words, the caps on parameters that take the place of entries: the proof holds for every weight within them."""
     rows: int
     claims: int
     unused: tuple[str, ...]
@@ -60,9 +54,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"for {each}" for each in self.inputs]
-        lines += [
-            f"{self.output} is L-Lipschitz with L = {self.lipschitz:.6g}, from the largest RMS to the largest RMS"
-        ]
+        constant = f"L = {self.lipschitz:.6g}"
+        lines += [f"{self.output} is L-Lipschitz with {constant}, from the largest RMS to the largest RMS"]
         lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
         lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
         if self.substitution is not None:
@@ -89,11 +82,11 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
     """Prove a certificate.
 
     Args:
-        document: The parsed JSON.
+        document: The parsed JSON of its file.
         tensors: Name -> NumPy array (or `files.Stored`) of every tensor that the rows name.
 
     Raises:
-        CheckError: The certificate is not proved; says which part failed, and why.
+        CheckError: The certificate is not proved; the message names the part that failed, and the reason.
     """
     try:
         proof = Proof(dict(tensors))
@@ -103,7 +96,7 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
         for number, row in enumerate(of_type(field(document, "rows", "the certificate"), list, "rows")):
             name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
             try:
-                proof.add(_row(name, row))
+                proof.add(read_row(row))
             except _OTHER_ERRORS as error:
                 raise CheckError(f"row {number} ({word(name)}): {error or type(error).__name__}") from error
         return conclude(document, proof)
@@ -124,115 +117,111 @@ def _require_intact(document: dict[str, Any], proof: Proof) -> None:
             require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
 
 
-def _row(name: str, document: dict[str, Any]) -> Row:
-    """A row of the document; the proof checks the types of what is in it."""
-
-    def entry(key: str) -> Any:
-        return field(document, key, "the row")
-
+def read_row(document: Any) -> Row:
+    """Read a row of a document; `Proof.add` checks the types of its fields."""
     return Row(
-        name,
-        entry("operation"),
-        entry("inputs"),
-        entry("shape"),
-        entry("constants"),
-        tuple(map(_claim, of_type(entry("claims"), list, "claims"))),
-        of_type(entry("reads"), list, "reads"),
-        entry("axes"),
-        _bounds(document),
+        name=field(document, "name", "the row"),
+        operation=field(document, "operation", "the row"),
+        inputs=_list(document, "inputs"),
+        shape=_list(document, "shape"),
+        constants=field(document, "constants", "the row"),
+        claims=tuple(
+            Claim(field(each, "measure", "a claim"), _list(each, "tensors"), _list(each, "values"), each["constants"])
+            for each in _list(document, "claims")
+        ),
+        reads=tuple(tuple(of_type(each, list, "reads")) for each in _list(document, "reads")),
+        axes=_list(document, "axes"),
+        bounds=_bounds(document),
     )
 
 
+def _list(document: Any, key: str) -> tuple[Any, ...]:
+    return tuple(of_type(field(document, key, "a row or claim"), list, key))
+
+
 def _bounds(document: dict[str, Any]) -> Bounds | None:
-    """The bounds that a row states, if it states any; a move has none."""
-    given = [field(document, key, "the row") for key in Bounds._fields]
-    if all(each is None for each in given):
+    """Read the bounds that a row states, if it states any; a move has none."""
+    arrays = [field(document, key, "the row") for key in Bounds._fields]
+    if all(each is None for each in arrays):
         return None
-    return Bounds(*(_array(each, key) for each, key in zip(given, Bounds._fields, strict=True)))
-
-
-def _claim(document: Any) -> Claim:
-    measure, tensors, values = (field(document, key, "a claim") for key in ("measure", "tensors", "values"))
-    return Claim(measure, tensors, values, document.get("constants", {}))
+    return Bounds(*(_array(each, key) for each, key in zip(arrays, Bounds._fields, strict=True)))
 
 
 def _array(document: Any, what: str) -> Any:
-    """An array of decimals that are not negative."""
+    """Read an array of decimals that are not negative."""
     values = [decimal_number(each, what) for each in of_type(field(document, "values", what), list, what)]
     return decimals(values).reshape(integers(field(document, "shape", what), what, 1))
 
 
 def conclude(document: dict[str, Any], proof: Proof) -> Report:
-    """What a proof shows, if that is what the document states.
+    """Report the results of a proof, which must be those that the document states.
 
     Raises:
         CheckError: The document states another result, or the last row is no output.
     """
-    with decimal.localcontext(UP):
-        return _Conclusion(document, proof).report()
-
-
-class _Conclusion:
-    def __init__(self, document: dict[str, Any], proof: Proof) -> None:
-        self.document, self.proof = document, proof
-
-    def report(self) -> Report:
-        proof, rows = self.proof, self.proof.inferences
-        last = next(reversed(proof.rows.values()), None)
+    with rounding_up():
+        rows, last = proof.inferences, next(reversed(proof.rows.values()), None)
         if last is None or last.operation != "output" or last.bounds is None:
             raise CheckError("the last row is not the output")
-        output, bounds = rows[-1], last.bounds
-        inputs = [row for row in rows if row.operation == "input"]
+        output, gain, inputs = rows[-1], last.bounds.gain.max(), [row for row in rows if row.operation == "input"]
         require(len(inputs) > 0, "there is no input")
-        gain = bounds.gain.max()
+        lipschitz, l2 = _result(document, "lipschitz", gain, output.entries()), None
         sizes = {row.entries() for row in inputs}
-        lipschitz = self._result("lipschitz", gain, output.entries())
-        l2 = None
         if len(sizes) == 1:
-            l2 = self._result("l2_lipschitz", gain, sizes.pop())
+            l2 = _result(document, "l2_lipschitz", gain, sizes.pop())
         else:
-            require(self.document.get("l2_lipschitz") is None, "l2_lipschitz must be null: groups of inputs differ")
-        stated = of_type(self.document.get("attention_logits", {}), dict, "attention_logits")
-        known = {row.name: row.logits for row in rows if row.logits is not None}
-        require(stated.keys() == known.keys(), "attention_logits must name the rows of attention")
-        logits = {}
-        for name, needed in known.items():
-            own = tuple(decimal_number(each, name) for each in of_type(stated[name], list, "attention_logits"))
-            enough = len(own) == len(needed) and all(a >= b for a, b in zip(own, needed, strict=True))
-            require(enough, f"the attention_logits of {word(name)} are less than what follows")
-            logits[name] = own
+            require(document.get("l2_lipschitz") is None, "l2_lipschitz must be null: groups of inputs differ")
         margins = [row for row in rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
-        margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
-        fixed = texts(self.document.get("fixed", []), "fixed")
-        require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
-        unused = tuple(sorted(proof.stored.keys() - proof.arrays.keys() - proof.promises.keys() - {*fixed}))
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
-        most = 2 * bounds.radius.max() / root_down(output.entries())
-        substitution = min(lipschitz * max(distances), most) if distances else None
+        twice = 2 * last.bounds.radius.max() / root_down(output.entries())
+        fixed = texts(document.get("fixed", []), "fixed")
+        require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
         rounds: dict[str, tuple[str, ...]] = {}
         for row in proof.rows.values():
             if row.operation == "rounding":
                 rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
-        domains = (
-            *(_domain(row) for row in inputs),
-            *(f"{word(name)} as stored, lookups apart" for name in fixed),
+        return Report(
+            inputs=(*map(_domain, inputs), *(f"{word(name)} as stored, lookups apart" for name in fixed)),
+            output=f"{_shown(output)}, in {_groups(output)},",
+            lipschitz=lipschitz,
+            l2_lipschitz=l2,
+            margin=max((margin_of(row, output.inputs[0]) for row in margins), default=None),
+            substitution=min(lipschitz * max(distances), twice) if distances else None,
+            attention_logits=_logits(document, rows),
+            rounds=rounds,
+            promises=tuple(map(str, proof.promises.values())),
+            rows=len(proof.rows),
+            claims=len(proof.proved),
+            unused=tuple(sorted(proof.stored.keys() - proof.arrays.keys() - proof.promises.keys() - {*fixed})),
         )
-        shown = f"{_shown(output)}, in {_groups(output)},"
-        caps = tuple(map(str, proof.promises.values()))
-        counts = len(proof.rows), len(proof.proved)
-        return Report(domains, shown, lipschitz, l2, margin, substitution, logits, rounds, caps, *counts, unused)
 
-    def _result(self, key: str, gain: Decimal, entries: int) -> Decimal:
-        """What the document states for `gain / sqrt(entries)`; not less, and not more by more than a rounding."""
-        stated = decimal_number(self.document.get(key), key)
-        low, high = (
-            decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in ("ROUND_FLOOR", "ROUND_CEILING")
-        )
-        enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
-        needed = gain / root_down(entries)
-        require(enough and stated <= needed * _ROUNDED, f"{key}={stated:.20g} is not what follows, {needed:.20g}")
-        return stated
+
+def _result(document: dict[str, Any], key: str, gain: Decimal, entries: int) -> Decimal:
+    """Return the result that the document states, if it is `gain / sqrt(entries)` or exceeds it by a rounding only."""
+    stated = decimal_number(document.get(key), key)
+    low, high = (decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in _DIRECTIONS)
+    enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
+    derived = gain / root_down(entries)
+    require(enough and stated <= derived * _ROUNDED, f"{key}={stated:.20g} is not what follows, {derived:.20g}")
+    return stated
+
+
+_DIRECTIONS = (decimal.ROUND_FLOOR, decimal.ROUND_CEILING)
+
+
+def _logits(document: dict[str, Any], rows: list[Inference]) -> dict[str, tuple[Decimal, ...]]:
+    """Return the bounds that the document states for the logits of every attention; none is less than the derived."""
+    stated = of_type(document.get("attention_logits", {}), dict, "attention_logits")
+    derived = {row.name: row.logits for row in rows if row.logits is not None}
+    require(stated.keys() == derived.keys(), "attention_logits must name the rows of attention")
+    logits = {}
+    for name, least in derived.items():
+        heads = tuple(decimal_number(each, name) for each in of_type(stated[name], list, "attention_logits"))
+        enough = len(heads) == len(least) and all(a >= b for a, b in zip(heads, least, strict=True))
+        require(enough, f"the attention_logits of {word(name)} are less than what follows")
+        logits[name] = heads
+    return logits
 
 
 def _shown(row: Inference) -> str:
@@ -240,15 +229,14 @@ def _shown(row: Inference) -> str:
 
 
 def _domain(row: Inference) -> str:
-    """The inputs of a row, in words, from its numbers."""
+    """The domain of an input, in words, from its numbers."""
     (box, radius), dtype = domain_of(row), row.constants["dtype"]
     if box is None:
         words = f"RMS <= {float(radius)}"
+    elif box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]:
+        words = "any finite entries (executed, large ones may overflow)"
     else:
-        whole = box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]
-        words = (
-            "any finite entries (executed, large ones may overflow)" if whole else f"entries from {box[0]} to {box[1]}"
-        )
+        words = f"entries from {box[0]} to {box[1]}"
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
     return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 

@@ -1,6 +1,6 @@
-"""Claims on stored tensors: what bounds them, and whether given values are proved, in float64.
+"""Claims about stored tensors: how each measure is bounded, and how stated values are proved, in float64.
 
-Values carry a slack of 1e-9, so that the rounding of another machine proves them too.
+The values of a claim carry a slack of 1e-9, so that a machine that rounds otherwise proves them too.
 """
 
 import math
@@ -23,61 +23,67 @@ from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT
 
 _SLACK = 1e-9
-_BLOCK = 2**24  # entries of the differences of rows that are held at once
+_BLOCK = 2**24  # so many entries of differences of rows are in memory at once
 
 Values = tuple[float, ...]
 
 
 def complete(claim: Claim) -> Claim:
-    """The claim with all settings of its measure, if their types and numbers are as they must be; not proved yet."""
+    """Check the types and numbers of a claim, and complete its settings by their defaults; nothing is proved yet."""
     require(claim.measure in MEASURES, f"nothing is known of the measure {claim.measure!r}")
     measure, defaults = claim.measure, MEASURES[claim.measure].settings
     names = texts(claim.tensors, "a claim's tensors")
     require(len(names) == 1 + (measure == "product"), f"{measure} is claimed of {len(names)} tensors")
-    given = of_type(claim.constants, dict, "a claim's constants")
-    require(given.keys() <= defaults.keys(), f"{measure} has no settings {sorted(given.keys() - defaults.keys())}")
+    constants = of_type(claim.constants, dict, "a claim's constants")
+    unknown = constants.keys() - defaults.keys()
+    require(not unknown, f"{measure} has no settings {sorted(unknown)}")
     settings: dict[str, Any] = {}
     for key, default in defaults.items():
-        each = given.get(key, default)
-        require(each is not None, f"{measure} lacks {key}")
+        setting = constants.get(key, default)
+        require(setting is not None, f"{measure} lacks {key}")
         if key == "pairs":
-            pairs = [integers(pair, key) for pair in of_type(each, (list, tuple), key)]
-            require(all(len(pair) == 2 for pair in pairs), "a pair of heads has two numbers")
-            settings[key] = pairs
+            settings[key] = [integers(pair, key) for pair in of_type(setting, (list, tuple), key)]
+            require(all(len(pair) == 2 for pair in settings[key]), "a pair of heads has two numbers")
+        elif key == "transposed" and measure == "product":
+            settings[key] = tuple(of_type(each, bool, key) for each in of_type(setting, (list, tuple), key))
         elif key == "transposed":
-            several = measure == "product"
-            flags = [of_type(t, bool, key) for t in (of_type(each, (list, tuple), key) if several else [each])]
-            settings[key] = tuple(flags) if several else flags[0]
+            settings[key] = of_type(setting, bool, key)
+        elif key == "groups" or default is not None:
+            settings[key] = integer(setting, key, 1)
         else:
-            settings[key] = integers(each, key, 1) if default is None and key != "groups" else integer(each, key, 1)
-    values = of_type(claim.values, (list, tuple), "a claim's values")
-    norms = tuple(number(each, "a claim's value") for each in values)
-    require(len(norms) > 0 and min(norms, default=-1) >= 0, f"{measure} has values {norms[:4]}, which are no norms")
-    return Claim(measure, names, norms, settings)
+            settings[key] = integers(setting, key, 1)
+    values = tuple(number(each, "a claim's value") for each in of_type(claim.values, (list, tuple), "a claim's values"))
+    require(min(values, default=-1) >= 0, f"{measure} has values {values[:4]}, which are no norms")
+    return Claim(measure, names, values, settings)
 
 
 def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
-    """The claim, whose settings are complete, with values that are proved."""
+    """Replace the values of a claim, whose settings are complete, by proved ones.
+
+    Args:
+        claim: The claim; its own values do not matter.
+        tensor: Name of a stored tensor -> its entries.
+    """
     arrays = _wide(claim, tensor)
     with np.errstate(all="ignore"):
         values = MEASURES[claim.measure].bound(*arrays, **claim.constants)
     require(all(map(math.isfinite, values)), f"the {_named(claim)} is beyond all floats; scale the weights down")
-    # a domain is chosen by the largest entry or row of a table: these are as near as sums in another order are
+    # a domain is chosen by the largest entry or row of a table, so these have no more slack than another order needs
     slack = {"max_abs": 0.0, "row_norm": 4 * (arrays[0].shape[-1] + 8) * UNIT if arrays[0].ndim else 0.0}
     factor = 1 + slack.get(claim.measure, _SLACK)
-    grown = tuple(v if factor == 1 or not v else math.nextafter(v * factor, math.inf) for v in values)
-    return Claim(claim.measure, claim.tensors, grown, claim.constants)
+    slackened = tuple(v if factor == 1 or not v else math.nextafter(v * factor, math.inf) for v in values)
+    return Claim(claim.measure, claim.tensors, slackened, claim.constants)
 
 
 def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the claim is true."""
-    arrays, (least, _, below) = _wide(claim, tensor), MEASURES[claim.measure]
+    arrays, measure = _wide(claim, tensor), MEASURES[claim.measure]
     with np.errstate(all="ignore"):
-        if below is None:
-            needed = least(*arrays, **claim.constants)
-            proved = len(needed) == len(claim.values) and all(a <= b for a, b in zip(needed, claim.values, strict=True))
+        if measure.below is None:
+            least = measure.bound(*arrays, **claim.constants)
+            proved = len(least) == len(claim.values) and all(a <= b for a, b in zip(least, claim.values, strict=True))
         else:
-            proved = below(*arrays, claim.values, **claim.constants)
+            proved = measure.below(*arrays, claim.values, **claim.constants)
     require(proved, f"{_named(claim)} at {claim.values[:4]} could not be proved")
 
 
@@ -90,40 +96,40 @@ def _named(claim: Claim) -> str:
 
 
 def matrix(tensor: np.ndarray, transposed: bool) -> np.ndarray:
-    """A stored tensor as the matrix from inputs to outputs."""
+    """View a tensor as the matrix `(outputs, inputs)`; a kernel's axes after the first count as inputs."""
     require(tensor.ndim == 2 or (tensor.ndim > 2 and not transposed), f"a tensor of shape {tensor.shape} is no matrix")
     return tensor.T if transposed else tensor.reshape(len(tensor), -1)
 
 
 def parts_of(array: np.ndarray, parts: int) -> np.ndarray:
-    """Equal groups of the first axis, along an axis of their own."""
+    """Split the first axis `(rows, ...)` into equal parts, `(parts, rows / parts, ...)`."""
     require(len(array) % parts == 0, f"{len(array)} rows are no {parts} equal parts")
     return array.reshape(parts, -1, *array.shape[1:])
 
 
 def _spectral(w: np.ndarray, parts: int, transposed: bool) -> Values:
-    """Largest singular value of each of equal groups of rows of a matrix, or of its transpose."""
+    """Largest singular value of each of equal parts of the rows of a matrix, or of its transpose."""
     return tuple(proved_norm(part[None]) for part in parts_of(matrix(w, transposed), parts))
 
 
 def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool) -> bool:
-    groups = parts_of(matrix(w, transposed), parts)
-    return len(values) == parts and all(norms_below(w[None], v) for w, v in zip(groups, values, strict=True))
+    matrices = parts_of(matrix(w, transposed), parts)
+    return len(values) == parts and all(norms_below(w[None], v) for w, v in zip(matrices, values, strict=True))
 
 
 def _factors(
     left: np.ndarray, right: np.ndarray, pairs: Sequence, parts: tuple, transposed: tuple
 ) -> Iterator[tuple[np.ndarray, float, list[float]]]:
-    """For every pair of groups of rows the computed product `A^T B`, its distance from the exact one, and two scales.
+    """Yield, for every pair of parts A and B of the rows, `A^T B` as computed, its error, and the scales of A and B.
 
-    Computed, it differs by at most `gamma_k |A|_F |B|_F`, k being the rows of a group.
+    The error is at most `gamma_k |A|_F |B|_F`, where k is the number of rows of a part.
     """
     require(len(parts) == len(transposed) == 2, "a product has two factors")
-    groups = [parts_of(matrix(w, t), n) for w, t, n in zip((left, right), transposed, parts, strict=True)]
-    require(groups[0].shape[1] == groups[1].shape[1], "the factors of a product have groups of other sizes")
+    factors = [parts_of(matrix(w, t), n) for w, t, n in zip((left, right), transposed, parts, strict=True)]
+    require(factors[0].shape[1] == factors[1].shape[1], "the factors of a product have groups of other sizes")
     for pair in pairs:
         require(all(i < n for i, n in zip(pair, parts, strict=True)), f"there is no pair {pair}")
-        a, b = (group[i] for group, i in zip(groups, pair, strict=True))
+        a, b = (matrices[i] for matrices, i in zip(factors, pair, strict=True))
         scales = [2.0 ** math.frexp(largest_entry(w))[1] if w.any() else 1.0 for w in (a, b)]
         a, b = a / scales[0], b / scales[1]
         error = gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
@@ -131,14 +137,14 @@ def _factors(
 
 
 def _product(left: np.ndarray, right: np.ndarray, **settings: Any) -> Values:
-    """Largest singular value of `A_i^T B_j`."""
+    """Largest singular value of `A_i^T B_j` for every pair (i, j)."""
     return tuple(
         _times(proved_norm(w[None]) + error, *scales) for w, error, scales in _factors(left, right, **settings)
     )
 
 
 def _times(value: float, *scales: float) -> float:
-    """A product with powers of two, rounded up where it underflows."""
+    """Multiply by powers of two, and round up where the product underflows."""
     for scale in scales:
         value = math.nextafter(value * scale, math.inf) if value else 0.0
     return value
@@ -154,7 +160,7 @@ def _product_below(left: np.ndarray, right: np.ndarray, values: Values, **settin
 
 
 def _lengths(rows: np.ndarray) -> np.ndarray:
-    """Euclidean norms of rows, or more."""
+    """Upper bounds of the Euclidean norms of rows `(count, size)`, of shape `(count,)`."""
     largest = largest_entry(rows) if rows.size else 0.0
     if not largest:
         return np.zeros(len(rows))
@@ -165,7 +171,7 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 
 
 def _group_norm(x: np.ndarray, parts: int = 1) -> Values:
-    """Euclidean norm of each of equal groups of a vector's entries."""
+    """Euclidean norm of each of equal parts of a vector."""
     return tuple(_lengths(parts_of(x.reshape(-1), parts)).tolist())
 
 
@@ -181,28 +187,28 @@ def _row_difference(w: np.ndarray, transposed: bool) -> Values:
 
 
 def _row_sum(x: np.ndarray, parts: int) -> Values:
-    """Largest sum of absolute values over the last axis, for each of equal groups of rows."""
+    """Largest sum of absolute values over the last axis, for each of equal parts of the rows."""
     sums = parts_of(abs(x).reshape(-1, x.shape[-1]), parts).sum(-1).max(1)
     return tuple((sums * (1 + (x.shape[-1] + 2) * UNIT)).tolist())
 
 
 def _diameter(x: np.ndarray) -> Values:
-    """Largest distance of two vectors along the last axis, or more.
+    """An upper bound of the largest distance of two vectors along the last axis.
 
-    No two are further apart than the two most distant from a centre are from it: from the mean, or from 0 if that is
-    less. With the mean it is at most twice the largest distance; the largest distance itself takes the square of their
-    number.
+    No two vectors are further apart than the sum of the two largest distances from a centre, which is the mean or 0,
+    whichever gives less. With the mean, the bound is at most twice the largest distance, which itself would need all
+    pairs.
     """
     if not (largest := largest_entry(x)):
         return (0.0,)
     scale = 2.0 ** math.frexp(largest)[1]
     rows = x.reshape(-1, x.shape[-1]) / scale
-    step, most = max(1, _BLOCK // rows.shape[1]), math.inf
+    count, bound = max(1, _BLOCK // rows.shape[1]), math.inf
     for centre in (rows.mean(0), 0.0):
-        blocks = [rows[start : start + step] - centre for start in range(0, len(rows), step)]
+        blocks = [rows[start : start + count] - centre for start in range(0, len(rows), count)]
         distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
-        most = min(most, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(TINY))
-    return (_times(most, scale),)
+        bound = min(bound, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(TINY))
+    return (_times(bound, scale),)
 
 
 def _convolution(w: np.ndarray, **settings: Any) -> Values:
@@ -222,21 +228,22 @@ def _require_kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, 
 
 
 def _taps(w: np.ndarray, groups: int) -> Values:
-    """The sum over taps of the norms of their matrices: of a convolution, in the largest norm of a pixel."""
+    """The sum over taps of the norms of their matrices, which bounds a convolution in the largest norm of a pixel."""
     require(w.ndim >= 3, "a convolution's kernel has three axes or more")
     taps = np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0)
     return (math.fsum(proved_norm(parts_of(tap, groups)) for tap in taps) * (1 + 4 * UNIT),)
 
 
 class Measure(NamedTuple):
-    """What a claim bounds."""
+    """A number of stored tensors that claims bound."""
 
     bound: Callable[..., Values]
-    """Of its tensors and settings: values that are proved."""
+    """Computes proved values from the tensors and settings."""
     settings: dict[str, Any] = {}  # noqa: RUF012 (a field of a tuple)
-    """With their defaults; None where there is none."""
+    """Name of every setting -> its default, or None for a setting that a claim must have."""
     below: Callable[..., bool] | None = None
-    """Of its tensors, given values and settings: whether these are proved. None to compare them with the bound."""
+    """Decides from the tensors, stated values and settings whether the values are proved, in less time than `bound`
+    takes; None to compare them with those of `bound`."""
 
 
 MEASURES = {
@@ -254,4 +261,4 @@ MEASURES = {
     ),
     "taps": Measure(_taps, {"groups": None}),
 }
-"""Name of a measure -> how it is bounded."""
+"""All measures by name."""

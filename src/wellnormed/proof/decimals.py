@@ -6,6 +6,7 @@ deep transformer may pass 10^400, and every operation on non-negative numbers er
 
 import decimal
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import Any
@@ -25,13 +26,13 @@ Decimals = np.ndarray
 """An array of `Decimal` objects: NumPy's arithmetic on it is decimal arithmetic in the current context."""
 
 
-def rounding_up(digits: int = UP.prec) -> AbstractContextManager[decimal.Context]:
-    """A `with` block in which decimal arithmetic on non-negative numbers rounds up, to so many digits."""
-    return decimal.localcontext(UP, prec=digits)
+def rounding_up() -> AbstractContextManager[decimal.Context]:
+    """Return a context for a `with` block in which decimal arithmetic on non-negative numbers rounds up."""
+    return decimal.localcontext(UP)
 
 
 def root(x: Decimal | int | float) -> Decimal:
-    """A number that the square root does not exceed (`Decimal.sqrt` rounds to nearest whatever the context).
+    """Return an upper bound of the square root (`Decimal.sqrt` rounds to nearest whatever the context).
 
     Example:
         >>> root(2)  # 1.414213562373095048801688724209698...
@@ -45,41 +46,30 @@ def root(x: Decimal | int | float) -> Decimal:
 
 
 def root_down(x: Decimal | int) -> Decimal:
-    """A number that does not exceed the square root."""
+    """Return a lower bound of the square root."""
     nearest = UP.sqrt(Decimal(x))
     return nearest if _EXACT.multiply(nearest, nearest) <= x else UP.next_minus(nearest)
 
 
 _EXACT = decimal.Context(prec=2 * UP.prec + 2, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-"""Holds the square of every number of `UP`."""
+"""This context holds the square of every number of `UP`."""
+roots: Callable[[Decimals], Decimals] = np.frompyfunc(root, 1, 1)
+"""`root` of every entry of an array of decimals."""
+least: Callable[[Any, Any], Any] = np.minimum
+"""The smaller of two decimals or arrays of them, entry by entry."""
 
 
 def decimals(values: Any) -> Decimals:
-    """An array of decimals, exactly the given numbers.
+    """Convert numbers to an array of decimals of the same shape, exactly.
 
     Example:
         >>> decimals([0.5, 2])
         array([Decimal('0.5'), Decimal('2')], dtype=object)
     """
-    given = np.asarray(values, dtype=object)
-    exact = np.empty(given.shape, dtype=object)
-    exact[...] = np.frompyfunc(Decimal, 1, 1)(given)
-    return exact
-
-
-def roots(values: Decimals) -> Decimals:
-    """`root` of every entry."""
-    found = np.empty(np.shape(values), dtype=object)
-    found[...] = np.frompyfunc(root, 1, 1)(values)
-    return found
-
-
-def least(a: Any, b: Any) -> Any:
-    """The smaller of two arrays of decimals, entry by entry."""
-    return np.minimum(a, b)
+    return np.asarray(np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object)), dtype=object)
 
 
 def float_up(x: Decimal) -> float:
-    """The least float that is not below a decimal; infinity beyond the floats."""
+    """Return the least float that is not below a decimal; infinity beyond the floats."""
     nearest = float(x)
     return nearest if Decimal(nearest) >= x else math.nextafter(nearest, math.inf)

@@ -1,9 +1,8 @@
-"""Tensors from safetensors files, and JSON, both of which may be forged."""
+"""Readers of safetensors and JSON files, which may be forged."""
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,12 +28,12 @@ class Stored:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the name of the dtype, the shape and the bytes."""
+        """SHA-256 over the name of the dtype, the shape and the bytes, in hexadecimal digits."""
         head = f"{self.dtype} {','.join(map(str, self.shape))}\n".encode()
         return hashlib.sha256(head + self.content).hexdigest()
 
     def array(self) -> np.ndarray:
-        """Its entries: 64-bit integers, or float64, exactly."""
+        """Return the entries, exactly, as 64-bit integers or float64."""
         entries = np.frombuffer(self.content, "<" + _KINDS[self.dtype]).reshape(self.shape)
         if self.dtype == "BF16":  # the upper half of a float32
             entries = (entries.astype("<u4") << 16).view("<f4")
@@ -42,7 +41,7 @@ class Stored:
 
 
 def stored(array: Any) -> Stored:
-    """A NumPy array as a stored tensor."""
+    """Convert a NumPy array of floats, integers or booleans to a stored tensor."""
     array = np.asarray(array)
     kinds = [name for name, kind in _KINDS.items() if np.dtype(kind) == array.dtype and name != "BF16"]
     require(bool(kinds), f"dtype {array.dtype} is none that a certificate covers; give floats or integers")
@@ -50,7 +49,7 @@ def stored(array: Any) -> Stored:
 
 
 def parse_json(content: bytes, what: str) -> Any:
-    """JSON without names that stand twice, and without what JSON does not know, such as NaN."""
+    """Parse JSON; refuse names that stand twice, and constants that are no JSON, such as NaN."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         require(len(dict(pairs)) == len(pairs), f"a name stands twice in {what}")
@@ -66,7 +65,7 @@ def parse_json(content: bytes, what: str) -> Any:
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
-    """All tensors of a file whose header describes every byte of it exactly once."""
+    """Read all tensors of a file, whose header must describe every byte of it exactly once."""
     content = _read(path)
     start = 8 + int.from_bytes(content[:8], "little")
     require(8 <= start <= len(content), f"{path} is too short for a safetensors file")
@@ -90,19 +89,14 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
-    """The document of `certificate.json`, and the tensors of all safetensors files beside it."""
+    """Read `certificate.json` and the tensors of all safetensors files beside it."""
     document = parse_json(_read(folder / "certificate.json"), str(folder / "certificate.json"))
     tensors: dict[str, Stored] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        merge(tensors, read_safetensors(path), str(path))
+        for name, tensor in read_safetensors(path).items():
+            same = tensors.setdefault(name, tensor) == tensor
+            require(same, f"{word(name)} in {path} is another tensor than elsewhere")
     return document, tensors
-
-
-def merge(tensors: dict[str, Stored], more: Mapping[str, Stored], where: str) -> None:
-    """Add tensors; one name stands for one content."""
-    for name, tensor in more.items():
-        require(tensors.get(name, tensor) == tensor, f"{word(name)} in {where} is another tensor than elsewhere")
-        tensors[name] = tensor
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Functions of one number, applied to every entry: the one table of their slopes and sizes, rounded up."""
+"""The one table of functions that are applied to every entry, with their slopes and sizes, rounded up."""
 
 from decimal import Decimal
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from wellnormed.proof.reading import require
 
 
 class Shape(NamedTuple):
-    """What is known of a function f of one number."""
+    """Bounds of a function f of one number."""
 
     slope: Decimal
     """Largest absolute slope."""
@@ -17,7 +17,7 @@ class Shape(NamedTuple):
     at_zero: Decimal
     """`|f(0)|`."""
     ceiling: Decimal | None
-    """Largest `|f(x)|`; None where there is none."""
+    """Largest `|f(x)|`; None for an unbounded function."""
 
 
 FUNCTIONS: dict[str, tuple[str, str, str, str | None]] = {
@@ -45,15 +45,15 @@ SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 
 
 
 def shape_of(name: object, *numbers: float) -> Shape:
-    """What is known of a function.
+    """Look up the bounds of a function.
 
     Args:
-        name: Of the function, such as `gelu_tanh`.
+        name: Name of the function, such as `gelu_tanh`.
         numbers: The settings that the executed operation passes: the slope of `leaky_relu`; alpha, scale and inner of
             `elu`, which is `scale alpha (exp(inner x) - 1)` below zero; the limits of the clamps.
 
     Raises:
-        CheckError: The name is unknown, or these numbers leave no bound.
+        CheckError: The name is unknown, or the function has no bounds with these settings.
 
     Example:
         >>> shape_of("leaky_relu", 0.01).slope

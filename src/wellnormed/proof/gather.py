@@ -1,14 +1,13 @@
-"""Bounds of any groups of a value, from those of the groups of its bases.
+"""Bounds of any groups of a value, from the bounds of the groups of its bases.
 
-A group y of a value is `sum_g A_g x_g` over groups x_g of bases. Where every entry of y comes from one cluster of
-groups, `|y|^2` is at most the sum over clusters of `(sum_g |A_g| |x_g|)^2`. `|A_g|` is the largest factor if A_g only
-moves entries; otherwise `|A_g|^2` is at most the largest sum of absolute values of a row of `A_g^T A_g`, and `|A_g|` at
-most the sum over the terms that A_g is made of.
+A group y of a value is `sum_g A_g x_g` over groups x_g of bases. The x_g fall into clusters such that every entry of y
+comes from one cluster, and `|y|^2` is at most the sum over clusters of `(sum_g |A_g| |x_g|)^2`. `|A_g|` is the largest
+factor if A_g only moves entries; otherwise `|A_g|^2` is at most the largest sum of absolute values of a row of
+`A_g^T A_g`, and `|A_g|` is at most the sum of the norms of its terms.
 
 All floats are summed in a fixed order, so that every machine derives the same decimals.
 """
 
-import decimal
 import math
 from dataclasses import replace
 from decimal import Decimal
@@ -17,17 +16,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.decimals import UP, ZERO, Decimals, decimals, root
+from wellnormed.proof.decimals import ZERO, Decimals, decimals, root, rounding_up
 from wellnormed.proof.reading import require, word
 from wellnormed.proof.rows import Bounds
 from wellnormed.proof.value import LARGE, SMALL, UNIT, Base, Term, Value
 
 _GROUPS = 2**20
-"""The most groups of a value; each has decimals of its own."""
+"""The most groups of a value, each of which has decimals of its own."""
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
-    """Bounds of the groups along the given axes, which rise; the entries that differ only along them are one group.
+    """Bound the groups of a value that extend along the given axes.
+
+    Args:
+        value: A tensor of n axes.
+        axes: Axes in rising order; entries whose positions differ only along them are one group.
+
+    Returns:
+        Bounds whose arrays have n axes, of size 1 along `axes`.
+
+    Raises:
+        CheckError: The groups are too many, or the entries of a constant too large.
 
     Example:
         >>> from wellnormed.proof import Proof, Row
@@ -38,18 +47,21 @@ def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         4.2426
     """
     if axes not in value.gathered:
-        with decimal.localcontext(UP):
+        with rounding_up():
             value.gathered[axes] = _gather(value, axes)
     return value.gathered[axes]
 
 
 class _Part(NamedTuple):
-    """One term, in arrays `(groups, entries)`; what is missing has column -1."""
+    """One term, its entries sorted by groups of the value: in arrays `(groups, entries)`."""
 
     base: Base
     column: np.ndarray
+    """The flat index into `base` of every entry, or -1 for an entry that is zero."""
     group: np.ndarray
+    """The number of that entry's group in `base`, or -1."""
     label: np.ndarray
+    """The place of that group's bounds in `base.table`, or -1."""
     factor: np.ndarray
     roundings: int
 
@@ -74,10 +86,10 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
             parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
         first, inverse = _alike(parts)
-        found = np.empty((3, len(first)), dtype=object)
+        derived = np.empty((3, len(first)), dtype=object)
         for i, row in enumerate(first):
-            found[:, i] = _one_group(parts, row)
-        bounds = Bounds(*(each[inverse].reshape(outer) for each in found))
+            derived[:, i] = _one_group(parts, row)
+        bounds = Bounds(*(each[inverse].reshape(outer) for each in derived))
     bounds = Bounds(*map(collapse, bounds))
     kept = np.broadcast_shapes(*(each.shape for each in bounds))
     over = tuple(axis for axis, (a, b) in enumerate(zip(outer, kept, strict=True)) if a > b)
@@ -86,14 +98,14 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             norms = _norms_of_constant(
                 term, rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
             )
-            # where all else is equal, the largest stands for all: a table of positions would have a bound for each
+            # along axes with equal bounds so far, the largest norm stands for all: a table of positions has many
             radius, largest = (each.reshape(outer).max(over, keepdims=True) for each in norms)
             bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
     return Bounds(*map(collapse, bounds))
 
 
 def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds | None:
-    """The sum of bounds, if the groups are those of bases that differ, each times one number."""
+    """The sum of the bases' bounds, if each base is scaled by one number and has these very groups; None otherwise."""
     wide = [axis for axis in axes if shape[axis] > 1]
     zero = np.full([1] * len(shape), ZERO, dtype=object)
     bases, total = [], [zero] * 3
@@ -110,7 +122,7 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
 
 
 def collapse(array: np.ndarray) -> np.ndarray:
-    """The same numbers, with size 1 for axes along which they are equal."""
+    """Shrink the axes along which all numbers are equal to size 1."""
     for axis, size in enumerate(array.shape):
         first = array.take([0], axis)
         if size > 1 and bool((array == first).all()):
@@ -119,7 +131,7 @@ def collapse(array: np.ndarray) -> np.ndarray:
 
 
 def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tuple[Decimals, Decimals]:
-    """Norm and largest entry of every group of a constant."""
+    """Norm and largest entry of every group of a constant, each `(groups,)`."""
     content = np.where(column < 0, 0.0, abs(np.asarray(term.base)[column]))
     with np.errstate(all="ignore"):
         entries = content * abs(factor)
@@ -127,14 +139,14 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
     largest = entries.max(1)
     require(bool((largest <= LARGE).all()), "the entries of a constant exceed 2^1000")
     scale = np.where(largest > 0, largest, 1.0)
-    squares = np.cumsum(np.square(entries / scale[:, None]), 1)[:, -1]  # in order; `sum` has one for every machine
+    squares = np.cumsum(np.square(entries / scale[:, None]), 1)[:, -1]  # `sum` adds in another order on another machine
     norms = np.sqrt(squares) * scale
     margin = 1 + (entries.shape[1] + term.roundings + 8) * UNIT
     return decimals(norms * margin), decimals(largest * (1 + (term.roundings + 4) * UNIT))
 
 
 def _finest(base: Base, column: np.ndarray) -> Base:
-    """The smallest groups, among those that were bounded, such that one part has all entries that are asked for."""
+    """The cut of a base into the most parts such that each group of the value has entries of one part; or the base."""
     feature, here = column % base.shape[-1], column >= 0
     low, high = np.where(here, feature, base.shape[-1]).min(1), np.where(here, feature, -1).max(1)
     for parts in sorted(base.cuts, reverse=True):
@@ -145,12 +157,12 @@ def _finest(base: Base, column: np.ndarray) -> Base:
 
 
 def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
-    """One of every kind of group, and the kind of each: alike are those that differ by the place in their bases."""
+    """Sort groups into kinds: one of each kind, and the kind of each. A kind has groups that differ by a shift only."""
     shifts: dict[int, list[np.ndarray]] = {}
     for part in parts:
-        own = [np.where(each < 0, 2**60, each).min(1) for each in (part.column, part.group)]
-        known = shifts.get(id(part.base), own)
-        shifts[id(part.base)] = [np.minimum(a, b) for a, b in zip(known, own, strict=True)]
+        least = [np.where(each < 0, 2**60, each).min(1) for each in (part.column, part.group)]
+        known = shifts.get(id(part.base), least)
+        shifts[id(part.base)] = [np.minimum(a, b) for a, b in zip(known, least, strict=True)]
     columns = []
     for part in parts:
         here = part.column >= 0
@@ -165,14 +177,12 @@ def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
 def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]:
     """Radius, gain and largest entry of one group of the value."""
     bases = list({id(part.base): part.base for part in parts}.values())
-    found = []
-    for number_of_term, part in enumerate(parts):
+    addends = []
+    for number, part in enumerate(parts):
         entry = np.flatnonzero(part.column[row] >= 0)
-        which = [np.full(len(entry), each) for each in (number_of_term, bases.index(part.base))]
-        found.append(
-            [entry, *which, *(each[row][entry] for each in (part.column, part.group, part.label, part.factor))]
-        )
-    entry, term, base, column, group, label, factor = map(np.concatenate, zip(*found, strict=True))
+        which = [np.full(len(entry), each) for each in (number, bases.index(part.base))]
+        addends.append([entry, *which, *(x[row][entry] for x in (part.column, part.group, part.label, part.factor))])
+    entry, term, base, column, group, label, factor = map(np.concatenate, zip(*addends, strict=True))
     if not len(entry):
         return ZERO, ZERO, ZERO
     _, atom = np.unique(np.stack([base, group]), axis=1, return_inverse=True)
@@ -181,11 +191,11 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
     cluster, totals = _clusters(entry, atom), {}
     for start, end in pairwise(ends):
-        own = order[start:end]
-        size, top = _size(entry[own], column[own], factor[own], term[own], parts)
-        table, total = bases[base[own[0]]].table, totals.setdefault(cluster[atom[own[0]]], [ZERO] * 3)
-        for i, multiple in enumerate((size, size, top)):
-            total[i] = total[i] + multiple * table[i][label[own[0]]]
+        some = order[start:end]  # the addends from one group of a base
+        norm, most = _size(entry[some], column[some], factor[some], term[some], parts)
+        table, total = bases[base[some[0]]].table, totals.setdefault(cluster[atom[some[0]]], [ZERO] * 3)
+        for i, multiple in enumerate((norm, norm, most)):
+            total[i] = total[i] + multiple * table[i][label[some[0]]]
     if len(totals) == 1:
         ((radius, gain, largest),) = totals.values()
     else:
@@ -195,7 +205,7 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
 
 
 def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:
-    """For every atom (group of a base) the least one that it meets in an entry, directly or through others."""
+    """For every atom, which is a group of a base, the least atom that shares an entry with it or with one that does."""
     first = np.full(entry.max() + 1, atom.max())
     np.minimum.at(first, entry, atom)
     parent = list(range(atom.max() + 1))
@@ -214,22 +224,22 @@ def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:
 def _size(
     entry: np.ndarray, column: np.ndarray, factor: np.ndarray, term: np.ndarray, parts: list[_Part]
 ) -> tuple[Decimal, Decimal]:
-    """Norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
+    """The norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
     roundings = {int(t): parts[t].roundings for t in np.unique(term)}
-    norm = top = ZERO
+    norm = largest_sum = ZERO
     for t, count in roundings.items():
-        own = term == t
-        most = Decimal(float(abs(factor[own]).max())) * (1 + Decimal(count * UNIT * 1.01))
-        moves_only = len(np.unique(column[own])) == own.sum()
-        norm += most if moves_only else _gram_norm(entry[own], column[own], factor[own], count)
-        top += most
+        here = term == t
+        most = Decimal(float(abs(factor[here]).max())) * (1 + Decimal(count * UNIT * 1.01))
+        moves_only = len(np.unique(column[here])) == here.sum()
+        norm += most if moves_only else _gram_norm(entry[here], column[here], factor[here], count)
+        largest_sum += most
     if len(roundings) > 1:
         norm = min(norm, _gram_norm(entry, column, factor, max(roundings.values())))
-    return norm, top
+    return norm, largest_sum
 
 
 def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray, roundings: int) -> Decimal:
-    """Norm of a matrix given by its factors, from the row sums of its Gram matrix.
+    """The norm of a matrix, which has each factor in its entry's row and its column, from its Gram matrix's row sums.
 
     Relative to the sums of absolute values, an entry errs by the roundings of two factors, one of their product, and
     one for each addend.

@@ -1,4 +1,4 @@
-"""A row at work: what the rule of its operation reads, and the checks that rules share."""
+"""The view of a row that a rule gets, with the checks that rules share."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from wellnormed.proof.value import Value
 
 @dataclass(eq=False)
 class Inference:
-    """A row whose inputs are values; its claims are complete, and `shape_of` knows the shapes of tensors."""
+    """A row of a primitive, checked as far as all primitives have in common, with its inputs as values."""
 
     name: str
     operation: str
@@ -24,20 +24,28 @@ class Inference:
     shape: tuple[int, ...]
     constants: dict[str, Any]
     claims: list[Claim]
+    """The claims, with complete settings."""
     reads: list[tuple[int, ...]]
     axes: tuple[int, ...]
     shape_of: Callable[[str], tuple[int, ...]]
+    """Gives the shape of a stored tensor."""
     bounds: list[Bounds]
-    """Of the groups that it reads, for every input."""
+    """For every input, the bounds of the groups along the axes in `reads`."""
     logits: np.ndarray | None = None
-    """For every head of an attention, what no logit exceeds."""
+    """For every head of an attention, a bound of its logits, `(heads,)`."""
 
     def number(self, key: str) -> float:
-        """A finite constant."""
+        """Return a finite constant."""
         return number(field(self.constants, key, "its constants"), key)
 
+    def positive(self, key: str) -> Decimal:
+        """Return a constant that must be positive."""
+        constant = self.number(key)
+        require(constant > 0, f"its {key} is not positive")
+        return Decimal(constant)
+
     def claim(self, place: int, measure: str, **settings: Any) -> Claim:
-        """One of its claims, which must be of that measure and with these settings."""
+        """Return one of its claims, which must have that measure and these settings."""
         require(place < len(self.claims), f"it lacks a claim of {measure}")
         claim = self.claims[place]
         differs = [key for key, each in settings.items() if claim.constants.get(key) != each]
@@ -45,25 +53,27 @@ class Inference:
         return claim
 
     def only(self, inputs: int, claims: tuple[int, ...] = (0,)) -> None:
-        """Check how many inputs and claims it has."""
+        """Check the number of inputs, and that the number of claims is one of those given."""
         require(len(self.inputs) == inputs, f"it has {len(self.inputs)} inputs instead of {inputs}")
         require(len(self.claims) in claims, f"it has {len(self.claims)} claims instead of {claims}")
 
     def groups(self, *axes: int) -> None:
-        """Check that it reads and leaves the same groups, which extend along given axes."""
+        """Check that its inputs and its result have the same groups, and that these extend along the given axes."""
         for read in [*self.reads, self.axes]:
             require(read == self.axes and set(axes) <= set(read), f"it must read and leave groups along {axes}")
 
-    def keeps_shape(self) -> None:
-        """Check that the result has the shape of all inputs."""
+    def keeps_shape(self, inputs: int = 1, claims: tuple[int, ...] = (0,)) -> None:
+        """Check the numbers of inputs and claims, and that all inputs have the shape and the groups of the result."""
+        self.only(inputs, claims)
+        self.groups()
         require(all(x.shape == self.shape for x in self.inputs), "its result has another shape than its inputs")
 
     def entries(self) -> int:
-        """Entries of a group."""
+        """Return the number of entries of a group of the result."""
         return math.prod(self.shape[axis] for axis in self.axes)
 
     def over(self) -> int:
-        """Entries of the vectors that it works on, which must lie in a group."""
+        """Return the number of entries of the vectors along the axes `over`, each of which must lie in one group."""
         over = integers(field(self.constants, "over", "its constants"), "over")
         require(len(set(over)) == len(over) > 0, f"over={over} must be axes, each once")
         self.groups(*over)
@@ -71,12 +81,12 @@ class Inference:
 
 
 def weight_of(row: Inference) -> tuple[str, bool]:
-    """The matrix of a linear row."""
+    """Return the name of a linear row's matrix, and whether the row applies its transpose."""
     return row.claims[0].tensors[0], row.claims[0].constants["transposed"]
 
 
 def bias_of(row: Inference, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
-    """Norms of the parts of a bias, whose claim has that place; zero where a row has none."""
+    """Return the norms of equal parts of the bias, which the claim of that place bounds; zeros for a row without it."""
     if len(row.claims) <= place:
         return [ZERO] * parts
     claim = row.claim(place, "group_norm", parts=parts)

@@ -1,6 +1,6 @@
-"""Numbers that singular values are proved not to exceed, in float64 with a margin for all rounding.
+"""Proved upper bounds of singular values, in float64 with a margin for all rounding errors.
 
-u = 2^-53, and gamma_k = k u / (1 - k u).
+In all formulas u = 2^-53, and gamma_k = k u / (1 - k u).
 """
 
 import math
@@ -13,16 +13,20 @@ from wellnormed.proof.reading import require
 from wellnormed.proof.value import UNIT
 
 TINY = 2.0**-900
-"""More than all underflows: matrices are scaled so that the largest entry is in [1/2, 1)."""
-_BLOCK = 2**24  # entries of the frequency blocks that are held at once
+"""This exceeds the sum of all underflows: matrices are scaled so that the largest entry is in [1/2, 1)."""
+_BLOCK = 2**24  # so many entries of the frequency blocks are in memory at once
 
 
 def norms_below(stack: np.ndarray, bound: float) -> bool:
-    """Whether Cholesky factorisations prove that no singular value of `(k, m, n)` exceeds a bound.
+    """Whether Cholesky factorisations prove that no singular value of a stack of matrices exceeds a bound.
 
     With G = fl(W^T W) and T = fl(c I - G), completion proves (Rump, BIT 2006; Higham, theorem 10.5)
-    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is what the bound
-    leaves for it.
+    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is chosen so that
+    the right side is `bound^2`.
+
+    Args:
+        stack: k matrices, `(k, m, n)`, of finite entries.
+        bound: The number in question.
     """
     w = stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)
     largest = largest_entry(w)
@@ -53,12 +57,18 @@ def largest_entry(x: np.ndarray) -> float:
 
 
 def gamma(k: int) -> float:
-    """What k roundings add to 1, at most."""
+    """The largest relative error after k roundings."""
     return k * UNIT / (1 - k * UNIT) * (1 + 1e-12)
 
 
 def proved_norm(stack: np.ndarray) -> float:
-    """A number, within 1e-8 above the largest singular value of `(k, m, n)`, that is proved to be above all.
+    """An upper bound of all singular values of a stack of matrices, at most 1e-8 above the largest one.
+
+    Args:
+        stack: k matrices, `(k, m, n)`; none or empty ones have the bound 0.
+
+    Raises:
+        CheckError: Entries are not finite.
 
     Example:
         >>> 3 <= proved_norm(np.diag([3.0, 2.0])[None]) <= 3 * (1 + 1e-8)
@@ -80,19 +90,19 @@ def proved_norm(stack: np.ndarray) -> float:
 def convolution_norm(
     w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> float:
-    """A number that is proved to be above the norm of a convolution without padding on `size` pixels, or on fewer.
+    """A proved upper bound of the Euclidean norm of a convolution without padding, on an image of `size` or less.
 
-    It is part of the circular one on a torus of at least as many pixels. Fourier transform makes that one block
-    diagonal, with the symbol `S(m) = sum_t W_t exp(2 pi i m t dilation / N)`; a stride s that divides N folds s
-    frequencies into `[S(m), S(m + N/s), ...] / sqrt(s)` (Sedghi et al., ICLR 2019, theorem 6). With circular padding
+    The convolution is part of the circular one on a torus of at least as many pixels. The Fourier transform makes that
+    one block diagonal, with the symbol `S(m) = sum_t W_t exp(2 pi i m t dilation / N)`; a stride s that divides N folds
+    s frequencies into `[S(m), S(m + N/s), ...] / sqrt(s)` (Sedghi et al., ICLR 2019, theorem 6). With circular padding
     the torus is the image itself.
 
     Args:
         w: The kernel, `(outputs, inputs / groups, *kernel)`.
-        size: Pixels along every axis.
-        stride: Along every axis.
-        dilation: Along every axis.
-        groups: Of channels.
+        size: Number of pixels along every axis of the image.
+        stride: Distance of neighbouring results, along every axis.
+        dilation: Distance of neighbouring taps, along every axis.
+        groups: Number of groups of channels.
     """
     if not (largest := largest_entry(w)):
         return 0.0
@@ -117,7 +127,7 @@ def convolution_below(
 
 
 def _symbol_error(w: np.ndarray, groups: int) -> float:
-    """By how much rounding may move a symbol, in the spectral norm.
+    """A bound on the rounding error of a symbol, in the spectral norm.
 
     Sines, cosines and their products are right within 100 u (18 u from each of three angles, rounding of the functions
     and products), and the sum over K taps adds (K + 2) u, relative to `sum_t |W_t|`.
@@ -129,16 +139,19 @@ def _symbol_error(w: np.ndarray, groups: int) -> float:
 def _symbols(
     w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Iterator[np.ndarray]:
-    """The blocks of all frequencies, some at a time, each complex one as a real one of twice the size."""
+    """Yield the blocks of all frequencies in stacks `(k, m, n)`, each complex block as a real one of twice the size."""
     torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
     flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps
     counts = [n // s for n, s in zip(torus, stride, strict=True)]
     # the conjugate frequency of a real kernel has the same norm
-    seen = [m for m in product(*map(range, counts)) if m <= tuple(-i % n for i, n in zip(m, counts, strict=True))]
-    step = max(1, _BLOCK // (4 * math.prod(stride) * math.prod(w.shape[:2])))
-    for start in range(0, len(seen), step):
-        phase = np.ones((len(seen[start : start + step]), 1, 1), complex)  # frequencies, folds, taps
-        for axis, m in enumerate(np.array(seen[start : start + step]).T):
+    frequencies = [
+        m for m in product(*map(range, counts)) if m <= tuple(-i % n for i, n in zip(m, counts, strict=True))
+    ]
+    count = max(1, _BLOCK // (4 * math.prod(stride) * math.prod(w.shape[:2])))
+    for start in range(0, len(frequencies), count):
+        some = np.array(frequencies[start : start + count])
+        phase = np.ones((len(some), 1, 1), complex)  # frequencies, folds, taps
+        for axis, m in enumerate(some.T):
             n, s, k = torus[axis], stride[axis], kernel[axis]
             turns = (m[:, None, None] + n // s * np.arange(s)[:, None]) * (dilation[axis] * np.arange(k)) % n / n
             factor = np.exp(2j * np.pi * turns)

@@ -1,4 +1,4 @@
-"""Moves: rows that leave no bound of their own, and what each makes of its inputs."""
+"""Moves: rows that rearrange, scale and add their inputs, and so need no bounds of their own."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from wellnormed.proof.reading import field, integers, number, require
 from wellnormed.proof.value import Term, Value
 
 ROUNDED = ("float32", "bfloat16", "float16")
-"""Dtypes to which a conversion counts as the identity in real arithmetic; those of 8 bits are steps."""
+"""A conversion to one of these dtypes counts as the identity in real arithmetic; to 8 bits, it is a step function."""
 
 
 def _constant(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
@@ -30,7 +30,7 @@ def _add(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str
 
 
 def _idle_ball(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
-    """The projection onto a ball that moves nothing."""
+    """A projection onto balls in which all vectors of the domain lie already."""
     scale = Decimal(number(field(c, "scale", "its constants"), "scale"))
     over = integers(field(c, "over", "its constants"), "over")
     require(scale > 0 and len(over) > 0 and list(over) == sorted({*over}), "its scale or its axes are malformed")
@@ -44,8 +44,8 @@ def _idle_ball(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], t
 
 def _rounding(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """A conversion to fewer digits, which in real arithmetic is the identity."""
-    known, given = c.keys() == {"dtype"} and c["dtype"] in ROUNDED, str(c.get("dtype"))[:60]
-    require(known, f"it rounds to {given!r}; only {', '.join(ROUNDED)} count as the identity")
+    known, dtype = c.keys() == {"dtype"} and c["dtype"] in ROUNDED, str(c.get("dtype"))[:60]
+    require(known, f"it rounds to {dtype!r}; only {', '.join(ROUNDED)} count as the identity")
     return value.rounded(x, name)
 
 
@@ -57,15 +57,18 @@ MOVES = (*_OF_ONE, *_OF_SEVERAL)
 def moved(
     operation: str, inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable
 ) -> Value:
-    """The result of a move; a `CheckError` if it is malformed.
+    """Apply a move.
 
     Args:
         operation: One of `MOVES`.
         inputs: Results of earlier rows.
-        name: Of the result.
-        shape: What the row states; that the result has it is for the caller to check.
+        name: Name of the result.
+        shape: The shape that the row states; the caller checks that the result has it.
         c: The row's constants.
         tensor: Name of a stored tensor -> its entries.
+
+    Raises:
+        CheckError: The move is malformed.
     """
     if operation in _OF_ONE:
         require(len(inputs) == 1, f"it has {len(inputs)} inputs instead of 1")

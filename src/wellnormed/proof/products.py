@@ -1,4 +1,4 @@
-"""The rules of products: with stored matrices and kernels, and of two values."""
+"""The rules of products: of a value with a stored matrix or kernel, and of two values."""
 
 import math
 from decimal import Decimal
@@ -13,7 +13,7 @@ from wellnormed.proof.value import UNIT, Base, Value
 
 
 def linear(row: Inference) -> Bounds:
-    """`W x + b` along the last axis, or, in parts, of equal parts of the outputs along an axis of their own."""
+    """`W x + b` along the last axis; with several parts, equal parts of the outputs lie along an axis of their own."""
     row.only(1, (1, 2))
     (x,), (r,), parts = row.inputs, row.bounds, integer(row.constants.get("parts"), "parts", 1)
     values = [Decimal(value) for value in row.claim(0, "spectral", parts=parts).values]
@@ -39,7 +39,7 @@ def linear(row: Inference) -> Bounds:
 
 
 def average(row: Inference) -> Bounds:
-    """`P x` along the last axis but one; the leading axes of P broadcast."""
+    """`P x` along the last axis but one, which holds tokens; the leading axes of P broadcast."""
     row.only(1, (1,))
     row.groups()
     (x,), (r,), rank = row.inputs, row.bounds, len(row.shape)
@@ -64,7 +64,7 @@ def average(row: Inference) -> Bounds:
 
 
 def matrix_product(row: Inference) -> Bounds:
-    """The product of two matrices that both depend on the input: rows of the first, all of the second."""
+    """The product of two matrices that depend on the input, from bounds of the first's rows and the whole second."""
     row.only(2)
     (a, b), (ra, rb), rank = row.inputs, row.bounds, len(row.shape)
     require(rank >= 2 and len(a.shape) == len(b.shape) == rank, "its inputs need as many axes as its result")
@@ -77,18 +77,17 @@ def matrix_product(row: Inference) -> Bounds:
 
 def product(row: Inference) -> Bounds:
     """The product of two values, entry by entry."""
-    row.only(2)
-    row.groups()
-    row.keeps_shape()
+    row.keeps_shape(inputs=2)
     a, b = row.bounds
     radius = least(a.largest * b.radius, a.radius * b.largest)
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
 
 
 def convolution(row: Inference) -> Bounds:
-    """A convolution without padding, or the adjoint of one whose input is the result; `circular` axes wrap around.
+    """A convolution without padding but for `circular` axes, which wrap around; or the adjoint of such a convolution.
 
-    The claim is of the circular convolution on the image, of which one without padding is a part.
+    The adjoint maps results to images. The claim is about the circular convolution on the image, of which the one
+    without padding is a part.
     """
     row.only(1, (1, 2))
     (x,), (r,), adjoint = row.inputs, row.bounds, of_type(row.constants.get("adjoint", False), bool, "adjoint")
@@ -132,8 +131,7 @@ def convex_potential(row: Inference) -> Bounds:
 
     A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
     """
-    row.only(1, (1, 2))
-    row.keeps_shape()
+    row.keeps_shape(claims=(1, 2))
     factor, (x,), entries = Decimal(row.number("factor")), row.bounds, row.shape[-1]
     if "padding" in row.constants:
         padding = integers(row.constants["padding"], "padding")
@@ -181,19 +179,20 @@ def margin(row: Inference) -> Bounds:
 
 
 def margin_of(row: Inference, logits: Value) -> Decimal:
-    """What a row of margins says of the model's result, which must be the map that it is of."""
+    """Return the largest change of a difference of two logits, if the row of margins has the map of these logits."""
     term = logits.terms[0]
     if len(logits.terms) > 1 or not isinstance(term.base, Base):
         raise CheckError("the margin is of a result that is a sum")
     require(logits.shape[-1] == term.base.shape[-1], "the margin is of several vectors side by side")
-    own = term.base.inference
-    require(own is not None, "the margin is of a result that is rounded")
+    source = term.base.inference
+    require(source is not None, "the margin is of a result that is rounded")
     claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
-    require(own.operation == "linear" and own.inputs[0] is row.inputs[0], "the margin is of another map's input")
-    require(weight_of(own) == (claim.tensors[0], claim.constants["transposed"]), "the margin is of another weight")
-    require([c.tensors for c in own.claims[1:]] == [c.tensors for c in row.claims[1:]], "the margin has another bias")
+    require(source.operation == "linear" and source.inputs[0] is row.inputs[0], "the margin is of another map's input")
+    require(weight_of(source) == (claim.tensors[0], claim.constants["transposed"]), "the margin is of another weight")
+    biases = [[claim.tensors for claim in each.claims[1:]] for each in (source, row)]
+    require(biases[0] == biases[1], "the margin has another bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
-    most = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT))
-    require(in_order and most <= abs(Decimal(row.number("factor"))), "the margin has a factor that is too small")
-    return row.bounds[0].gain.max() * abs(Decimal(row.number("factor"))) * Decimal(claim.values[0])
+    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT)), row.number("factor")
+    require(in_order and needed <= abs(Decimal(factor)), "the margin has a factor that is too small")
+    return row.bounds[0].gain.max() * abs(Decimal(factor)) * Decimal(claim.values[0])

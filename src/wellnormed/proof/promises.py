@@ -1,8 +1,8 @@
 """Bounds that hold for every weight within its caps, used by `certify(within=...)`.
 
-A promise says into which parts the entries of a parameter fall, as matrices, and that no singular value of a part
-exceeds a number. What a row needs to know of the parameter follows from that: a matrix that is made of parts has
-`|W|^2 <= sum |part|^2`, and some rows of it need the parts that have an entry in them.
+A promise divides the entries of a parameter into parts, which are matrices, and says that no singular value of a part
+exceeds a number. The claims about the parameter follow from that: a matrix W of several parts has
+`|W|^2 <= sum |part|^2`, and for some of its rows the sum needs only the parts that have an entry in them.
 """
 
 import math
@@ -20,24 +20,24 @@ from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import UNIT, positions_of
 
 _ENTRIES = 2**30
-"""Of a parameter. A position is kept for each: more are too many for a machine."""
+"""The most entries of a promised parameter: the memory of a machine must hold a position for each."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Equal parts of a parameter: matrices, none of which has a singular value beyond `size`."""
+    """Parts of equal shape of a parameter: matrices, none of which has a singular value beyond `size`."""
 
     shape: tuple[int, ...]
-    """Parts, rows and columns."""
+    """Numbers of parts, rows and columns."""
     size: float
     offset: int
     tables: tuple[Any, ...]
-    """Where in the flat parameter their entries stand, as in the move `pick`."""
+    """With `offset`, the positions of their entries in the flat parameter, as in the move `pick`."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised of a parameter for every step."""
+    """Bounds on a parameter that hold after every step of its training."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,50 +45,52 @@ class Promise:
 
     def __str__(self) -> str:
         """The caps in words, from their numbers."""
-        words = []
-        for (count, rows, columns), size in ((each.shape, each.size) for each in self.parts):
+        caps, name = [], word(self.name)
+        for (count, rows, columns), size in ((each.shape, f"{each.size:.6g}") for each in self.parts):
             if rows == columns == 1:
-                words.append(f"no entry of {word(self.name)} beyond {size:.6g}")
-            elif min(rows, columns) == 1:
-                which = "" if count == 1 else f"none of {count} vectors of "
-                words.append(f"{which}{word(self.name)} {'not ' * (count == 1)}longer than {size:.6g}")
+                caps.append(f"no entry of {name} beyond {size}")
+            elif min(rows, columns) > 1:
+                caps.append(f"no singular value of {'' if count == 1 else f'{count} parts of '}{name} beyond {size}")
+            elif count == 1:
+                caps.append(f"{name} not longer than {size}")
             else:
-                which = "" if count == 1 else f"{count} parts of "
-                words.append(f"no singular value of {which}{word(self.name)} beyond {size:.6g}")
-        return ", ".join(words)
+                caps.append(f"none of {count} vectors of {name} longer than {size}")
+        return ", ".join(caps)
 
     @cached_property
     def blocks(self) -> list[tuple[np.ndarray, float]]:
-        """Flat positions of the entries of all parts, each batch with the size of its parts."""
+        """For each of `parts`, the flat positions of the entries, `(count, rows, columns)`, and the largest norm."""
         require(len(self.shape) > 0, f"{word(self.name)} has no axes")
         require(math.prod(self.shape) <= _ENTRIES, f"{word(self.name)} has more than {_ENTRIES} entries")
-        count, found = math.prod(integers(self.shape, "a promised shape", 1)), []
+        count, blocks = math.prod(integers(self.shape, "a promised shape", 1)), []
         for each in self.parts:
             shape = integers(each.shape, "the shape of promised parts", 1)
             require(len(shape) == 3 and math.prod(shape) <= count, f"the parts of {word(self.name)} misfit")
             positions = positions_of(shape, of_type(each.tables, (list, tuple), "tables"), each.offset, count)
             size = number(each.size, "the size of promised parts")
             require(size >= 0 and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
-            found.append((positions, size))
-        seen = np.bincount(np.concatenate([p.reshape(-1) for p, _ in found]), minlength=count) if found else np.zeros(1)
-        require(bool((seen == 1).all()), f"the parts of {word(self.name)} do not have each of its entries once")
-        return found
+            blocks.append((positions, size))
+        every = np.concatenate([np.zeros(0, int), *(positions.reshape(-1) for positions, _ in blocks)])
+        once = bool((np.bincount(every, minlength=count) == 1).all())
+        require(once, f"the parts of {word(self.name)} do not have each of its entries once")
+        return blocks
 
     def require_kept_by(self, array: np.ndarray) -> None:
         """Refuse a tensor that is not proved to keep the promise."""
         require(array.shape == self.shape, f"{word(self.name)} has shape {array.shape} instead of {self.shape}")
         flat = array.reshape(-1)
-        for parts, size in self.blocks:
-            stacks = (
-                [flat[parts].reshape(len(parts), -1, 1)]
-                if min(parts.shape[1:]) == 1
-                else [flat[p[None]] for p in parts]
-            )
-            kept = all(norms_below(stack, size) for stack in stacks)
+        for positions, size in self.blocks:
+            vectors = min(positions.shape[1:]) == 1  # all at once; matrices need the memory of their Gram matrices
+            stacks = [positions.reshape(len(positions), -1, 1)] if vectors else positions[:, None]
+            kept = all(norms_below(flat[stack], size) for stack in stacks)
             require(kept, f"{word(self.name)} is not proved to keep its promise, {self}")
 
     def bound(self, measure: str, settings: dict[str, Any]) -> tuple[float, ...]:
-        """The least that follows for a measure; a `CheckError` where nothing does."""
+        """The least values of a measure that follow.
+
+        Raises:
+            CheckError: No bound on this measure follows from the promise.
+        """
         known: dict[str, Callable[..., tuple[float, ...]]] = {
             "spectral": self.spectral, "group_norm": self._group_norm, "row_norm": self._row_norm,
             "positive_norm": self._group_norm, "max_abs": self._max_abs, "taps": self._taps,
@@ -100,29 +102,27 @@ class Promise:
         return known[measure](**settings)
 
     def spectral(self, parts: int = 1, transposed: bool = False) -> tuple[float, ...]:
-        """Of each of equal groups of rows of the parameter as a matrix, or of its transpose."""
+        """Bound the norm of each of equal parts of the rows of the parameter as a matrix, or of its transpose."""
         require(len(self.shape) > 1 and (len(self.shape) == 2 or not transposed), f"{word(self.name)} is no matrix")
-        rows = self.shape[-1] if transposed else self.shape[0]
-        require(rows % parts == 0, f"{rows} rows are no {parts} equal parts")
-        return self._sizes(np.arange(rows) // (rows // parts), parts, -1 if transposed else 0)
+        return self._along(-1 if transposed else 0, parts)
 
     def _group_norm(self, parts: int = 1) -> tuple[float, ...]:
-        require(len(self.shape) == 1 and self.shape[0] % parts == 0, f"{word(self.name)} is no vector of {parts} parts")
-        return self._sizes(np.arange(self.shape[0]) // (self.shape[0] // parts), parts)
+        require(len(self.shape) == 1, f"{word(self.name)} is no vector")
+        return self._along(0, parts)
 
     def _row_norm(self, transposed: bool = False) -> tuple[float]:
         if len(self.shape) == 1:
             return (max(self._group_norm()),)
         require(len(self.shape) == 2, f"{word(self.name)} is no matrix")
-        rows = self.shape[-1] if transposed else self.shape[0]
-        return (max(self._sizes(np.arange(rows), rows, -1 if transposed else 0)),)
+        axis = -1 if transposed else 0
+        return (max(self._along(axis, self.shape[axis])),)
 
     def _max_abs(self) -> tuple[float]:
         require(len(self.shape) < 3, f"{word(self.name)} is no matrix")
-        return (max(self._sizes(np.arange(self.shape[0]), self.shape[0])),)
+        return (max(self._along(0, self.shape[0])),)
 
     def _taps(self, groups: int) -> tuple[float]:
-        """No convolution by a kernel `(outputs, inputs, *kernel)` has a larger norm than the sum over its taps."""
+        """Bound a convolution with the kernel `(outputs, inputs, *kernel)` by the sum of the norms of its taps."""
         require(len(self.shape) > 2 and self.shape[0] % groups == 0, f"{word(self.name)} is no kernel")
         count = math.prod(self.shape[2:])
         group = np.arange(self.shape[0]) // (self.shape[0] // groups) * count
@@ -131,7 +131,7 @@ class Promise:
         return (max(math.fsum(each) for each in sums) * (1 + 4 * UNIT),)
 
     def _require_blocks(self, taps: int) -> None:
-        """Refuse parts, but for single vectors, that do not lie in rows and columns of the matrix of every tap."""
+        """Refuse parts that do not lie in rows and columns of the matrix of every tap; vectors may lie anywhere."""
         for positions, _ in self.blocks:
             first, rest = np.divmod(positions, math.prod(self.shape[1:]))
             second, tap = np.divmod(rest, taps)
@@ -142,31 +142,39 @@ class Promise:
             lies = aligned or min(positions.shape[1:]) == 1
             require(lies, f"the parts of {word(self.name)} do not lie in rows and columns")
 
-    def _sizes(self, group: np.ndarray, parts: int, axis: int = 0) -> tuple[float, ...]:
-        view = [len(group) if i == axis % len(self.shape) else 1 for i in range(len(self.shape))]
-        return self._owned(group.reshape(view), parts)
+    def _along(self, axis: int, parts: int) -> tuple[float, ...]:
+        """As `_owned`, for equal parts of the indices along the first axis (0) or the last (-1)."""
+        size = self.shape[axis]
+        require(size % parts == 0, f"{size} rows of {word(self.name)} are no {parts} equal parts")
+        part = np.arange(size) // (size // parts)
+        return self._owned(part if axis else part.reshape(-1, *[1] * (len(self.shape) - 1)), parts)
 
-    def _owned(self, owner: np.ndarray, parts: int, taps: int = 1) -> tuple[float, ...]:
-        """For every group of entries, the root of the sum of squares of the parts with an entry in it.
+    def _owned(self, group: np.ndarray, count: int, taps: int = 1) -> tuple[float, ...]:
+        """For every group of entries, the root of the sum of squares of the norms of the parts with an entry in it.
 
         For unit vectors u and v, `u^T W v` is at most the sum over parts of `size_k` times the root of the sum of
-        `u_i^2 v_j^2` over the entries of the part, and no two parts share an entry. It takes parts that lie in rows and
-        columns of W, which is the matrix with a row for each of the first axis, or that of every tap; or vectors.
+        `u_i^2 v_j^2` over the entries of the part, and no two parts share an entry. The parts must lie in rows and
+        columns of W, which is the matrix with a row for each of the first axis, or that of every tap; or be vectors.
+
+        Args:
+            group: The number of every entry's group, of a shape that broadcasts to the parameter's.
+            count: Number of groups.
+            taps: Number of taps of a kernel; 1 for a matrix.
         """
         self._require_blocks(taps)
-        owners, squares = np.broadcast_to(owner, self.shape).reshape(-1), np.zeros(parts)
+        groups, squares = np.broadcast_to(group, self.shape).reshape(-1), np.zeros(count)
         largest = max((size for _, size in self.blocks), default=0.0)
         scale = 2.0 ** math.frexp(largest)[1]  # against underflow and overflow
         for positions, size in self.blocks:
-            block = np.arange(len(positions))[:, None] * parts
-            found = np.unique(block + owners[positions].reshape(len(positions), -1)) % parts
-            squares += np.bincount(found, minlength=parts) * (size / scale) ** 2
+            part = np.arange(len(positions))[:, None] * count
+            met = np.unique(part + groups[positions].reshape(len(positions), -1)) % count  # each once for a part
+            squares += np.bincount(met, minlength=count) * (size / scale) ** 2
         margin = 1 + (len(self.blocks) + 8) * 2 * UNIT  # of the sum, its products, and the root
         return tuple((np.sqrt(squares) * margin * scale).tolist())
 
 
 def read_promise(document: Any) -> Promise:
-    """A promise from a certificate's file; `Promise.blocks` checks its numbers."""
+    """Read a promise from a certificate's file; `Promise.blocks` checks its numbers."""
     parts = []
     for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise"):
         size, offset, tables = (field(each, key, "promised parts") for key in ("size", "offset", "tables"))
@@ -182,11 +190,11 @@ def _alike(x: np.ndarray, axis: int) -> bool:
 
 
 def follow(claim: Claim, known: Sequence["Promise | np.ndarray"]) -> tuple[float, ...]:
-    """The least values with which a claim on promised parameters, whose settings are complete, follows.
+    """The least values of a claim that follow, where at least one of its tensors is a promised parameter.
 
     Args:
-        claim: Its values are not looked at.
-        known: A promise, or the entries, of each of its tensors.
+        claim: A claim with complete settings; its values do not matter.
+        known: For each of its tensors, the promise or the entries.
     """
     if claim.measure != "product":
         (promise,) = known

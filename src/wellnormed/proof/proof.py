@@ -1,6 +1,5 @@
 """A proof under construction: the only place where a bound comes into being."""
 
-import decimal
 import math
 import operator
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof import claims, files, promises
-from wellnormed.proof.decimals import UP, decimals
+from wellnormed.proof.decimals import decimals, rounding_up
 from wellnormed.proof.gather import collapse, gather
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.moves import MOVES, moved
@@ -21,15 +20,15 @@ from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import Base, Term, Value
 
 _ENTRIES = (2**27, 2**30)
-"""Of one row, and of all together. A position is kept for each: more are too many for a machine."""
+"""The most entries of one row, and of all rows: the memory of a machine must hold a position for each."""
 
 
 class Proof:
-    """Rows that follow from one another, with their bounds, in real arithmetic; `add` is the only way to a bound.
+    """Rows that follow from one another, with their bounds in real arithmetic; only `add` makes a bound.
 
     Args:
-        tensors: Name -> NumPy array, or `files.Stored`, of tensors that rows may name; `store` gives more.
-        earlier: A proof on some of the same tensors: a claim that it proved of the same object needs no second proof.
+        tensors: Name -> NumPy array or `files.Stored` of the tensors that rows may name; `store` adds more.
+        earlier: A proof about some of the same tensors, whose claims about them need no second proof.
 
     Example:
         >>> proof = Proof({"weight": np.diag([3.0, 2.0])})
@@ -50,32 +49,32 @@ class Proof:
         self.stored: dict[str, files.Stored] = {}
         """The tensors that rows may name."""
         self.arrays: dict[str, np.ndarray] = {}
-        """Those that a row named, in float64, or in integers of 64 bits."""
+        """The tensors that a row has named, in float64 or in integers of 64 bits."""
         self.promises: dict[str, Promise] = {}
-        """Parameters of which nothing but a cap is known, by name."""
+        """Name of a parameter -> its promised caps, which are all that is known of it."""
         self.values: dict[str, Value] = {}
-        """The result of every row."""
+        """Name of a row -> its result."""
         self.rows: dict[str, Row] = {}
-        """Every row by name, in order, with its bounds if it is no move."""
+        """Name -> row, in order, with its proved bounds if it is a primitive."""
         self.inferences: list[Inference] = []
-        """The rows that compute, at work."""
+        """The rows of primitives as their rules saw them, in order."""
         self.proved: dict[str, tuple[files.Stored | None, ...]] = {}
-        """Every claim that was proved, with the stored tensors that it is of; None for one that is promised alone."""
+        """Every proved claim, as text, -> its stored tensors, with None for a parameter that is only promised."""
         self._earlier = {} if earlier is None else earlier.proved
         self._entries = 0
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
     def store(self, name: str, tensor: Any) -> None:
-        """Give a tensor that rows may name: a NumPy array or a `files.Stored`."""
-        own = tensor if isinstance(tensor, files.Stored) else files.stored(tensor)
-        require(self.stored.get(name, own) == own, f"two tensors are called {word(name)}")
+        """Add a tensor that rows may name: a NumPy array or a `files.Stored`. It must keep a promise of that name."""
+        content = tensor if isinstance(tensor, files.Stored) else files.stored(tensor)
+        require(self.stored.get(name, content) == content, f"two tensors are called {word(name)}")
         if name in self.promises and name not in self.stored:
-            self.promises[name].require_kept_by(_finite(name, own))
-        self.stored.setdefault(name, own)
+            self.promises[name].require_kept_by(_finite(name, content))
+        self.stored.setdefault(name, content)
 
     def tensor(self, name: Any) -> np.ndarray:
-        """A stored tensor, which must be finite."""
+        """Return the entries of a stored tensor, which must be finite."""
         require(name not in self.promises, f"only a cap is known of {word(str(name))}, and not its entries")
         require(of_type(name, str, "the name of a tensor") in self.stored, f"there is no stored tensor {name!r}")
         if name not in self.arrays:
@@ -83,7 +82,7 @@ class Proof:
         return self.arrays[name]
 
     def promise(self, promise: Promise) -> None:
-        """Let rows rest on a promise for a parameter; a stored tensor of that name, also a later one, must keep it."""
+        """Let rows rest on a promise for a parameter. A tensor stored under its name, before or later, must keep it."""
         require(promise.name not in self.arrays, f"the entries of {word(promise.name)} are used already")
         require(self.promises.get(promise.name, promise) == promise, f"another promise for {word(promise.name)} stands")
         require(len(promise.blocks) > 0, f"nothing is promised of {word(promise.name)}")  # `blocks` checks the parts
@@ -92,20 +91,20 @@ class Proof:
             promise.require_kept_by(_finite(promise.name, self.stored[promise.name]))
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a stored tensor or of a promised parameter."""
+        """Return the shape of a stored tensor or of a promised parameter."""
         return self.promises[name].shape if name in self.promises else self.tensor(name).shape
 
     def add(self, row: Row) -> Value:
         """Check a row, prove its claims, derive its bounds, and return its result.
 
         Args:
-            row: Its inputs are names of rows that were added. Where it states bounds, these take the place of the
-                derived ones, which they must not be less than.
+            row: A row whose inputs are names of added rows. Bounds that it states take the place of the derived ones;
+                they must not be smaller.
 
         Raises:
-            CheckError: The row does not follow; says why.
+            CheckError: The row does not follow; the message says why.
         """
-        with decimal.localcontext(UP):
+        with rounding_up():
             name, inputs = self._named(row), []
             for each in texts(row.inputs, "inputs"):
                 require(each in self.values, f"its input {each!r} is no earlier row")
@@ -118,9 +117,9 @@ class Proof:
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
-                result = moved(row.operation, inputs, name, shape, constants, self.tensor)
-                require(result.shape == shape, f"its shape must be {result.shape}")
-                result, bounds = Value(name, shape, result.terms), None
+                moved_value = moved(row.operation, inputs, name, shape, constants, self.tensor)
+                require(moved_value.shape == shape, f"its shape must be {moved_value.shape}")
+                result, bounds = Value(name, shape, moved_value.terms), None
             else:
                 result, bounds = self._infer(row, inputs, shape, constants)
             self.values[name] = result
@@ -128,6 +127,7 @@ class Proof:
             return result
 
     def _named(self, row: Row) -> str:
+        """Return the name of a row, if it and the operation may stand at this place of the proof."""
         name = of_type(row.name, str, "the name of a row")
         require(name.isprintable(), f"the name {name!r} cannot be printed")
         require(name not in self.values, f"another row is called {word(name)}")
@@ -139,17 +139,19 @@ class Proof:
     def _infer(
         self, row: Row, inputs: list[Value], shape: tuple[int, ...], constants: dict[str, Any]
     ) -> tuple[Value, Bounds]:
+        """Check the claims and groups of a primitive's row, and return its result with its bounds."""
         axes, *reads = (integers(each, "axes or reads") for each in (row.axes, *row.reads))
         require(len(reads) == len(inputs), "it must say for every input which groups it reads")
-        for own, whole in [(axes, shape), *((r, x.shape) for r, x in zip(reads, inputs, strict=True))]:
-            require(list(own) == sorted({*own}) and max(own, default=-1) < len(whole), f"{own} are no axes of {whole}")
-        complete = [claims.complete(each) for each in row.claims]
-        read = [gather(x, each) for x, each in zip(inputs, reads, strict=True)]
+        for along, of in [(axes, shape), *((read, x.shape) for read, x in zip(reads, inputs, strict=True))]:
+            rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)
+            require(rising, f"{along} are no axes of {of}")
         inference = Inference(
-            row.name, row.operation, inputs, shape, constants, complete, reads, axes, self.shape_of, read
-        )
+            name=row.name, operation=row.operation, inputs=inputs, shape=shape, constants=constants,
+            claims=[claims.complete(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
+            bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
+        )  # fmt: skip
         bounds = Bounds(*map(collapse, RULES[row.operation](inference)))
-        for claim in complete:
+        for claim in inference.claims:
             self._prove(claim)
         if row.bounds is not None:
             bounds = _stated(row.bounds, bounds, shape, axes)
@@ -161,15 +163,15 @@ class Proof:
         return Value(row.name, shape, (Term(base, base.order),)), bounds
 
     def claim(self, measure: str, *tensors: str, **constants: Any) -> Claim:
-        """A claim that is proved, or that follows from what is promised of its tensors.
+        """Make a claim with proved values, or with the least ones that follow from the promises for its tensors.
 
         Args:
-            measure: What is bounded; `proof.claims.MEASURES` has all.
+            measure: Name of the number to bound; `proof.claims.MEASURES` has all.
             tensors: Names of stored tensors or of promised parameters.
             constants: Settings of the measure, such as `parts=4` for the norms of four heads.
 
         Raises:
-            CheckError: A tensor is not stored, or is empty, or has entries that are not finite; or no bound follows.
+            CheckError: A tensor is not stored, is empty or has entries that are not finite; or no bound follows.
 
         Example:
             >>> Proof({"bias": np.array([3.0, 4.0])}).claim("max_abs", "bias").values
@@ -184,42 +186,48 @@ class Proof:
         return Claim(measure, tensors, values, constants)
 
     def _follow(self, claim: Claim) -> tuple[float, ...] | None:
-        """The least values of a claim on promised parameters; None if it is of none."""
+        """The least values of a claim that follow from promises; None if none of its tensors is promised."""
         if self.promises.keys().isdisjoint(claim.tensors):
             return None
         known = [self.promises[name] if name in self.promises else self.tensor(name) for name in claim.tensors]
         return promises.follow(claim, known)
 
     def _prove(self, claim: Claim) -> None:
+        """Prove a claim, unless this proof or the earlier one has proved it of the same tensors."""
         if repr(claim) in self.proved:
             return
-        own = tuple(self.stored.get(name) for name in claim.tensors)
-        if (needed := self._follow(claim)) is not None:
-            enough = len(needed) == len(claim.values) and all(map(operator.le, needed, claim.values))
+        tensors = tuple(self.stored.get(name) for name in claim.tensors)
+        if (least := self._follow(claim)) is not None:
+            enough = len(least) == len(claim.values) and all(map(operator.le, least, claim.values))
             require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
-        elif None in own or self._earlier.get(repr(claim)) != own:
+        elif None in tensors or self._earlier.get(repr(claim)) != tensors:
             claims.prove(claim, self.tensor)
-        self.proved[repr(claim)] = own
+        self.proved[repr(claim)] = tensors
 
     def _cut(self, cut: Base) -> None:
-        """Lend the bounds of equal parts of the outputs of a linear row to that row, whose name is before the slash."""
+        """Let a row `NAME/k`, which bounds the k equal parts of the outputs of the linear row NAME, refine that row.
+
+        Args:
+            cut: The result of `NAME/k`, of shape `(*batch, k, outputs / k)`.
+        """
         name, _, parts = cut.name.rpartition("/")
         require(name in self.values and parts == str(cut.shape[-2]), "its name must be that of a row, /, and its parts")
-        base, own = self.values[name].terms[0].base, cut.inference
+        base, divided = self.values[name].terms[0].base, cut.inference
         if not isinstance(base, Base) or base.name != name:
             raise CheckError(f"{word(name)} is no row that computes")
         whole = base.inference
         same = (
-            whole.operation == "linear" and whole.inputs[0] is own.inputs[0] and whole.reads == own.reads
-            and weight_of(whole) == weight_of(own) and whole.constants["parts"] == 1
-            and [claim.tensors for claim in whole.claims] == [claim.tensors for claim in own.claims]
+            whole.operation == "linear" and whole.inputs[0] is divided.inputs[0] and whole.reads == divided.reads
+            and weight_of(whole) == weight_of(divided) and whole.constants["parts"] == 1
+            and [claim.tensors for claim in whole.claims] == [claim.tensors for claim in divided.claims]
         )  # fmt: skip
         require(same, f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
-        base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), own)
+        base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), divided)
 
 
 def _finite(name: str, stored: files.Stored) -> np.ndarray:
+    """Return the entries of a tensor; refuse one without entries, or with entries that float64 does not hold."""
     array = stored.array()
     finite = array.size > 0 and bool(np.isfinite(array).all())
     require(finite, f"{word(name)} is empty or has entries that are not finite")
@@ -229,11 +237,11 @@ def _finite(name: str, stored: files.Stored) -> np.ndarray:
 
 
 def _stated(stated: Bounds, derived: Bounds, shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:
-    """The bounds that a row states, if they are of its groups and not less than what follows."""
-    for what, needed, given in zip(Bounds._fields, derived, stated, strict=True):
-        sizes = list(zip(given.shape, shape, strict=False))
-        fits = given.ndim == len(shape) and all(n == 1 or (n == m and i not in axes) for i, (n, m) in enumerate(sizes))
-        require(fits, f"its {what} has a shape {given.shape} that does not fit its groups")
-        enough = bool((np.broadcast_to(needed, np.broadcast_shapes(needed.shape, given.shape)) <= given).all())
-        require(enough, f"its {what} {given.max():.20g} is less than what follows, up to {needed.max():.20g}")
+    """Return the bounds that a row states, if they have the shape of its groups and are not less than the derived."""
+    for what, least, bound in zip(Bounds._fields, derived, stated, strict=True):
+        sizes = list(zip(bound.shape, shape, strict=False))
+        fits = bound.ndim == len(shape) and all(n == 1 or (n == m and i not in axes) for i, (n, m) in enumerate(sizes))
+        require(fits, f"its {what} has a shape {bound.shape} that does not fit its groups")
+        enough = bool((np.broadcast_to(least, np.broadcast_shapes(least.shape, bound.shape)) <= bound).all())
+        require(enough, f"its {what} {bound.max():.20g} is less than what follows, up to {least.max():.20g}")
     return Bounds(*(decimals(each) for each in stated))

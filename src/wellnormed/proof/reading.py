@@ -1,4 +1,4 @@
-"""Readers of untrusted fields: each returns what it names, or raises a `CheckError` that says what is wrong."""
+"""Readers of untrusted fields: each returns a checked value, or raises a `CheckError` that says what is wrong."""
 
 import decimal
 import re
@@ -8,21 +8,21 @@ from typing import Any
 
 
 class CheckError(ValueError):
-    """The certificate is not proved; says which field, tensor, claim or row failed, and why."""
+    """The certificate is not proved; the message names the field, tensor, claim or row that failed, and the reason."""
 
     def __init__(self, sentence: object) -> None:
-        """Of a sentence, in which what cannot be printed, such as a terminal's commands, is escaped."""
+        """Escape the characters of the sentence that cannot be printed, such as a terminal's commands."""
         super().__init__("".join(each if each.isprintable() else _escaped(each) for each in str(sentence)))
 
 
 def word(name: str) -> str:
-    r"""A name out of a file as reports print it: one word of ASCII, with all but letters, digits and `_.#/-` escaped.
+    r"""Turn a name out of a file into one word of ASCII, with all but letters, digits and `_.#/-` escaped.
 
     Example:
         >>> print(word("blocks.0.linear#2"), word("any x"))
         blocks.0.linear#2 any\u{20}x
     """
-    return re.sub(r"[^\w.#/-]", lambda found: _escaped(found[0]), name, flags=re.ASCII)
+    return re.sub(r"[^\w.#/-]", lambda match: _escaped(match[0]), name, flags=re.ASCII)
 
 
 def _escaped(character: str) -> str:
@@ -36,44 +36,44 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def of_type(x: Any, kind: type | tuple[type, ...], what: str) -> Any:
-    """The value, if it has a type; booleans are no numbers."""
+    """Return `x` if it has a type; booleans do not count as numbers."""
     fits = isinstance(x, kind) and (kind is bool or not isinstance(x, bool))
     require(fits, f"{what} is {str(x)[:60]!r}, which has the wrong type")
     return x
 
 
 def field(mapping: Any, key: str, what: str) -> Any:
-    """An entry that must be there."""
+    """Return an entry of a dictionary, which must have it."""
     require(key in of_type(mapping, dict, what), f"{what} lacks {key!r}")
     return mapping[key]
 
 
 def number(x: Any, what: str) -> float:
-    """A finite float."""
+    """Return a finite number as a float."""
     of_type(x, (int, float), what)
     require(abs(x) <= sys.float_info.max, f"{what} is not finite, or too large")
     return float(x)
 
 
 def integers(x: Any, what: str, low: int = 0) -> tuple[int, ...]:
-    """A list of integers from `low` to 2^40."""
+    """Return a list of integers from `low` to 2^40 as a tuple."""
     numbers = tuple(of_type(each, int, what) for each in of_type(x, (list, tuple), what))
     require(all(low <= each < 2**40 for each in numbers), f"{what}={numbers} must be at least {low}, below 2^40")
     return numbers
 
 
 def integer(x: Any, what: str, low: int = 0) -> int:
-    """One such integer."""
+    """Return one integer from `low` to 2^40."""
     return integers([x], what, low)[0]
 
 
 def texts(x: Any, what: str) -> tuple[str, ...]:
-    """A list of strings."""
+    """Return a list of strings as a tuple."""
     return tuple(of_type(each, str, what) for each in of_type(x, (list, tuple), what))
 
 
 def decimal_number(x: Any, what: str) -> Decimal:
-    """A finite decimal that is not negative, from its string."""
+    """Return a finite decimal that is not negative, from its string."""
     try:
         value = Decimal(of_type(x, str, what))
     except decimal.InvalidOperation as error:

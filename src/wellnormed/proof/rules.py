@@ -1,7 +1,7 @@
-"""What a certificate's rows may compute, and the bounds of their results; every rule checks all that it rests on.
+"""The rules: for each primitive, a function that derives the bounds of its result and checks all that they rest on.
 
-A rule gets an `Inference` with its inputs and the bounds of the groups that it reads. Gains bound
-derivatives as well, since the domain is convex.
+A rule gets an `Inference` with the row's inputs and the bounds of their groups. A gain bounds differences as well as
+derivatives, since the domain is convex.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ LARGEST = {
     "float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127,
     "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
 }  # fmt: skip
-"""Dtype of an input -> the largest finite number that it holds."""
+"""Dtype of an input -> its largest finite number."""
 
 
 def _input(row: Inference) -> Bounds:
@@ -35,33 +35,29 @@ def _input(row: Inference) -> Bounds:
         require(row.axes == (len(row.shape) - 1,), "the groups of an embedding are its vectors")
         require(row.shape_of(claim.tensors[0])[-1:] == (width,), f"its table has not {width} columns")
         require(row.claim(1, "diameter").tensors == claim.tensors, "its diameter is that of another table")
-        value = Fraction(claim.values[0])
+        largest = Fraction(claim.values[0])
         if box:
-            require(box[0] <= -value and value <= box[1], "its table has a row outside the box")
+            require(box[0] <= -largest and largest <= box[1], "its table has a row outside the box")
         else:
-            require(value * value <= Fraction(radius) ** 2 * width, "its table has a row beyond the radius")
+            require(largest * largest <= Fraction(radius) ** 2 * width, "its table has a row beyond the radius")
     gain = decimals(root(row.entries())).reshape([1] * len(row.shape))
-    largest = np.full(gain.shape, radius, dtype=object)
-    return Bounds(gain * largest, gain, largest if box else gain * largest)
+    norm = gain * radius
+    return Bounds(norm, gain, np.full(gain.shape, radius, dtype=object) if box else norm)
 
 
 def domain_of(row: Inference) -> tuple[tuple[float, float] | None, Decimal]:
-    """The ends of a box, None for a ball, and the largest RMS of a group."""
+    """Return the ends of a box, or None for a ball, and the largest RMS of a group."""
     ends = row.constants.keys() & {"low", "high"}
     require(row.constants.keys() == {"dtype", *(ends or {"radius"})}, "its domain is neither a ball nor a box")
     require(row.constants["dtype"] in LARGEST, f"nothing is known of the dtype {str(row.constants['dtype'])[:60]!r}")
     if not ends:
-        radius = row.number("radius")
-        require(radius > 0, "its radius is not positive")
-        return None, Decimal(radius)
+        return None, row.positive("radius")
     low, high = row.number("low"), row.number("high")
     require(low < high, "the ends of its box stand in the wrong order")
     return (low, high), Decimal(max(abs(low), abs(high)))
 
 
-def _same(row: Inference) -> Bounds:
-    row.only(1)
-    row.groups()
+def _output(row: Inference) -> Bounds:
     row.keeps_shape()
     return row.bounds[0]
 
@@ -80,19 +76,15 @@ def _contraction(row: Inference) -> Bounds:
 
 
 def _scaling(row: Inference) -> Bounds:
-    """Every entry times one of a tensor, whichever it is."""
-    row.only(1, (1,))
-    row.groups()
-    row.keeps_shape()
+    """The product of each entry with any entry of a tensor."""
+    row.keeps_shape(claims=(1,))
     size = Decimal(row.claim(0, "max_abs").values[0])
     return Bounds(*(size * each for each in row.bounds[0]))
 
 
 def _shift(row: Inference) -> Bounds:
-    """The sum with entries of a tensor, or with whole vectors of it along an axis, whichever they are."""
-    row.only(1, (1,))
-    row.groups()
-    row.keeps_shape()
+    """The sum of each entry with any entry of a tensor, or of each vector along an axis with any vector of it."""
+    row.keeps_shape(claims=(1,))
     whole = "over" in row.constants
     claim, vector = row.claim(0, "row_norm" if whole else "max_abs"), row.over() if whole else 1
     require(not whole or row.shape_of(claim.tensors[0])[-1:] == (vector,), f"its vectors have not {vector} entries")
@@ -101,11 +93,9 @@ def _shift(row: Inference) -> Bounds:
 
 
 def _elementwise(row: Inference) -> Bounds:
-    row.only(1, (0, 1))
-    row.groups()
-    row.keeps_shape()
-    given = of_type(row.constants.get("numbers", []), (list, tuple), "numbers")
-    numbers, name = [number(each, "a number of its function") for each in given], row.constants.get("function")
+    row.keeps_shape(claims=(0, 1))
+    settings = of_type(row.constants.get("numbers", []), (list, tuple), "numbers")
+    numbers, name = [number(each, "a number of its function") for each in settings], row.constants.get("function")
     slope, growth, at_zero, ceiling = shape_of(name, *numbers)
     if row.claims:  # learned slopes
         claim = row.claim(0, "max_abs")
@@ -118,39 +108,30 @@ def _elementwise(row: Inference) -> Bounds:
 
 
 def _normalization(row: Inference) -> Bounds:
-    """`x / sqrt(mean x^2 + eps)`, with or without its mean taken off first."""
-    row.only(1)
+    """`x / sqrt(mean x^2 + eps)`, of vectors x from which the mean may have been subtracted first."""
     row.keeps_shape()
-    (x,), vector, eps = row.bounds, row.over(), Decimal(row.number("eps"))
-    require(eps > 0, "its eps is not positive")
-    slope = root(ONE / eps)
+    (x,), vector, slope = row.bounds, row.over(), root(ONE / row.positive("eps"))
     radius = least(slope * x.radius, root(row.entries()))
     return Bounds(radius, slope * x.gain, least(radius, root(vector)))
 
 
 def _ball(row: Inference) -> Bounds:
     """Projection of every vector onto the ball of root mean square `scale^(-1/2)`."""
-    row.only(1)
     row.keeps_shape()
-    (x,), vector, scale = row.bounds, row.over(), Decimal(row.number("scale"))
-    require(scale > 0, "its scale is not positive")
+    (x,), vector, scale = row.bounds, row.over(), row.positive("scale")
     radius = least(x.radius, root(row.entries() / scale))
     return Bounds(radius, x.gain, least(least(x.largest, root(vector / scale)), radius))
 
 
 def _unit(row: Inference) -> Bounds:
     """`x / max(|x|, eps)`."""
-    row.only(1)
     row.keeps_shape()
-    (x,), vector, eps = row.bounds, row.over(), Decimal(row.number("eps"))
-    require(eps > 0, "its eps is not positive")
-    slope, vectors = ONE / eps, row.entries() // vector
+    (x,), vectors, slope = row.bounds, row.entries() // row.over(), ONE / row.positive("eps")
     radius = least(slope * x.radius, root(vectors))
     return Bounds(radius, slope * x.gain, least(radius, ONE))
 
 
 def _softmax(row: Inference) -> Bounds:
-    row.only(1)
     row.keeps_shape()
     axis = integer(row.constants.get("over"), "over")
     row.groups(axis)
@@ -160,7 +141,6 @@ def _softmax(row: Inference) -> Bounds:
 
 def _log_softmax(row: Inference) -> Bounds:
     """`|log p_i| <= log n + max x - min x`, and the Jacobian `I - 1 p^T` has a norm of at most `sqrt n`."""
-    row.only(1)
     row.keeps_shape()
     axis = integer(row.constants.get("over"), "over")
     row.groups(axis)
@@ -170,7 +150,7 @@ def _log_softmax(row: Inference) -> Bounds:
 
 
 RULES: dict[str, Callable[[Inference], Bounds]] = {
-    "input": _input, "output": _same, "contraction": _contraction, "linear": linear, "average": average,
+    "input": _input, "output": _output, "contraction": _contraction, "linear": linear, "average": average,
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,

@@ -1,9 +1,10 @@
-"""Values that depend on the input, and the moves that make one of others.
+"""The results of rows: values, which are sums of rearranged and scaled results of primitives.
 
-A primitive leaves a `Base`: its entries fall into groups, and every group is bounded. A move (a view, a transposition,
-a concatenation, a product with constants, a sum) leaves no new bound: every entry of a `Value` is a sum of entries of
-bases, each times a constant. `gather` bounds groups of a value, whichever groups the bases had. So the heads of fused
-projections, grouped queries, patches, class tokens, rotary positions and residuals need no rules of their own.
+The result of a primitive is a `Base`: its entries fall into groups, and every group has bounds. A move (a view, a
+transposition, a concatenation, a product with constants, a sum) derives no bound: every entry of its `Value` is a sum
+of entries of bases, each times a constant. `gather` bounds any groups of a value, whichever groups the bases had. So
+the heads of fused projections, grouped queries, patches, class tokens, rotary positions and residuals need no rules of
+their own.
 """
 
 import math
@@ -18,50 +19,50 @@ from wellnormed.proof.reading import integer, integers, number, of_type, require
 from wellnormed.proof.rows import Bounds
 
 UNIT = 2.0**-53
-"""Half a unit in the last place of float64, relatively."""
+"""The largest relative error of one rounding to float64."""
 SMALL, LARGE = 2.0**-1000, 2.0**1000
-"""Between these lie the constants that values are multiplied by: their squares and sums of those stay floats."""
+"""Values are multiplied by constants between these only, so that sums of their squares neither over- nor underflow."""
 _ABSENT = -(2**56)
-"""In a table: below all sums of what is present, and 64 of them are still integers of 64 bits."""
+"""A gap in a table: so negative that a sum with it is negative, while a sum of 64 of them still has 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """The result of a row that computes, with bounds of its groups."""
+    """The result of a primitive, with the bounds of its groups."""
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[int, ...]
-    """Axes of a group, rising."""
+    """The axes along which a group extends, in rising order."""
     bounds: Bounds
     inference: Any
-    """The `Inference` that derived it; None for what is rounded: no rule may rest on where its entries come from."""
+    """The `Inference` that derived it; None after a rounding, so that no rule rests on where the entries come from."""
     divisible: bool = False
-    """Whether it is a linear map's result, to which rows may lend bounds of equal parts of its outputs."""
+    """Whether it is the result of a linear map, whose outputs further rows may bound in equal parts."""
     cuts: "dict[int, Base]" = field(default_factory=dict)
-    """The same entries in smaller groups, by the number of equal parts of the last axis."""
+    """Number of equal parts of the last axis -> the same entries with these parts as their groups."""
     parts: "dict[int, Base]" = field(default_factory=dict)
-    """Those cuts that a group was taken of. What is rounded shares `cuts` with what it was, and has `parts` of its own:
-    terms of the two never count as entries of one base."""
+    """The copies of `cuts` that `gather` has used. A rounded base shares `cuts` with the exact one but not `parts`, so
+    that terms of the two never count as entries of one base."""
 
     @cached_property
     def order(self) -> np.ndarray:
-        """The flat positions of all entries: the index of a term that moves nothing."""
+        """The flat positions of all entries, in the base's shape: the index of a term that moves nothing."""
         return np.arange(math.prod(self.shape)).reshape(self.shape)
 
     @cached_property
     def groups(self) -> np.ndarray:
-        """The number of every flat entry's group."""
+        """For every entry, the number of its group; of shape `(entries,)`."""
         return self._spread([1 if axis in self.axes else n for axis, n in enumerate(self.shape)])
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """Where every flat entry's bounds stand in `table`."""
+        """For every entry, where the bounds of its group stand in `table`; of shape `(entries,)`."""
         return self._spread(np.broadcast_shapes(*(each.shape for each in self.bounds)))
 
     @cached_property
     def table(self) -> list[np.ndarray]:
-        """The flat bounds."""
+        """The three bounds, flat and of equal length."""
         shape = np.broadcast_shapes(*(each.shape for each in self.bounds))
         return [np.broadcast_to(each, shape).reshape(-1) for each in self.bounds]
 
@@ -71,26 +72,32 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """`factor * base[index]`; an index of -1 stands for nothing, and a base may be the flat entries of a constant."""
+    """The tensor `factor * base[index]`, one addend of a value."""
 
     base: Base | np.ndarray
+    """The result of a primitive, or the flat entries of a constant."""
     index: np.ndarray
+    """For every entry of the value, the flat index into `base`, or -1 for an entry that is zero; of the value's shape.
+    A term that moves nothing has the very array `base.order`."""
     factor: np.ndarray | None = None
+    """The constants by which the entries are multiplied, of a shape that broadcasts to the value's; None for 1."""
     roundings: int = 0
+    """How often each factor was rounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor: the sum of its terms. `gathered` keeps the bounds that were asked for."""
+    """The result of a row: the sum of its terms."""
 
     name: str
     shape: tuple[int, ...]
     terms: tuple[Term, ...]
     gathered: dict[tuple[int, ...], Bounds] = field(default_factory=dict)
+    """Axes of groups -> their bounds, as far as `gather` has derived them."""
 
 
 def move(value: Value, name: str, positions: np.ndarray) -> Value:
-    """The value whose entries are those at flat positions; nothing where a position is -1."""
+    """Take the entries at flat positions, and zero where a position is -1; the result has the shape of `positions`."""
     terms = []
     for term in value.terms:
         index = np.where(positions < 0, -1, term.index.reshape(-1)[positions])
@@ -102,7 +109,7 @@ def move(value: Value, name: str, positions: np.ndarray) -> Value:
 
 
 def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
-    """The move of that name, by a stored tensor of positions or by tables."""
+    """Apply a row `pick`, which has a stored tensor of positions or a table for every axis."""
     count = math.prod(value.shape)
     if "positions" in c:
         positions = tensor(c["positions"])
@@ -115,41 +122,48 @@ def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], ten
 
 
 def positions_of(shape: tuple[int, ...], tables: Sequence[Any], offset: Any, count: int) -> np.ndarray:
-    """The sums of an offset and of one entry of every axis's table, or -1 where a table has a gap."""
+    """Add up an offset and one entry of each axis's table: flat positions of shape `shape`, -1 where a table has a gap.
+
+    Args:
+        shape: Shape of the result.
+        tables: For each axis, its entries as a list with -1 for a gap, or the step between them as an integer.
+        offset: The integer that is added to each sum.
+        count: The number of entries that the positions point into.
+    """
     require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
-    steps = [_steps(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
-    present, offset = [each[each != _ABSENT] for each in steps], integer(offset, "offset")
+    complete = [_table(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
+    present, offset = [each[each != _ABSENT] for each in complete], integer(offset, "offset")
     if all(map(len, present)):  # before memory is asked for
         low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
         require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
-    return np.maximum(offset + sum(np.ix_(*steps), np.int64(0)), -1)
+    return np.maximum(offset + sum(np.ix_(*complete), np.int64(0)), -1)
 
 
-def _steps(table: Any, size: int, axis: int) -> np.ndarray:
-    """What every index along an axis adds to a position."""
+def _table(table: Any, size: int, axis: int) -> np.ndarray:
+    """The table of an axis as an array `(size,)`."""
     if isinstance(table, list):
-        steps = np.array(integers(table, "a table", -1), np.int64)
-        require(len(steps) == size, f"its table of axis {axis} has {len(steps)} entries instead of {size}")
-        return np.where(steps < 0, _ABSENT, steps)
+        entries = np.array(integers(table, "a table", -1), np.int64)
+        require(len(entries) == size, f"its table of axis {axis} has {len(entries)} entries instead of {size}")
+        return np.where(entries < 0, _ABSENT, entries)
     step = integer(table, "a table's step", -(2**40))
     require(abs(step) * size < 2**44, "its table's step is too large")
     return np.arange(size) * step
 
 
 def rounded(value: Value, name: str) -> Value:
-    """The value after a conversion that rounds: of bases of its own, which know nothing but their bounds."""
-    whole = {id(term.base): term.base for term in value.terms if isinstance(term.base, Base)}
-    own = {key: replace(base, inference=None, parts={}) for key, base in whole.items()}
+    """Convert a value to fewer digits: the result has copies of its bases that know nothing but their bounds."""
+    copies: dict[int, Base] = {}
     terms = []
     for term in value.terms:
-        base = own.get(id(term.base), term.base)
-        in_order = isinstance(term.base, Base) and isinstance(base, Base) and term.index is term.base.order
-        terms.append(replace(term, base=base, index=base.order if in_order else term.index))
+        if isinstance(exact := term.base, Base):
+            base = copies.setdefault(id(exact), replace(exact, inference=None, parts={}))
+            term = replace(term, base=base, index=base.order if term.index is exact.order else term.index)
+        terms.append(term)
     return Value(name, value.shape, tuple(terms))
 
 
 def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
-    """Broadcast to a shape, which must be that of the value with others."""
+    """Broadcast to a shape, which must be the one to which the value and the other shapes broadcast."""
     broadcast = np.broadcast_shapes(value.shape, *others)
     require(broadcast == shape, f"its shape must be {broadcast}")
     positions = np.arange(math.prod(value.shape)).reshape(value.shape)
@@ -157,28 +171,28 @@ def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Va
 
 
 def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
-    """The product with a number or a stored tensor, or the quotient."""
+    """Multiply a value by a number or a stored tensor, or divide it by one."""
     require(("factor" in c) != ("divisor" in c), "it must have either a factor or a divisor")
-    given, divide = c.get("factor", c.get("divisor")), "divisor" in c
-    new = tensor(given).astype(float) if isinstance(given, str) else np.array(number(given, "its factor"))
-    require(bool((new != 0).all()) or not divide, "it divides by zero")
-    exact = new
-    with np.errstate(all="ignore"):
-        new = 1 / new if divide else new
-    inexact = divide and bool((np.frexp(exact)[0] != np.copysign(0.5, exact)).any())
+    constant, divide, inexact = c.get("factor", c.get("divisor")), "divisor" in c, False
+    new = tensor(constant).astype(float) if isinstance(constant, str) else np.array(number(constant, "its factor"))
+    if divide:
+        require(bool((new != 0).all()), "it divides by zero")
+        inexact = bool((np.frexp(new)[0] != np.copysign(0.5, new)).any())  # 1 / 2^k is exact
+        with np.errstate(all="ignore"):
+            new = 1 / new
     value, terms = spread(value, shape, new.shape), []
     for term in value.terms:
         with np.errstate(all="ignore"):
             factor = new if term.factor is None else term.factor * new
         zero = (new == 0) | (False if term.factor is None else term.factor == 0)
-        within = (abs(factor) >= SMALL) & (abs(factor) <= LARGE)
-        require(bool((zero | within).all()), "the product of its factors leaves [2^-1000, 2^1000]")
+        moderate = (abs(factor) >= SMALL) & (abs(factor) <= LARGE)
+        require(bool((zero | moderate).all()), "the product of its factors leaves [2^-1000, 2^1000]")
         roundings = term.roundings + inexact + (term.factor is not None)
         terms.append(Term(term.base, term.index, factor, roundings))
     return Value(name, value.shape, tuple(terms))
 
 
 def add(values: Sequence[Value], name: str, shape: tuple[int, ...]) -> Value:
-    """The sum of values of shapes that broadcast."""
+    """Add values, whose shapes broadcast to `shape`."""
     shapes = [value.shape for value in values]
     return Value(name, shape, tuple(term for value in values for term in spread(value, shape, *shapes).terms))
