@@ -1,4 +1,7 @@
-"""Modular duality and certificates read one book: at radius 1 and with weights of norm 1 they say the same number."""
+"""Sensitivities of Modular Duality and certified constants: equal at radius 1 with weights of norm 1, layer by layer.
+
+They differ where a layer leaves the unit ball, since a sensitivity is by definition that of unit inputs.
+"""
 
 import pytest
 import torch
@@ -48,3 +51,13 @@ def test_sensitivity_is_the_certified_constant(name):
     assert wn.certify(model, torch.zeros(1, 3, 4, dtype=torch.float64)).lipschitz == pytest.approx(
         sensitivity, rel=1e-7
     )
+
+
+def test_a_factor_before_attention_counts_once_as_sensitivity_and_with_the_square_of_the_radius_when_certified():
+    model = nn.Sequential(Scale(2.0), _Attention()).eval().double()
+    for assigned in assign_norms(model):
+        assigned.norm.initialize_(assigned.parameter, torch.Generator().manual_seed(0))
+    assert modular_tree(model).sensitivity == 2 * (1 + 1 + 1)  # value, query and key on unit inputs
+    certified = wn.certify(model, torch.zeros(1, 3, 4, dtype=torch.float64)).lipschitz
+    # of queries, keys and values with RMS 2; norms are proved with a slack of 1e-9 each
+    assert certified == pytest.approx(2 * (1 + 2 * 2 * (1 + 1)), rel=1e-7)

@@ -1,4 +1,10 @@
-"""How one step is shared among layers: mass, sensitivity, composition, concatenation (Modular Duality)."""
+"""How one step is shared among layers: mass, sensitivity, composition, concatenation (Modular Duality).
+
+Sensitivities are those of the paper and not the kernel's gains, which agree with them only where no layer leaves the
+unit ball: a factor 2 before attention counts 2 here and 6 in a certificate, whose gain grows with the square of the
+radius. A certificate also has the gains from the input to each layer, and a weight's share needs the one from its
+layer to the output, so that reading it from the kernel would take a proof for every weight.
+"""
 
 from wellnormed.modular import layers as layers  # registers the layers that are known
 from wellnormed.modular.builder import Builder as Builder

@@ -1,4 +1,4 @@
-"""From a torch model to its tree: a function for every class that is known, and a refusal for what is not."""
+"""From a torch model to its tree: one function describes each known class of modules; other classes are refused."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +14,16 @@ Describe = Callable[[Any, "Builder"], NormedModule]
 F = TypeVar("F", bound=Describe)
 
 RULES: dict[str, Describe] = {}
-"""Full name of a class -> what describes it. A subclass may override anything, so it needs an entry of its own."""
+"""Full name of a class -> the function that describes it. A subclass may override anything, so it needs its own entry.
+"""
 
 
 def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
     """Decorate a function `f(module, builder) -> NormedModule` that describes modules of exactly these classes.
 
-    It reads constants from the module, and takes atoms and children from the `Builder`. A class of yours can do
-    without: give it a method `modular_tree(self, builder)` of the same meaning. Full names of classes
-    (`"package.module.Class"`) import nothing.
+    The function reads constants from the module, and takes atoms and children from the `Builder`. A class of your own
+    needs no function if it has a method `modular_tree(self, builder)` of the same meaning. A class may be given by its
+    full name, `"package.module.Class"`, which imports nothing.
 
     Example:
         >>> class Halved(nn.Module):
@@ -50,17 +51,20 @@ def modular_tree(
 ) -> NormedModule:
     """Describe a model: where its weights act, in which norms, with what sensitivities.
 
-    Known are `nn.Sequential` of linear layers, embeddings, convolutions, activations of known slope, pooling,
-    flattening and dropout in evaluation mode; this package's layers and GPT; and what `modular_rule` or a method
-    `modular_tree(builder)` describes. Frozen parameters move nowhere and become bonds.
+    Known classes are `nn.Sequential`, linear layers, embeddings, convolutions, activations of known slope, pooling,
+    flattening, and dropout in evaluation mode; this package's layers and GPT; and all classes that `modular_rule` or
+    a method `modular_tree(builder)` describes. Frozen parameters do not move and become bonds.
 
-    The sensitivities are those of weights and activations in their unit balls. A bias takes a layer's output out of
-    the ball; a norm other than the operator norm of the layer measures its step in its own unit only.
+    The sensitivities hold for weights and activations in their unit balls. A bias takes a layer's output out of the
+    ball. A norm other than the operator norm of the layer measures the layer's step in its own unit only.
 
     Args:
         model: The model whose parameters the tree names.
-        assignment: What `assign_norms` returned for this model; its defaults if None.
-        masses: Name pattern -> mass of each atom; 1 by default. See `NormedModule.tare` for the mass of a group.
+        assignment: The result of `assign_norms` for this model; made with its defaults if None.
+        masses: Name pattern -> mass of each atom; 1 by default. `NormedModule.tare` sets the mass of several together.
+
+    Raises:
+        ValueError: A class of modules is unknown, or a trainable parameter has no norm or no place in the tree.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
@@ -92,16 +96,18 @@ def modular_tree(
 
 @dataclass(frozen=True)
 class Builder:
-    """What a module's description is made with: its name, its parameters and its submodules."""
+    """A module with its name, from which a description takes atoms and children."""
 
-    name: str  # the module's in the model; empty for the model itself
+    name: str
+    """The module's name in the model; empty for the model itself."""
     module: nn.Module
-    norms: Mapping[nn.Parameter, tuple[str, Norm]]  # trainable parameter -> its name and norm in the assignment
+    norms: Mapping[nn.Parameter, tuple[str, Norm]]
+    """Trainable parameter -> its name and norm in the assignment."""
 
     def build(self) -> NormedModule:
-        """Describe the module by its own method, or else by what is registered for its class."""
-        if (own := getattr(self.module, "modular_tree", None)) is not None:
-            tree = own(self)
+        """Describe the module by its own method, or else by the function that is registered for its class."""
+        if (method := getattr(self.module, "modular_tree", None)) is not None:
+            tree = method(self)
         elif _full_name(type(self.module)) in RULES:
             tree = RULES[_full_name(type(self.module))](self.module, self)
         else:
@@ -115,14 +121,17 @@ class Builder:
         return self.below(path).build()
 
     def below(self, path: str) -> "Builder":
-        """The builder of a submodule, for a parent that describes the submodule's parameters itself."""
+        """Return the builder of a submodule, for a parent that describes the submodule's parameters itself."""
         name = f"{self.name}.{path}" if self.name else path
         return replace(self, name=name, module=self.module.get_submodule(path))
 
     def atom(self, leaf: str, sensitivity: float = 1.0) -> NormedModule:
-        """The atom of the parameter `leaf` of this module, of mass 1; a bond if the parameter is frozen.
+        """Return an atom of mass 1 for the parameter `leaf` of this module, or a bond if the parameter is frozen.
 
-        The sensitivity is that of the output to the input through this weight; 0 if it sees no input, as a bias.
+        Args:
+            leaf: Name of the parameter in this module.
+            sensitivity: Largest change of the output over the change of the input through this weight, at norm 1; 0
+                for a bias, which has no input.
         """
         parameter = self.module.get_parameter(leaf)
         if not parameter.requires_grad:
@@ -133,7 +142,7 @@ class Builder:
         return Atom(name, norm, sensitivity=sensitivity)
 
     def refuse(self, reason: str) -> ValueError:
-        """An error that names the module and the remedy; raise it."""
+        """Return an error that names the module and the remedy, as in `raise builder.refuse(...)`."""
         kind = type(self.module).__name__
         where = f"{self.name!r} ({kind})" if self.name else f"the model ({kind})"
         return ValueError(

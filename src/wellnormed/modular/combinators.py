@@ -1,4 +1,4 @@
-"""Compounds with a name of their own: factors, residuals, attention."""
+"""Functions that combine trees: factors, residual connections, attention."""
 
 from dataclasses import replace
 

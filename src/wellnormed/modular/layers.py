@@ -1,7 +1,7 @@
-"""The trees of `torch.nn`'s layers. Those of this package's own stand where the layers do (`nn`, `models`).
+"""The trees of `torch.nn`'s layers. The layers of this package have methods `modular_tree`, in `nn` and `models`.
 
-Activations are measured by the largest RMS of a token's, or a pixel's, channels (MD examples 5 to 7). The assignment is
-trusted: the norm of a weight has to bound what its layer does with it. Constants are read from the layers.
+The norm of an activation is the largest RMS of the channels of a token or pixel (MD examples 5 to 7). The assignment is
+trusted: the norm of a weight must bound the operator that the layer makes of it. Constants are read from the layers.
 """
 
 import math
@@ -17,7 +17,7 @@ from wellnormed.proof.functions import shape_of
 
 
 def activation(function: str, *numbers: float) -> Bond:
-    """An elementwise function of the book of operations, whose sensitivity is its largest slope."""
+    """The bond of an elementwise function that the kernel knows; its sensitivity is the function's largest slope."""
     return Bond(function.replace("_", " "), float_up(shape_of(function, *numbers).slope))
 
 
@@ -42,7 +42,7 @@ modular_rule(nn.Hardtanh)(lambda m, _: activation("clamp", m.min_val, m.max_val)
 
 @modular_rule(nn.Sequential)
 def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
-    """The children, composed; one that stands there twice counts twice."""
+    """The composition of the children; a module that stands there twice counts twice."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name and "." not in name]
     return compose(*(builder.child(name) for name in reversed(names)))
 
@@ -51,8 +51,8 @@ def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
 def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
     """The weight's atom, plus the bias's if there is one: a bias sees no input (MD examples 5 and 7).
 
-    Each position of a kernel adds one existing pixel or zero, whatever padding and stride. Groups are the norm's
-    concern: blocks that act apart stretch the RMS no more than the largest of them.
+    Each position of a kernel adds one existing pixel or zero, whatever the padding and stride. The norm takes care of
+    groups: blocks that act on separate channels stretch the RMS no more than the largest of them.
     """
     weight = builder.atom("weight")
     return weight if getattr(module, "bias", None) is None else weight + builder.atom("bias", sensitivity=0.0)

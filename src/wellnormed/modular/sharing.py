@@ -1,4 +1,4 @@
-"""What follows once every weight has a mass and a sensitivity downstream of it.
+"""The shares of one step, from the mass of every weight and the sensitivity of everything that follows it.
 
 Definitions 6 and 7 of Modular Duality (MD) nest; unrolled to the leaves of a tree, every nested ratio of masses
 cancels but the outermost. With `factor = (mass / total mass) / (sensitivity of all that follows)` for each weight,
@@ -26,12 +26,13 @@ from wellnormed.norms import Norm
 
 @dataclass(frozen=True)
 class Place:
-    """One place where a weight acts, and what lies between it and the output."""
+    """One place where a weight acts."""
 
     name: str
     norm: Norm
     mass: float
-    downstream: float  # product of the sensitivities of everything from the weight's output to the tree's output
+    downstream: float
+    """Product of the sensitivities of everything from the weight's output to the tree's output."""
 
 
 class WeightSpace(ABC):
@@ -51,12 +52,16 @@ class WeightSpace(ABC):
 
     @abstractmethod
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
-        """Every place of a weight, in the order in which data flows; `downstream` is what follows the whole tree."""
+        """Yield every place of a weight, in the order in which data flows.
+
+        Args:
+            downstream: The sensitivity of everything that follows the whole tree.
+        """
 
     def lr_factors(self) -> dict[str, float]:
         """Parameter name -> factor on the learning rate: the norm of its part in a step of modular norm 1.
 
-        An optimizer whose update has norm 1 in the parameter's own norm takes the steps of MD section 4.3 by them.
+        With these factors, an optimizer whose updates have norm 1 in each parameter's norm takes MD's steps (4.3).
 
         Example:
             >>> from wellnormed.modular import Atom
@@ -82,7 +87,7 @@ class WeightSpace(ABC):
     def dualize(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Duality map of the modular norm (MD section 4.3): the step of norm 1 that attains the dual norm.
 
-        It is as exact as the atoms' own maps. Weights of mass 0 get zeros.
+        The map is as exact as those of the atoms. Weights of mass 0 get zeros.
 
         Example:
             >>> import torch
@@ -100,7 +105,7 @@ class WeightSpace(ABC):
         }
 
     def param_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for any `torch.optim.Optimizer`: named `params`, and `lr` times each value of `lr_factors`.
+        """Make parameter groups for any `torch.optim.Optimizer`: named `params`, and `lr` times their `lr_factors`.
 
         The trainable parameters of the model must be those of the tree.
 
@@ -123,9 +128,9 @@ class WeightSpace(ABC):
         return [{"params": named, "lr": lr * factor} for factor, named in groups.items()]
 
     def _norms_and_factors(self) -> dict[str, tuple[Norm, float]]:
-        found: dict[str, tuple[Norm, float]] = {}
+        factors: dict[str, tuple[Norm, float]] = {}
         for place in self.places():
-            norm, smallest = found.get(place.name, (place.norm, math.inf))
+            norm, smallest = factors.get(place.name, (place.norm, math.inf))
             if norm != place.norm:
                 raise ValueError(
                     f"{place.name!r} stands in the tree with two norms, {norm!r} and {place.norm!r}; a shared weight "
@@ -138,19 +143,20 @@ class WeightSpace(ABC):
                     "fixed) or mend the sensitivities and factors that follow it"
                 )
             factor = place.mass / self.mass / place.downstream if place.mass else 0.0
-            found[place.name] = norm, min(smallest, factor)
-        return found
+            factors[place.name] = norm, min(smallest, factor)
+        return factors
 
     def _moving(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Norm, float]]:
-        found = self._norms_and_factors()
-        _check_names(found, tensors, "the given tensors")
-        for name, (norm, _) in found.items():
+        """Norm and factor of every weight that is not fixed, for tensors that must be those of the tree."""
+        factors = self._norms_and_factors()
+        _check_names(factors, tensors, "the given tensors")
+        for name, (norm, _) in factors.items():
             norm.check_shape(tensors[name].shape, name)
-        return {name: (norm, factor) for name, (norm, factor) in found.items() if factor > 0}
+        return {name: (norm, factor) for name, (norm, factor) in factors.items() if factor > 0}
 
 
-def _check_names(tree: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
-    if missing := [name for name in tree if name not in given]:
+def _check_names(tree: Mapping[str, Any], tensors: Mapping[str, Any], what: str) -> None:
+    if missing := [name for name in tree if name not in tensors]:
         raise ValueError(f"{what} lack {', '.join(missing)}, which the modular tree holds")
-    if extra := [name for name in given if name not in tree]:
+    if extra := [name for name in tensors if name not in tree]:
         raise ValueError(f"the modular tree lacks {', '.join(extra)}, found among {what}; add them as atoms")

@@ -1,8 +1,8 @@
 """Atoms, bonds and the two ways to combine them (Modular Duality, definitions 4, 6 and 7).
 
-A tree describes an existing model: which weight acts where, how much it matters (mass), and how far each piece can
-stretch a change of its input (sensitivity), for weights and inputs in their unit balls. It has no forward pass, so no
-sensitivity can ever scale an output; a factor of the model enters as a `Scalar`, whose sensitivity follows from it.
+A tree describes an existing model: where each weight acts, its share of the change of the output (mass), and how far
+each piece can stretch a change of its input (sensitivity), for weights and inputs in their unit balls. It has no
+forward pass, so it scales no output; a factor of the model is a `Scalar`, whose sensitivity follows from the factor.
 """
 
 import math
@@ -55,7 +55,7 @@ class NormedModule(WeightSpace):
     def with_masses(self, masses: Mapping[str, float]) -> "NormedModule":
         """Set the mass of single atoms: name pattern -> mass of *each* atom it matches. Mass 0 fixes a weight.
 
-        Patterns are those of `fnmatch`; a module's name stands for all below it. For a group as a whole see `tare`.
+        Patterns are those of `fnmatch`; a module's name stands for all below it. `tare` sets the sum of several masses.
         """
         owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses")
         return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
@@ -94,7 +94,7 @@ class NormedModule(WeightSpace):
         return compose(Scalar(factor), self)
 
     def __str__(self) -> str:
-        """One line for each node, data flowing down; its share is the part of the output's change that it may cause."""
+        """One line for each node, in the order in which data flows; a share is the part of the output's change."""
         header = ("module", "mass", "sensitivity", "share", "lr factor", "norm")
         return aligned([header, *self._rows(self.mass, self.lr_factors(), "", "")])
 
@@ -118,7 +118,7 @@ class Atom(NormedModule):
         name: As in `model.named_parameters()`.
         weight_norm: Bounds what the weight does: |J_w dw| <= weight_norm(dw) on unit inputs (MD definition 5).
         mass: Share of feature learning; 0 fixes the weight.
-        sensitivity: Of its output to its input at weight norm 1; 0 for a bias, which has no input.
+        sensitivity: Largest change of its output over the change of its input at weight norm 1; 0 for a bias.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Bond(NormedModule):
 
 
 class Scalar(Bond):
-    """Multiplication by a constant of any sign *in the model's forward pass*; its sensitivity is the size of that."""
+    """Multiplication by a constant *in the model's forward pass*; its sensitivity is the constant's absolute value."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(f"times {factor:.6g}", abs(factor))
