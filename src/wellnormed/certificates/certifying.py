@@ -43,10 +43,10 @@ def certify(
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
 
-    The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples where it has more
-    axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. Where the input is integers, it
-    is the vectors that embeddings look up; what else depends on integers and flags, such as masks, and all arguments
-    that are no tensors, are as in the example.
+    The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples if it has more
+    axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. If the input is integers, the
+    variable is the vectors that embeddings look up. Everything else that depends on integers and flags, such as masks,
+    keeps the values of the example, and so do all arguments that are no tensors.
 
     The proof is of the captured program, the graph with its stored tensors that `wellnormed.export` writes and runs, in
     real arithmetic; the rounding errors and overflows of its execution in floats come on top. A conversion between
@@ -55,8 +55,8 @@ def certify(
 
     Args:
         model: Any module, in evaluation mode.
-        example_input: What the model is called with: a tensor, a tuple of arguments, or a dictionary of keywords. May
-            be left out for a model with a method `example_input()`, such as those of `wellnormed.models`.
+        example_input: The arguments of a call of the model: a tensor, a tuple of arguments, or a dictionary of
+            keywords. A model with a method `example_input()`, such as those of `wellnormed.models`, needs none.
         radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input, as real arithmetic
             has it: executed in floats, large ones may overflow. Then the bound is that of the largest numbers of the
             input's dtype: enormous where it grows with the input, as that of attention does without a norm layer or
@@ -65,13 +65,13 @@ def certify(
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
         margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a
             linear map; time grows with the square of its outputs.
-        within: Constraints on the model's weights, whose promised norms take the place of the weights' own. Then the
-            bound, which the weights' entries have no part in, is that of every model whose weights keep these promises:
-            known before the first step of training, and true after each. Every parameter that is trained must have one;
-            frozen ones and buffers, such as running statistics, are as they are.
-        progress: Whether to show in a terminal how many operations are bounded, and the time left.
-        inputs: What the model is called with by keywords, beside `example_input` or in its place: `input_ids=tokens`.
-            An input that has the name of one of these arguments goes into the dictionary `example_input`.
+        within: Constraints on the model's weights, whose promised norms take the place of the weights' entries. The
+            bound then holds for every model whose weights keep these promises: it is known before the first step of
+            training, and true after each. Every trained parameter needs a promise; frozen parameters and buffers, such
+            as running statistics, keep their values.
+        progress: Whether to show in a terminal how many operations are bounded.
+        inputs: Further arguments of the call, by keyword, beside `example_input` or in its place: `input_ids=tokens`.
+            An input that has the name of one of these settings goes into the dictionary `example_input`.
 
     Raises:
         UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
@@ -106,9 +106,9 @@ def certify(
 
 
 def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison | None = None) -> Certificate:
-    """What a walk that has run proves of the captured program; `certify` also compares the model with it.
+    """Make the certificate that a finished walk proves of the captured program; `certify` also runs the model's code.
 
-    Every row and every claim in it was checked by the proof, of the tensors as they are stored.
+    The proof has checked every row and every claim, with the tensors as they are stored.
     """
     used, proof = sorted((walk.step.used | walk.fixed).items()), walk.step.proof
     known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.step.promises}
@@ -132,35 +132,36 @@ def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison |
 
 
 def promises_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Promise | None]:
-    """Name of all that lies in the memory of trained parameters -> what constraints promise of it, if anything."""
+    """Name of every stored tensor in the memory of a trained parameter -> its promise, or None without one."""
     if within is None:
         return {}
     if not isinstance(within, Constraints):
         raise ValueError(f"certify: within={within!r} must be what `constrain` returned")
     balls = {id(parameter): (norm, bound) for parameter, norm, bound in within.balls()}
-    named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False)]
-    held = {name: (p, *balls[id(p)]) for name, p in named if id(p) in balls}
-    if not held:
+    named = list(model.named_parameters(remove_duplicate=False))
+    constrained = {name: (p, *balls[id(p)]) for name, p in named if id(p) in balls}
+    if not constrained:
         raise ValueError(
             "certify: within promises no bound for all steps on any parameter of this model; pass the model whose "
             "weights it constrains, and for one of them at least a constraint with such a promise, such as HardCap"
         )
-    for name, (p, norm, bound) in held.items():
+    for name, (p, norm, bound) in constrained.items():
         if not float(proved := norm.upper_bound(p.detach())) <= bound:
             raise ValueError(
                 f"certify: {name} has norm {float(proved):.6g}, and {bound:g} is promised; take the step that brings "
                 "it back, or certify without `within`"
             )
     stored = [(name, tensor) for name, tensor, _ in captured.stored.values()]
-    moved = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
-    memory = [_memory(tensor) for tensor in moved]
-    trained = [(name, own) for name, tensor in stored for own in [_memory(tensor)]]
-    promises = {name: promise_of(name, norm, bound, p.shape) for name, (p, norm, bound) in held.items()}
-    return {name: promises.get(name) for name, own in trained if any(_overlap(own, other) for other in memory)}
+    trained = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
+    memory = [_memory(tensor) for tensor in trained]
+    promises = {name: promise_of(name, norm, bound, p.shape) for name, (p, norm, bound) in constrained.items()}
+    return {
+        name: promises.get(name) for name, tensor in stored if any(_overlap(_memory(tensor), other) for other in memory)
+    }
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int, int]:
-    """Device and addresses of the storage, of which other storages may have a part."""
+    """Device, first and last address of the tensor's storage; storages of other tensors may overlap it."""
     storage = tensor.untyped_storage()
     return storage.device, storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
@@ -170,7 +171,7 @@ def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int])
 
 
 def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:
-    """What `radius` and `box` say together."""
+    """The domain that the arguments `radius` and `box` describe."""
     require_numbers(f"{caller}: ", {"radius": radius})
     if box is not None:
         if radius != 1.0:
@@ -189,7 +190,7 @@ def arguments_of(domain: Domain) -> dict[str, Any]:
 
 
 def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
-    """Whether another batch has the same bounds, from the same tensors."""
+    """Whether a larger batch has the same bounds, derived from the same tensors."""
     other = Walk(larger, walk.step.radius, walk.step, walk.step.promises)
     other.run(margins, progress)
     ours, theirs = list(walk.step.proof.rows.values()), list(other.step.proof.rows.values())
@@ -210,22 +211,22 @@ def _same(a: Bounds | None, b: Bounds | None) -> bool:
 
 
 def _same_tensor(a: Stored, b: Stored | None) -> bool:
-    """Equal, but for copies along the batch."""
+    """Whether two tensors are equal after shrinking the axes whose sizes differ, along which each repeats itself."""
     if b is None or a.tensor.ndim != b.tensor.ndim:
         return False
-    first = []
+    shrunk = []
     for tensor, other in ((a.tensor, b.tensor), (b.tensor, a.tensor)):
         for axis, size in enumerate(other.shape):
             if tensor.shape[axis] != size:
                 if not bool((tensor == tensor.narrow(axis, 0, 1)).all()):
                     return False
                 tensor = tensor.narrow(axis, 0, 1)
-        first.append(tensor)
-    return torch.equal(*first)
+        shrunk.append(tensor)
+    return torch.equal(*shrunk)
 
 
 def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
-    """The example with inputs that were given by keywords; a keyword that may be a misspelt setting is refused."""
+    """Add the inputs given by keyword to the example; refuse a keyword that may be a misspelt setting."""
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
@@ -254,17 +255,17 @@ def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any
 
 
 _ALIKE = 0.7
-"""From which ratio of `difflib` on a name is like another: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
+"""The ratio of `difflib` from which names count as alike: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:
-    """The example, or the model's own."""
+    """The example that was given, or else the one of the model's method `example_input`."""
     if example_input is not None:
         return example_input
-    own = getattr(model, "example_input", None)
-    if not inspect.ismethod(own):
+    method = getattr(model, "example_input", None)
+    if not inspect.ismethod(method):
         raise ValueError(
             f"{caller}: {type(model).__name__} has no method `example_input`; pass example_input=, what the model is "
             "called with: a tensor, a tuple, or a dictionary"
         )
-    return own()
+    return method()

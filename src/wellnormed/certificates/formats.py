@@ -1,7 +1,7 @@
-"""Which number formats hold what a certificate proves: the largest entry of every result, input and weight.
+"""Number formats that hold the largest entry of every result, input and weight, as a certificate proves it.
 
-A certificate bounds the largest absolute value of an entry wherever it bounds something. A format whose largest number
-is no smaller holds these entries without any scale (LT sections 4.4 and 5). That is about range alone: entries that are
+Every bounded row of a certificate bounds the largest absolute value of an entry. A format whose largest number is no
+smaller holds these entries without any scale (LT sections 4.4 and 5). This concerns the range alone: entries that are
 too small for a format become 0, which costs accuracy and not soundness.
 """
 
@@ -38,7 +38,7 @@ class NumberFormat:
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    """What is taken off the stored exponent."""
+    """The number that is subtracted from the stored exponent."""
     largest: float
     """Largest finite value."""
 
@@ -76,9 +76,9 @@ class EntryRange:
     proved: Decimal
     """No entry exceeds it in absolute value, for any input of the certificate's domain."""
     observed: float | None
-    """The largest that was seen, if it was looked at."""
+    """The largest absolute value that a run had, if one was observed."""
     formats: tuple[str, ...]
-    """Names of the formats whose largest value is no smaller than what is proved."""
+    """Names of the formats whose largest value is at least `proved`."""
 
     @property
     def shown(self) -> str:
@@ -89,7 +89,7 @@ class EntryRange:
 
 @dataclass(frozen=True)
 class NumberFormats:
-    """What `number_formats` returns; printed, it is a table."""
+    """The result of `number_formats`; printed, it is a table."""
 
     ranges: tuple[EntryRange, ...]
     formats: tuple[NumberFormat, ...]
@@ -98,14 +98,14 @@ class NumberFormats:
     def inputs(self) -> dict[str, float]:
         """Name of a layer with a linear map -> largest entry of its input, rounded up; for `wellnormed.nn.to_float8_`.
 
-        Of a layer that is called several times, the largest of all calls.
+        If a layer is called several times, it has the largest entry of all calls.
         """
-        found: dict[str, float] = {}
+        largest: dict[str, float] = {}
         for each in self.ranges:
             if each.name.startswith(_INPUT):
                 layer = each.name.removeprefix(_INPUT)
-                found[layer] = max(found.get(layer, 0.0), float_up(each.proved))
-        return found
+                largest[layer] = max(largest.get(layer, 0.0), float_up(each.proved))
+        return largest
 
     @property
     def holding_all(self) -> tuple[str, ...]:
@@ -117,8 +117,8 @@ class NumberFormats:
         lines = [f"{'largest entry of':{width}}  {'proved':>10}  {'observed':>10}  held by"]
         for each in self.ranges:
             observed = "-" if each.observed is None else f"{each.observed:.5g}"
-            held = " ".join(each.formats) or "none"
-            lines.append(f"{each.shown:{width}}  {short(each.proved):>10}  {observed:>10}  {held}")
+            formats = " ".join(each.formats) or "none"
+            lines.append(f"{each.shown:{width}}  {short(each.proved):>10}  {observed:>10}  {formats}")
         return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
 
 
@@ -134,18 +134,18 @@ def number_formats(
 ) -> NumberFormats:
     """The largest entry of every bounded operation, of the inputs and weights of linear maps, and of attention logits.
 
-    The proofs are those of the certificate: of real arithmetic, with the weights as they were. What rounding adds, in
-    the format itself too, is not in them; leave room. The entries of a matrix are at most its spectral norm, which is
-    what its claim proves; a cap on that norm therefore holds them while it is trained. Operations that only move
-    entries, scale and add have no line; what a linear map reads of their result is its input.
+    The bounds are those of the certificate: they hold in real arithmetic, with its weights. They do not include
+    rounding errors, of the format itself or others; leave room for these. The entries of a matrix are at most its
+    spectral norm, which its claim bounds, so a cap on that norm bounds them during training. Operations that only move
+    entries, scale and add have no line; the input of a linear map includes them.
 
     Args:
-        certificate: What is proved.
-        observed: What `largest_entries` saw. It is shown beside the result of a layer's last operation (moves apart),
-            and beside the inputs and weights of the same names; `logits of LAYER` beside that layer's attention logits.
-        weights: The model's `state_dict`. Needed only where a linear map reads what the model added or multiplied by a
-            tensor of its own, such as positions; there the entries of that tensor matter.
-        formats: What the entries are compared with.
+        certificate: The proof.
+        observed: The result of `largest_entries`. It is shown beside the result of a layer's last operation that is no
+            move, beside the inputs and weights of the same names, and as `logits of LAYER` beside attention logits.
+        weights: The model's `state_dict`. It is needed only if the input of a linear map has an added or multiplied
+            tensor of the model, such as a table of positions, whose entries then matter.
+        formats: The formats to compare with.
 
     Raises:
         ValueError: `weights` is needed; or one of them is not the certificate's.
@@ -172,10 +172,10 @@ def number_formats(
     for name, size in proved:
         layer = _layer(name)
         of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
-        held = tuple(each.name for each in formats if size <= Decimal(each.largest))
+        sufficient = tuple(each.name for each in formats if size <= Decimal(each.largest))
         if name.startswith(_LOGITS):
             of_layer = seen.get(layer)
-        ranges.append(EntryRange(name, size, seen.get(name, of_layer), held))
+        ranges.append(EntryRange(name, size, seen.get(name, of_layer), sufficient))
     return NumberFormats(tuple(ranges), tuple(formats))
 
 
@@ -184,12 +184,12 @@ def largest_entries(model: nn.Module, *inputs: Any) -> dict[str, float]:
     """The largest absolute entry of every weight, and of every leaf module's result and first input, in one call.
 
     Args:
-        model: Called once, as `model(*inputs)`, in the mode that it is in.
-        inputs: What it is called with.
+        model: The model, which is called once, as `model(*inputs)`, in its present mode.
+        inputs: The arguments of the call.
 
     Returns:
-        By the names of parameters; by those of modules without children for their results, and with `input of ` before
-        them for what they are called with. Of several calls of one module, the largest.
+        Name -> largest absolute entry: names of parameters for these, names of modules without children for their
+        results, and `input of NAME` for their first inputs. A module that is called several times has the largest.
 
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -198,15 +198,15 @@ def largest_entries(model: nn.Module, *inputs: Any) -> dict[str, float]:
         {'0.weight': 0.5, 'input of 0': 1.0, '0': 1.0}
     """
     require_module("largest_entries", model)
-    found = {name: _largest(parameter) for name, parameter in model.named_parameters() if parameter.numel()}
+    largest = {name: _largest(parameter) for name, parameter in model.named_parameters() if parameter.numel()}
 
     def note(name: str, content: Any) -> None:
         for each in torch.utils._pytree.tree_leaves(content):
             if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
-                found[name] = max(found.get(name, 0.0), _largest(each))
+                largest[name] = max(largest.get(name, 0.0), _largest(each))
 
-    def record(name: str, module: nn.Module, given: Any, result: Any) -> None:
-        note(f"{_INPUT}{name}", given[:1])
+    def record(name: str, module: nn.Module, arguments: Any, result: Any) -> None:
+        note(f"{_INPUT}{name}", arguments[:1])
         note(name, result)
 
     leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
@@ -216,7 +216,7 @@ def largest_entries(model: nn.Module, *inputs: Any) -> dict[str, float]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return largest
 
 
 def _largest(tensor: Tensor) -> float:
@@ -224,27 +224,27 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[str, Decimal]]:
-    """Name -> largest entry, in the order of the rows; every weight once."""
+    """Names with their largest entries, in the order of the rows; every weight once."""
     inputs = _Inputs(certificate, weights)
-    found: list[tuple[str, Decimal]] = []
+    entries: list[tuple[str, Decimal]] = []
     known: set[str] = set()
     for row in certificate.rows:
         if row.bounds is None or "/" in row.name:
             continue  # moves, and parts of another row's outputs
         if row.operation == "linear":
-            found.append((f"{_INPUT}{_layer(row.name)}", inputs.largest(row)))
+            entries.append((f"{_INPUT}{_layer(row.name)}", inputs.largest(row)))
         for claim in row.claims:
             if claim.measure == "spectral" and claim.tensors[0] not in known:
                 known.add(claim.tensors[0])
-                found.append((claim.tensors[0], Decimal(max(claim.values))))
+                entries.append((claim.tensors[0], Decimal(max(claim.values))))
         if row.name in certificate.attention_logits:
-            found.append((f"{_LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
-        found.append((row.name, max(row.bounds.largest.flat)))
-    return found
+            entries.append((f"{_LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
+        entries.append((row.name, max(row.bounds.largest.flat)))
+    return entries
 
 
 class _Inputs:
-    """What linear rows read, put together again from the rows before them."""
+    """The inputs of linear rows, as values that are made again from the rows before them."""
 
     def __init__(self, certificate: Certificate, weights: dict[str, Tensor]) -> None:
         self._certificate, self._weights = certificate, weights
@@ -252,19 +252,19 @@ class _Inputs:
         self._values: dict[str, Value] = {}
 
     def largest(self, row: Row) -> Decimal:
-        """Largest entry of a linear row's input, in the groups that the row reads."""
+        """Bound the entries of a linear row's input, in the groups whose bounds the row uses."""
         for each in self._before(row.inputs[0]):
             self._values[each.name] = self._value(each)
         return max(gather(self._values[row.inputs[0]], row.reads[0]).largest.flat)
 
     def _before(self, name: str) -> Iterator[Row]:
-        """The rows that a value is made of, back to those with bounds, in order."""
-        needed, left = set[str](), [name]
-        while left:
-            current = left.pop()
+        """The rows that a value is made of, back to rows with bounds, in order."""
+        needed, names = set[str](), [name]
+        while names:
+            current = names.pop()
             if current not in needed and current not in self._values:
                 needed.add(current)
-                left += self._rows[current].inputs if self._rows[current].bounds is None else ()
+                names += self._rows[current].inputs if self._rows[current].bounds is None else ()
         return (row for row in self._certificate.rows if row.name in needed)
 
     def _value(self, row: Row) -> Value:
@@ -293,5 +293,5 @@ def _operation(row: str) -> str:
 
 
 def _layer(row: str) -> str:
-    """The module that a row is of: `blocks.0` of `blocks.0.relu#2`."""
+    """The module that executed a row: `blocks.0` of `blocks.0.relu#2`."""
     return row.partition("#")[0].rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""One line in a terminal or notebook for work of known length: how much is done. Elsewhere nothing is shown."""
+"""A line in a terminal or notebook that shows how much of a piece of work is done; elsewhere nothing is shown."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ def progress_lines(shown: bool) -> Iterator[Callable[[str], Callable[[int, int],
         shown: Whether to show it; without a terminal or notebook nothing is shown.
 
     Yields:
-        A function that takes the name of a part, and returns what is to be called with the number done and the total.
+        A function that takes the name of a part and returns another, to be called with the number done and the total.
     """
     visible = shown and (sys.stderr.isatty() or hasattr(sys, "ps1"))  # notebooks have the latter
 

@@ -1,4 +1,4 @@
-"""The radius within which a prediction cannot change, from the gap of two logits and a certificate's constant."""
+"""The radius within which a prediction cannot change, from the gap of two logits and a certificate's bound."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
 
 _ROUNDING = 1e-9
-"""Share taken off: more than the rounding of a difference and two quotients, so that no radius ends in a tie."""
+"""The share by which a radius is reduced: it exceeds the rounding errors, so that no radius ends in a tie."""
 
 
 def certified_radius(

@@ -1,7 +1,7 @@
-"""The other side of a certificate: the largest gain that a search finds, in the certificate's own norms.
+"""A lower bound of the Lipschitz constant: the largest gain that a search finds, in the certificate's norms.
 
-A point is a value of every variable, by name. In the search itself, tensors have one more axis in front: S searches at
-once.
+A point is a dictionary from the name of each variable to its value. In the search itself, tensors have one more axis in
+front, for S searches at once.
 """
 
 import math
@@ -21,16 +21,16 @@ from wellnormed.propagation.errors import UncertifiableError
 
 _DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
-"""Relative share taken off a measured gain: more than the float64 rounding of a few hundred operations."""
+"""The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
 
 Point = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
-    """A gain that the model has: no Lipschitz constant in this norm is smaller.
+    """A gain of the model at two inputs, so that no Lipschitz constant in this norm is smaller.
 
-    It is a difference of two results over a difference of two inputs, so that it can be repeated: with
+    It is the difference of two results over the difference of two inputs, and can be measured again: with
     `function = wellnormed.certificates.continuous.continuous(model, example_input)`, the results for `inputs` and for
     `inputs[name] + step * directions[name]` differ by `value * step` in the RMS of their largest group.
     """
@@ -38,22 +38,22 @@ class LowerBound:
     value: float
     """Largest RMS change of a group of the output over the largest RMS change of a group of the input."""
     inputs: Point
-    """Where it was measured, by the name of the variable; of the example's shape."""
+    """The point at which it was measured, of the example's shapes."""
     directions: Point
-    """The change of the input that attains it, of RMS at most 1 in every group."""
+    """The direction of the change of the input, with RMS at most 1 in every group."""
     step: float
     """Length of the change; 0 if no change of the input was found that changes the output."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """The best of a search: a gain of the Jacobian, and its point and direction."""
+class _Tangent:
+    """The largest gain of the Jacobian that a search has met, with its point and direction."""
 
     value: float
     x: Point
     direction: Point
     u: Tensor
-    """The output's direction in which it is measured, as one of several."""
+    """The unit vector in the output along which the gain was measured, `(1, *output)`."""
 
 
 def lower_bound(
@@ -72,15 +72,15 @@ def lower_bound(
     """Search the domain for the input and the direction with the largest gain, in float64.
 
     The variables are those of a certificate: the floats of the input, and the vectors that an embedding looks up; other
-    integers stay as in the example. The size of a change is its largest RMS over the groups of all variables: tokens,
+    integers keep their values. The size of a change is its largest RMS over the groups of all variables: tokens,
     or whole samples where there are four axes or more.
 
     Every step does one alternation of the power method for the norm "largest group -> largest group" (the dual of a
     direction has RMS 1 in every group of the input; the dual of an output change is one unit vector in one group) and
     one ascent step on the inputs, all by double backward passes; without ascent where an operation of the model has no
     second derivative. As many steps of a random search around the best input follow, which cross the edges of piecewise
-    linear functions. At the end it measures the best direction over finite distances, and what it measured there is the
-    value, so a wrong derivative cannot make a wrong bound.
+    linear functions. At the end the best direction is measured over finite distances, and the result is the value, so
+    that a wrong derivative cannot make a wrong bound.
 
     Args:
         model: As for `certify`.
@@ -88,12 +88,12 @@ def lower_bound(
             searched as one input. By default the model's own example, or one made of `length` and `width`.
         radius: Largest RMS of a group of the input; finite.
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
-        steps: Iterations.
+        steps: Number of iterations.
         generator: Source of the starting points.
-        batch: How many starting points are searched at once.
+        batch: Number of starting points that are searched at once.
         output: Key, attribute or position of the result, where the model returns several.
-        length: Tokens of an example that is made; by default 16, or fewer if the model holds fewer.
-        width: Entries of a token of an example that is made; found out if the model begins with a matrix.
+        length: Number of tokens of an example that is made; by default 16, or fewer if the model allows fewer.
+        width: Number of entries of its tokens; needed unless the model begins with a matrix or an embedding.
 
     Raises:
         UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
@@ -130,21 +130,26 @@ def lower_bound(
 
 
 def rms(x: Tensor, axes: int | tuple[int, ...] = -1) -> Tensor:
-    """RMS over some axes, the last by default, which are kept."""
+    """RMS over some axes, by default the last, which keep size 1."""
     return x.square().mean(axes, keepdim=True).sqrt()
 
 
 def over(x: Tensor, size: Tensor) -> Tensor:
-    """`x / size`, and 0 where both are."""
+    """`x / size`, and 0 where both are 0."""
     return x / size.clamp(min=1e-300)
 
 
 def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
-    """The Jacobian J of `function` at S points, seen from both sides, and which way its gain grows.
+    """One alternation of the power method with the Jacobian J of `function` at S points, and the gradient of the gain.
 
-    `u` holds output directions: one unit vector in one group of each search, zeros elsewhere. Returns the input
-    directions of RMS 1 in every group that maximise `<u, J direction>`; J times them, in all groups of the output; and
-    the gradient of the maximum with respect to x.
+    Args:
+        function: The function, whose `many` evaluates S points at once.
+        x: S points: each variable has shape `(S, *variable)`.
+        u: Output directions `(S, *output)`: a unit vector in one group of each search, zeros elsewhere.
+
+    Returns:
+        The input directions of RMS 1 in every group that maximise `<u, J direction>`, of the shapes of x; J times
+        these, `(S, *output)`; and the gradient of the maxima with respect to x.
     """
     names, values = tuple(x), [each.detach().requires_grad_() for each in x.values()]
     u = u.detach().requires_grad_()
@@ -165,7 +170,7 @@ def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Poi
 
 
 class _Search:
-    """Searches of one function in one ball or box, which has a centre, and the RMS of its largest groups about it."""
+    """S searches of one function in one ball or box, whose radius is the largest RMS of a group about its centre."""
 
     def __init__(
         self, function: Continuous, domain: Domain, batch: int, generator: torch.Generator | None = None
@@ -181,13 +186,13 @@ class _Search:
             self.box, self.centre, self.radius = None, 0.0, domain
         self._twice = True
 
-    def climb(self, steps: int) -> _Found:
+    def climb(self, steps: int) -> _Tangent:
         """Power method and ascent, from random points on the sphere, where attention is sharpest, or in the box."""
         x = {name: self._draw(shape) for name, shape in self.function.shapes.items()}
         x = {name: each / rms(each, self.function.axes[name]) * self.radius for name, each in x.items()}
         x = self._inside({name: self.centre + each for name, each in x.items()})
         u = self._draw(tuple(self.function.many(x).shape[1:]))
-        best = _Found(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()}, u[:1])
+        best = _Tangent(0.0, _one(x, 0), {name: torch.zeros_like(each[0]) for name, each in x.items()}, u[:1])
         velocity = {name: torch.zeros_like(each) for name, each in x.items()}
         for step in range(steps):
             direction, pushed, uphill = self._gains(x, u)
@@ -199,43 +204,43 @@ class _Search:
             x = self._inside({name: x[name] + over(rate * velocity[name], _like(speed, x[name])) for name in x})
         return best
 
-    def wander(self, best: _Found, rounds: int) -> _Found:
+    def wander(self, best: _Tangent, rounds: int) -> _Tangent:
         """Random changes of the best input, longer after a success and shorter after a failure."""
         size = 0.3 * self.radius
         for _ in range(rounds if best.value else 0):
             x = self._inside({name: each + size * self._draw(each.shape) for name, each in best.x.items()})
             direction, pushed, _ = self._gains(x, best.u.expand(self.batch, *best.u.shape[1:]))
-            found = _better(best, *self._largest(pushed), x, direction)
-            size *= 0.95 if found is best else 1.3
-            best = found
+            better = _better(best, *self._largest(pushed), x, direction)
+            size *= 0.95 if better is best else 1.3
+            best = better
         return best
 
     @torch.no_grad()
-    def measure(self, found: _Found) -> LowerBound:
-        """The largest gain over finite distances in the direction found.
+    def measure(self, tangent: _Tangent) -> LowerBound:
+        """The largest gain over finite distances, from the point and in the direction of the best Jacobian.
 
-        Long distances may have more than the derivative says, where a secant is steeper than the tangent. Short ones
-        have the derivative's gain up to the rounding of a small difference, so of those two the smaller counts.
+        Over long distances a secant may be steeper than the tangent. Over short ones the gain is that of the derivative
+        up to the rounding error of a small difference, so the smaller of the two counts.
         """
-        best = LowerBound(0.0, found.x, found.direction, 0.0)
+        best = LowerBound(0.0, tangent.x, tangent.direction, 0.0)
         for step in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
             # so that both ends are in the ball; in a box the longer of them is cut
-            inner = {name: each + step * (self.centre - each) for name, each in found.x.items()}
+            inner = {name: each + step * (self.centre - each) for name, each in tangent.x.items()}
             for sign in (1, -1):
-                best = self._better_secant(best, inner, sign * step, found)
+                best = self._better_secant(best, inner, sign * step, tangent)
         for step in (2.0, 1.0, 0.3, 0.1, 0.03, -0.03, -0.1, -0.3, -1.0, -2.0):
-            best = self._better_secant(best, found.x, step, found)
+            best = self._better_secant(best, tangent.x, step, tangent)
         return best
 
-    def _better_secant(self, best: LowerBound, x: Point, length: float, found: _Found) -> LowerBound:
-        moved = {name: each + length * self.radius * found.direction[name] for name, each in x.items()}
+    def _better_secant(self, best: LowerBound, x: Point, length: float, tangent: _Tangent) -> LowerBound:
+        moved = {name: each + length * self.radius * tangent.direction[name] for name, each in x.items()}
         moved = _one(self._inside(_many(moved)), 0)
         change = {name: moved[name] - each for name, each in x.items()}
         step = float(self._size(_many(change)))
         difference = self.function(moved) - self.function(x)
         gain = float(rms(difference, self.function.output_axes).max()) / max(step, 1e-300)
         if step < 1e-3 * self.radius:
-            gain = min(gain, found.value)
+            gain = min(gain, tangent.value)
         gain *= 1 - _ROUNDING
         if not best.value < gain < math.inf:
             return best
@@ -256,7 +261,7 @@ class _Search:
                     raise UncertifiableError(message) from error
 
     def _gains_without_ascent(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
-        """As `gains`, of a function with one derivative: J times a direction is a difference."""
+        """As `gains`, for a function without second derivatives: J times a direction is a difference quotient."""
         values = {name: each.detach().requires_grad_() for name, each in x.items()}
         result = self.function.many(values)
         pulled = torch.autograd.grad((result * u).sum(), list(values.values()), materialize_grads=True)
@@ -276,14 +281,14 @@ class _Search:
         return torch.stack([rms(each, self.function.axes[name]).flatten(1).amax(1) for name, each in x.items()]).amax(0)
 
     def _inside(self, x: Point) -> Point:
-        """Every group drawn into the ball, or every entry into the box."""
+        """Project every group into the ball, or every entry into the box."""
         if self.box is not None:
             return {name: each.clamp(self.box.low, self.box.high) for name, each in x.items()}
         axes, radius = self.function.axes, self.radius
         return {name: each * (radius / rms(each, axes[name])).clamp(max=1.0) for name, each in x.items()}
 
     def _largest(self, pushed: Tensor) -> tuple[Tensor, Tensor]:
-        """RMS of each search's largest group; that group, zeros elsewhere, in units that make gains RMS -> RMS."""
+        """RMS of each search's largest group, `(S,)`, and the next u: that group with the norm that makes gains RMS."""
         axes = self.function.output_axes
         sizes = rms(pushed, axes)
         value, group = sizes.flatten(1).nan_to_num(0.0, 0.0, 0.0).max(1)
@@ -292,12 +297,12 @@ class _Search:
         return value, torch.where(chosen == 1, over(pushed, sizes * entries), 0.0)
 
 
-def _better(best: _Found, value: Tensor, units: Tensor, x: Point, direction: Point) -> _Found:
-    """What is best of the searches, where that is more than the best so far."""
+def _better(best: _Tangent, value: Tensor, units: Tensor, x: Point, direction: Point) -> _Tangent:
+    """The best of the searches, if it is better than the best so far."""
     leader = int(value.argmax())
     if float(value[leader]) <= best.value:
         return best
-    return _Found(float(value[leader]), _one(x, leader), _one(direction, leader), units[leader][None])
+    return _Tangent(float(value[leader]), _one(x, leader), _one(direction, leader), units[leader][None])
 
 
 def _one(x: Point, number: int) -> Point:
@@ -309,21 +314,21 @@ def _many(x: Point) -> Point:
 
 
 def _like(sizes: Tensor, x: Tensor) -> Tensor:
-    """A number of each search, to be multiplied with its entries."""
+    """View numbers `(S,)` so that they broadcast against the entries of x."""
     return sizes.view(-1, *[1] * (x.ndim - 1))
 
 
 def _example(model: nn.Module, length: int | None, width: int | None) -> Any:
     """The model's own example, or one of the given sizes for the layer that it begins with."""
-    own = getattr(model, "example_input", None)
-    if callable(own) and length is None and width is None:
-        return own()
+    method = getattr(model, "example_input", None)
+    if callable(method) and length is None and width is None:
+        return method()
     first = next((module for module in model.modules() if [*module.parameters(recurse=False)]), model)
     parameter = next(first.parameters(recurse=False), torch.empty(()))
     if length is None:
-        held = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
-        held += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
-        length = min([_DEFAULT_LENGTH, *held])
+        limits = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
+        limits += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
+        length = min([_DEFAULT_LENGTH, *limits])
     if isinstance(first, nn.Embedding | CappedEmbedding):
         return torch.zeros(1, length, dtype=torch.long, device=parameter.device)
     if width is None and isinstance(first, nn.Linear | HeadProjection):

@@ -1,4 +1,4 @@
-"""`verify`: add the rows of a stored certificate to a proof again."""
+"""`verify` proves a stored certificate again; `require_same_model` compares a certificate with a model's code."""
 
 import os
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def verify(
 ) -> Report:
     """Prove a certificate again from its weights.
 
-    It proves that the stated bound follows from the operations that the certificate lists, for the tensors given. Which
-    operations a model executes is the model's code: `require_same_model` compares them.
+    The proof shows that the stated bound follows, with these tensors, from the operations that the certificate lists.
+    It does not show that a model executes these operations; `require_same_model` compares them with the model's code.
 
     Args:
         certificate: A certificate, or the path of its file.
@@ -31,7 +31,7 @@ def verify(
 
     Raises:
         CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
-            promises less than follows.
+            states a smaller bound than follows.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -62,17 +62,17 @@ def require_same_model(
     output: str | int | None = None,
     within: Constraints | None = None,
 ) -> None:
-    """Refuse a model that executes other operations, on other tensors, than those that a certificate lists.
+    """Refuse a model that executes other operations, or on other tensors, than a certificate lists.
 
-    Tensors that the model computes from its own are compared within rounding, which differs between machines; the
-    certificate is of those in its file. `verify` proves the bound; this ties it to the model's code.
+    `verify` proves the bound; this function ties it to the model's code. Tensors that the model computes from its own
+    are compared within rounding, which differs between machines; the certificate holds for those in its file.
 
     Args:
-        certificate: What the model is compared with.
+        certificate: The certificate to compare with.
         model: As for `certify`.
-        example_input: As for `certify`; of the shape that the certificate states, with the inputs that it fixes.
+        example_input: As for `certify`, with the shape that the certificate states and the inputs that it fixes.
         output: As for `certify`.
-        within: As for `certify`, where the certificate was made with it.
+        within: As for `certify`, if the certificate was made with it.
 
     Raises:
         CheckError: Names the first difference.
@@ -111,7 +111,7 @@ def require_same_model(
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors are equal up to rounding, which differs between machines."""
+    """Whether two tensors of one shape are equal up to rounding, which differs between machines."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
