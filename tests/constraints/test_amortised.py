@@ -20,10 +20,11 @@ NORMS = {
     "per head": wn.norms.PerHead(4),
     "split unevenly": wn.norms.Split((3, 5)),
 }
+STEPS = 400
 RATES = {
     "constant": lambda i: 0.02,
-    "warm-up": lambda i: 0.04 * i / 1000,
-    "decay": lambda i: 0.04 * (1 - i / 1000),
+    "warm-up": lambda i: 0.04 * i / STEPS,
+    "decay": lambda i: 0.04 * (1 - i / STEPS),
     "jumps": lambda i: {0: 0.2, 1: 0.2, 9: 2.0, 20: 0.0, 21: 1e-9, 30: 1.1}.get(i % 37, 0.02),
 }
 """Learning rates in units of the norm, of which the cap is 1.2."""
@@ -72,10 +73,10 @@ def start(constraint, norm=NORMS["exact oracle"], lr=0.02, shape=(8, 8), dtype=N
 
 def push(model, i=0):
     """Steps that lengthen: along every singular vector, or in turn along the longest alone."""
-    for p in model.parameters():
-        u, s, vh = torch.linalg.svd(p.detach().float(), full_matrices=False)
-        s = s * (s == s.max()) if i % 2 else torch.ones_like(s)
-        p.grad = -((u * s) @ vh).to(p.dtype)
+    u, s, vh = torch.linalg.svd(torch.stack([p.detach().float() for p in model.parameters()]), full_matrices=False)
+    s = s * (s == s.amax(-1, keepdim=True)) if i % 2 else torch.ones_like(s)
+    for p, outward in zip(model.parameters(), (u * s[:, None, :]) @ vh, strict=True):
+        p.grad = -outward.to(p.dtype)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def push(model, i=0):
 @pytest.mark.parametrize(
     "kinds", [(HardCap, SpectralNormalize), (HardCapByProducts,)], ids=["decompositions", "products"]
 )
-def test_the_cap_is_proved_after_each_of_1000_outward_steps(kinds, rate):
+def test_the_cap_is_proved_after_each_of_many_outward_steps(kinds, rate):
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in NORMS})
     norms = wn.assign_norms(model, overrides={f"{name}.weight": norm for name, norm in NORMS.items()})
@@ -96,7 +97,7 @@ def test_the_cap_is_proved_after_each_of_1000_outward_steps(kinds, rate):
     chosen = {name: kinds[i % len(kinds)](CAP, every=8) for i, name in enumerate(NORMS)}
     constraints = wn.constrain(optimizer, chosen)
     nearest = dict.fromkeys(constraints.names, 0.0)
-    for i in range(1000):
+    for i in range(STEPS):
         push(model, i)
         for group in optimizer.param_groups:
             group["lr"] = rate(i)
@@ -113,12 +114,12 @@ def test_the_cap_is_proved_after_each_of_1000_outward_steps(kinds, rate):
 def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projection(kind, dtype, projections):
     model, optimizer, constraints = start(kind(CAP, every=8), NORMS["per head"], dtype=dtype)
     plain, its_optimizer, _ = start(kind(CAP), NORMS["per head"], dtype=dtype)
-    for i in range(200):
+    for i in range(100):
         for own, its in ((model, optimizer), (plain, its_optimizer)):
             push(own, i)
             its.step()
         assert constraints.proved_ratios()["0.weight"] <= 1
-    assert projections.total() == 400
+    assert projections.total() == 200
     assert torch.equal(model[0].weight, plain[0].weight)
 
 
@@ -130,7 +131,7 @@ def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projecti
     rates=st.lists(st.sampled_from([0.0, 1e-8, 1e-3, 0.05, 0.3, 3.0]), min_size=1, max_size=5),
     decay=st.sampled_from([0.0, 0.3]),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_the_law_holds_whatever_every_and_the_rates_are(kind, shape, cap, every, rates, decay):
     model, optimizer, constraints = start(
         kind(cap, every=every), NORMS["overshooting"], shape=shape, weight_decay=decay

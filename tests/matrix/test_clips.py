@@ -364,7 +364,7 @@ STRUCTURED = {
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-@pytest.mark.parametrize("ratio", [1.01, 1.5, 1.9, 2.1, 5.0, 10.0, 15.0])
+@pytest.mark.parametrize("ratio", [1.01, 1.9, 2.1, 15.0])  # of the largest singular value to the cap
 def test_cap_holds_for_structured_matrices(name, ratio):
     cap_holds(STRUCTURED[name], ratio)
 

@@ -24,8 +24,8 @@ def run(cells, device):
     if log := os.environ.get("TOY_LOG"):
         with Path(log).open("a") as file:
             file.writelines(f"{cell.value}\n" for cell in cells)
-    if pause := os.environ.get("TOY_PAUSE"):
-        time.sleep(float(pause))
+    if "TOY_PAUSE" in os.environ and cells[0].value > 5:
+        time.sleep(600)
     if os.environ.get("TOY_TROUBLE") == "no data" and cells[0].value > 2:
         raise DataError("numbers.tar.gz could not be downloaded; put it there")
     if os.environ.get("TOY_TROUBLE"):

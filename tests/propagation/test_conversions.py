@@ -81,21 +81,29 @@ MATCHED = {"normalization", "ball", "unit", "attention", "convex_potential"}
 """Rows that come of a pattern alone; of entries, the functions `silu`, `gelu` and `gelu_tanh`."""
 
 
-def matched(certificate: Certificate) -> bool:
-    return any(
+def matched(certificate: Certificate) -> int:
+    """The number of patterns that were found."""
+    return sum(
         row.operation in MATCHED or row.constants.get("function") in ("silu", "gelu", "gelu_tanh")
         for row in certificate.rows
     )
 
 
+def all_patterns(x: Tensor) -> Tensor:
+    return sum(pattern(x, lambda t: t) for pattern in PATTERNS.values())
+
+
+def test_every_pattern_matches_without_a_conversion_and_across_one_that_widens() -> None:
+    assert matched(certified(Net(all_patterns))) == len(PATTERNS)
+    half = TOKENS.to(HALF)  # to more digits and never back: the same function
+    wide = certified(Net(lambda x: all_patterns(x.float())), half)
+    assert matched(wide) == len(PATTERNS)
+    assert not wide.rounds
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_pattern_matches_across_a_conversion_that_rounds(name: str) -> None:
     function = PATTERNS[name]
-    assert matched(certified(Net(lambda x: function(x, lambda t: t))))
-    half = TOKENS.to(HALF)  # to more digits and never back: the same function
-    wide = certified(Net(lambda x: function(x.float(), lambda t: t)), half)
-    assert matched(wide)
-    assert not wide.rounds
     try:  # float16 is of the same kind
         certificate = certified(Net(lambda x: function(x, through(HALF))))
     except UncertifiableError as error:  # a root and a quotient have no bound of their own
