@@ -333,7 +333,23 @@ def table() -> str:
             ]
             counts += [f"- {title}, {name}: {ahead(found, half, name)}" for name in list(OPTIMIZERS)[1:]]
         lines += ["", f"At most AdamW's loss after {end} steps:", "", *counts]
+    names = ("AdamW", "Scion")
+    lines += ["", "Best of the three rates, by the mean over the seeds that ran at all of them:", ""]
+    lines += ["| model | " + " | ".join(f"{name}, {end} steps" for name in names for end in (EARLY, STEPS)) + " |"]
+    lines += ["|---" * 5 + "|"]
+    losses = {end: complete(end) for end in (EARLY, STEPS)}
+    for model in (*HALF_A, *HALF_B, *TORCH_START):
+        best = [best_rate(losses[end].get((model, name), {}), name) for name in names for end in (EARLY, STEPS)]
+        lines += [f"| {model} | " + " | ".join(best) + " |"]
     return "\n".join(lines) + "\n"
+
+
+def best_rate(runs: Runs, name: str) -> str:
+    """The rate of the lowest mean loss over the seeds; nothing without runs."""
+    if not runs:
+        return ""
+    means = {factor: statistics.fmean(by_factor[factor] for by_factor in runs.values()) for factor in FACTORS}
+    return f"{OPTIMIZERS[name][1] * min(means, key=means.__getitem__):.2g}"
 
 
 def cell(runs: Runs) -> str:
