@@ -421,7 +421,11 @@ def page(assumed: Assumptions | None = None) -> str:
             "large as its gradients."
         ),
         *table("a GPU keeps", memory(assumed)),
-        *text('With `memory="gradient"` there is no momentum buffer: the gradient holds the momentum.'),
+        *text(
+            'With `memory="gradient"` there is no momentum buffer: the gradient holds the momentum. While a rank '
+            "computes, the batch that it computes takes 3 times its size, or 10 with hard caps; at these sizes a batch "
+            "is one matrix."
+        ),
         "## What is sent",
         "",
         *text(
