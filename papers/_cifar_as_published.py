@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from papers._cifar import BETAS, CifarRun, CifarTask, Method, lt_adamw, lt_start, lt_task
+from papers.published_matrix import soft_cap_strength_as_published
 from wellnormed.constraints.base import SpectralConstraint, State
-from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
+from wellnormed.matrix import soft_cap
 
 _HARD_CAP = (
     (0.805032, 0.206361, -0.019763),

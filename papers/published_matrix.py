@@ -16,8 +16,31 @@ from torch import Tensor
 
 from wellnormed.matrix import REGISTRY
 from wellnormed.matrix.coefficients import get
+from wellnormed.matrix.soft_cap import reached_norm, root_strength
 
+HARD_CAP = (
+    (0.805032, 0.206361, -0.019763),
+    (0.649867, 0.162935, -0.011150),
+    (1.810259, -0.200265, 0.008251),
+    (1.004384, -0.183490, 0.014413),
+)
+"""LT's hard cap by four quintics: steps `(a, b, c)` of `a x + b x^3 + c x^5`, fitted to `min(x, 1)` on `[0, 3.5]`."""
 _STEPS = REGISTRY["spectral-clipping-6"].steps
+
+
+def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
+    """LT, theorem B.1, as printed: `p(k) = max_norm` at every step size, unsafe past `k = (81/62) max_norm`.
+
+    Singular values inside `(0, k)` come out above the cap (1.19 times at a step of one cap). Arguments as in
+    `wellnormed.matrix.soft_cap_strength`.
+
+    Example:
+        >>> from wellnormed.matrix import soft_cap_strength
+        >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
+        True
+    """
+    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
+    return 0.0 if ratio <= 1 else root_strength(ratio) / max_norm / max_norm
 
 
 def _nested(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

@@ -97,7 +97,7 @@ steps = ((0.05, SKY, "-"), (81 / 62 - 1, BLUE, "--"), (0.6, GREEN, "-."), (1.0, 
 figure, axes = plt.subplots(1, 2, sharey=True)
 for axis, strength_of, title in (
     (axes[0], matrix.soft_cap_strength, "corrected strength"),
-    (axes[1], matrix.soft_cap_strength_as_published, "strength as published"),
+    (axes[1], published_matrix.soft_cap_strength_as_published, "strength as published"),
 ):
     for step, colour, style in steps:
         s = torch.linspace(0, 1 + step, 256, dtype=torch.float64)
@@ -114,7 +114,7 @@ plt.show()
 # LT's polynomial hard cap
 # ------------------------
 #
-# Four quintics in a row (``"lipschitz-hardcap-4"`` of :data:`wellnormed.matrix.REGISTRY`), fitted to ``min(s, 1)`` on
+# Four quintics in a row (``HARD_CAP`` in ``papers/published_matrix.py``), fitted to ``min(s, 1)`` on
 # ``[0, 3.5]``. One application looks right. But its slope at zero is 0.951 and a cap is applied after every step: what
 # no gradient holds up drifts. In 100 applications 0.2 falls to 0.0015, and 0.6 rises to 0.9, where the polynomial
 # crosses the identity; so does 1 itself fall to 0.9.
@@ -122,7 +122,7 @@ plt.show()
 
 def quartet(s: Tensor) -> Tensor:
     """One application to a scalar."""
-    for a, b, c in matrix.REGISTRY["lipschitz-hardcap-4"].steps:
+    for a, b, c in published_matrix.HARD_CAP:
         s = a * s + b * s**3 + c * s**5
     return s
 

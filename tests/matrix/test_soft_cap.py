@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import soft_cap, soft_cap_strength, soft_cap_strength_as_published
+from papers.published_matrix import soft_cap_strength_as_published
+from wellnormed.matrix import soft_cap, soft_cap_strength
 
 from .conftest import with_singular_values
 

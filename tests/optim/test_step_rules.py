@@ -7,7 +7,6 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.matrix import REGISTRY
 
-SIGNS = [name for name, entry in REGISTRY.items() if entry.normalisation is not None]
 EXACT = wn.Spectral(method="svd")
 
 
@@ -80,7 +79,7 @@ def test_sharp_steps_are_gradient_descent_in_a_euclidean_space():
     torch.testing.assert_close(model.bias.detach(), before - 0.1 * 2 * model.bias.grad)
 
 
-@pytest.mark.parametrize("coefficients", SIGNS)
+@pytest.mark.parametrize("coefficients", REGISTRY)
 @pytest.mark.parametrize("method", ["auto", "newton-schulz"])
 def test_scg_stays_in_the_ball_for_every_coefficient_set(coefficients, method):
     """Proved after every tenth of 300 steps, from the boundary; with adversarial gradients half of the time."""

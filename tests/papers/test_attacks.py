@@ -15,7 +15,8 @@ from papers._attacks import (
     pgd,
 )
 from papers._cifar_as_published import SoftCapAsPublished
-from wellnormed.matrix import soft_cap, soft_cap_strength_as_published
+from papers.published_matrix import soft_cap_strength_as_published
+from wellnormed.matrix import soft_cap
 
 
 def network(width=16, seed=0):

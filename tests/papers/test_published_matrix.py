@@ -96,3 +96,19 @@ def test_sketch_is_the_sign_of_the_leading_part(shape):
     torch.testing.assert_close(full, polar(x), atol=1e-10, rtol=0)  # full rank: nothing is left out
     again = published_matrix.sketch(x, rank=4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(value, again)
+
+
+def hard_cap(x):
+    for a, b, c in published_matrix.HARD_CAP:
+        x = a * x + b * x**3 + c * x**5
+    return x
+
+
+def test_published_hard_cap_is_not_idempotent():
+    x = torch.linspace(0, 3.5, 100_001, dtype=torch.float64)
+    assert float(hard_cap(x).max()) == pytest.approx(1.0109, abs=5e-5)  # printed digits
+    assert float(hard_cap(x[1]) / x[1]) == pytest.approx(0.951, abs=5e-4)  # the slope at zero
+    drifting = torch.tensor(0.2, dtype=torch.float64)
+    for _ in range(100):
+        drifting = hard_cap(drifting)
+    assert float(drifting) < 0.002

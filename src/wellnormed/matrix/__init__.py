@@ -1,9 +1,9 @@
 """Functions of a matrix through its singular values: signs, clips, caps, norms and proved bounds.
 
 All take `(*batch, m, n)` in any floating dtype, entries from 1e-30 to 1e30, and work in plain spectral (l2 -> l2)
-units; nothing here knows of layers or optimizers. A `ValueError` names the argument at fault: what is no real
-floating-point matrix, NaN and infinity (which `torch.compile` cannot look for), a number out of its range, a bound that
-does not broadcast to the batch, an unknown name.
+units; nothing here knows of layers or optimizers. A `ValueError` names the argument at fault: a tensor that is no real
+floating-point matrix, NaN and infinity (which nobody looks for under `torch.compile`), a number out of its range, a
+bound that does not broadcast to the batch, an unknown name.
 """
 
 from wellnormed.matrix import coefficients as coefficients
@@ -31,6 +31,5 @@ from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
 from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
-from wellnormed.matrix.soft_cap import soft_cap_strength_as_published as soft_cap_strength_as_published
 from wellnormed.matrix.spectral_norms import spectral_norm as spectral_norm
 from wellnormed.matrix.spectral_norms import spectral_normalize as spectral_normalize

@@ -43,8 +43,8 @@ def cap_by_products(
     """`W (I - decay (I - M^(-1/2)))` for tall `(*batch, m, n)` in units of the cap.
 
     `decay`, which broadcasts to the batch, is 1 for a cap, and less for a clipped weight decay, which has no blur.
-    `most` is a bound on the norms that is known. Returned beside the matrices is which are below the cap within the
-    accuracy, and which are so far above it that the result is not accurate, both `(*batch,)`.
+    `most` is a known bound on the norms. Two booleans for each matrix, `(*batch,)`, come with the result: whether it
+    was below the cap within the accuracy, and whether it was so far above that its result is not accurate.
     """
     low = 4 / 3 * min(blur, _WIDEST)
     aim = 1 / (1 + low / 4)
@@ -78,9 +78,9 @@ def _below_identity(x: Tensor) -> Tensor:
 
 
 def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
-    """A bound on `|H|`, at least 1, for each matrix, `(*batch, 1, 1)`; and for all that are capped.
+    """A bound on `|H|`, at least 1, for each matrix, `(*batch, 1, 1)`; and one for all matrices that are capped.
 
-    Measured if none is known: `|H| <= |H^4|_F^(1/4)`, which is `n^(1/8)` times as large at most.
+    Where no bound is known it is measured: `|H| <= |H^4|_F^(1/4)`, which is `n^(1/8)` times as large at most.
     """
     margin = 1 + 2**-10  # for roundings
     if known * margin < FARTHEST:
@@ -110,15 +110,15 @@ def _inverse_root(x: Tensor, bound: Tensor, farthest: float, accuracy: float) ->
 
 
 def _symmetric(x: Tensor) -> Tensor:
-    """Without what rounding makes of the other half, which the iteration would enlarge."""
+    """The symmetric part: rounding makes the two halves differ, and the iteration would enlarge the difference."""
     return (x + x.mT).div_(2)
 
 
 @functools.cache
 def _steps(lower: float, degree: int, dtype: torch.dtype, accuracy: float) -> tuple[Step, ...]:
-    """The fewest steps after which all from `lower` to 1 is 1 within what leaves a quarter of the accuracy."""
-    counted = (optimal_coefficients(lower, count, degree, dtype) for count in itertools.count(1))
-    return next(found.steps for found in counted if 1 - found.minimum <= accuracy / (2 * FARTHEST))
+    """The fewest steps that bring all of `[lower, 1]` to 1 within `accuracy / (2 FARTHEST)`."""
+    candidates = (optimal_coefficients(lower, count, degree, dtype) for count in itertools.count(1))
+    return next(chosen.steps for chosen in candidates if 1 - chosen.minimum <= accuracy / (2 * FARTHEST))
 
 
 def cap_reference(w: Tensor, cap: float, steps: int = 40) -> Tensor:

@@ -14,7 +14,7 @@ else:
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse what is not a real floating-point matrix or a batch of them; `name` is that of the parameter."""
+    """Refuse a tensor that is no real floating-point matrix and no batch of them; `name` is the argument's name."""
     if x.ndim < 2:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; a matrix function needs (*batch, m, n): "
@@ -25,9 +25,9 @@ def check_matrix(x: Tensor, name: str) -> None:
 
 
 def fails(holds: Tensor) -> bool:
-    """Whether a condition fails anywhere; never where no value can be looked at.
+    """Whether a condition fails anywhere; False in `torch.compile` and in the recording of a CUDA graph.
 
-    That is in `torch.compile`, and while a CUDA graph is recorded.
+    No value can be looked at there.
     """
     if torch.compiler.is_compiling() or (holds.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False
@@ -56,7 +56,7 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def to_check(value: float | Tensor, bound: Tensor) -> Tensor:
-    """The bound that `as_bound` made of a value, or, of a number, on the CPU, where a look waits for nothing."""
+    """The bound as a tensor to look at: a number becomes one on the CPU, where a look waits for no device."""
     return bound if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 

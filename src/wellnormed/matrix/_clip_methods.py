@@ -24,7 +24,7 @@ _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
 def accuracy(dtype: torch.dtype) -> float:
-    """What clips promise: error over the largest singular value, and excess over the cap, relative."""
+    """What clips promise: a bound on the error over the largest singular value, and on the excess over the cap."""
     return {torch.float64: 1e-12, torch.float32: 5e-6}.get(dtype, torch.finfo(dtype).eps / 2)
 
 
@@ -96,12 +96,13 @@ def _decomposed(
 
 
 def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Eigenvalues and vectors of `W^T W`, and the norm of what they miss over the largest, of rising accuracy and cost.
+    """Eigenvalues and eigenvectors of `W^T W` in ways of rising accuracy and cost, each with its error.
 
-    In float32, which is skipped for matrices too small to save time (`CALL`) and where a floor or the distance from the
-    cap ask for more, that error is measured. LAPACK's float32 vectors miss orthogonality by up to `n u` where a matrix
-    has structure, since its roundings then point the same way; one Newton-Schulz step squares that. In float64 the
-    error is `n u` (Higham, Accuracy and Stability, section 3.5).
+    The error is the norm of what they miss, over the largest eigenvalue. In float32 it is measured; float32 is skipped
+    for matrices too small to save time (`CALL`), and where a floor or the distance from the cap ask for more. LAPACK's
+    float32 vectors miss orthogonality by up to `n u` where a matrix has structure, since its roundings then point the
+    same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham, Accuracy and Stability,
+    section 3.5).
     """
     wide = w.double()
     if w.dtype == torch.float32 and not raises and w.shape[-1] ** 3 >= CALL:

@@ -107,7 +107,7 @@ class Sign(SpectralFunction):
     """
 
     def __init__(self, *_: Tensor) -> None:
-        """Depends on no bound."""
+        """The sign depends on no bound."""
 
     def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (s > 0).to(s.dtype), torch.zeros_like(s), s > 0

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 CALL = 2**21
-"""Multiplications in the time in which Python begins a product: 10 microseconds at 200 thousand million a second. A way
-that saves operations by more products pays only for matrices whose products are larger, of side 128 at least. It is an
+"""How many multiplications a processor does while Python begins one product: 10 microseconds at 2e11 a second. To save
+operations by more products pays only for matrices whose products are larger, of side 128 at least. The number is an
 assumption and is not measured, so that machines of one kind compute the same bits, whatever else they do."""
 _PANELS = 4
 _WIDE_ENOUGH = round((32 * _PANELS * CALL) ** (1 / 3))
@@ -37,7 +37,7 @@ def symmetric_product(
 
 
 def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """The same of all entries, symmetric or not: at most one batch dimension beside a `c`, one pass over memory."""
+    """`beta c + alpha a b`, symmetric or not, in one pass over memory. With a `c`, at most one batch dimension."""
     if c is None:
         return a @ b if alpha == 1 else alpha * (a @ b)
     return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)

@@ -66,10 +66,11 @@ def spectral_hardcap(
     serves where a cap leaves room for some steps, as `HardCap(every=8)` does. Other methods look at neither.
 
     Args:
-        w: As in `spectral_clip`, and so is everything that is not said here.
+        w: As in `spectral_clip`. Everything else that is not said here is as there, too.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
         method: As in `spectral_clip`.
-        most: What no singular value of `w` exceeds, over `upper`. If one does, it may be left above `upper`.
+        most: A bound that is known on the singular values of `w`, in units of `upper`. If one exceeds it, it may be
+            left above `upper`.
         blur: From 0 to 1. Singular values above `(1 - blur) * upper` may end anywhere between there and `upper`.
 
     Example:
@@ -146,7 +147,7 @@ def _clipped(
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"
     raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
-    by = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
+    clip = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
 
     def compute(w: Tensor, *bounds: Tensor) -> Tensor:
         least, most, share = map(to_check, (lower, upper, decay), bounds)
@@ -157,6 +158,6 @@ def _clipped(
                 "no singular value is at least one and at most the other"
             )
         check_share(share, name, "the excess")
-        return by(w, *bounds) if w.numel() else w.clone()
+        return clip(w, *bounds) if w.numel() else w.clone()
 
     return differentiable(w, compute, Clip, *bounds)

@@ -45,8 +45,8 @@ def leading_singular_triplet(
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30; float16 and bfloat16 are computed in float32.
-        start: The `v` of an earlier call, of any length, zero or not. A fixed vector is mixed in, so that a start
-            that is another singular vector is left. None: the fixed vector, the same in every call.
+        start: The `v` of an earlier call, of any length, zero or not. A fixed vector is mixed in, so that the iteration
+            leaves a start that is another singular vector. With None the iteration starts at the fixed vector.
         tolerance: Stop when `|W^T u - s v| <= tolerance s` in every matrix of the batch: then a singular value lies
             within `tolerance s` of `s`, and where the largest stands apart by `gap`, `s` is exact to
             about `(tolerance s)^2 / gap`.
@@ -89,12 +89,12 @@ def _first_vector(w: Tensor, start: Tensor | None) -> Tensor:
     fixed = (fixed / fixed.norm()).to(w)[:, None].expand(*w.shape[:-2], -1, 1)
     if start is None:
         return fixed
-    given = start.detach().to(w)[..., None]
-    size = given.abs().amax((-2, -1), keepdim=True)
-    check_finite(size, "start")
-    given = given / torch.where(size > 0, size, 1)
-    given = given / torch.linalg.vector_norm(given, dim=-2, keepdim=True).clamp_min(1)
-    mixed = given + _MIXED_IN * fixed
+    warm = start.detach().to(w)[..., None]
+    largest = warm.abs().amax((-2, -1), keepdim=True)
+    check_finite(largest, "start")
+    warm = warm / torch.where(largest > 0, largest, 1)
+    warm = warm / torch.linalg.vector_norm(warm, dim=-2, keepdim=True).clamp_min(1)
+    mixed = warm + _MIXED_IN * fixed
     return mixed / torch.linalg.vector_norm(mixed, dim=-2, keepdim=True)
 
 
@@ -123,7 +123,7 @@ def _iterate(w: Tensor, v: Tensor, tolerance: float, max_iterations: int) -> Ten
 
 
 def _remainder(w: Tensor, basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """What `W^T W` of the last basis vector adds to the basis: a unit vector, or zero if nothing; and its length."""
+    """The part of `W^T W b` outside the basis, b being its last vector: as a unit vector, or zero; and its length."""
     vector = w.mT @ image[..., -1:]
     whole = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
     for _ in range(2):  # twice is enough (Kahan; Parlett)

@@ -24,7 +24,7 @@ from wellnormed.matrix._checks import (
 )
 from wellnormed.matrix._spectral_function import Sign, differentiable, zero_tolerance
 from wellnormed.matrix._symmetric import CALL, symmetric_product, times_symmetric
-from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step, check_sign, get
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step, check_dtype, get
 
 METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
@@ -63,7 +63,7 @@ def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", m
         return msign(x.float(), coefficients).to(x.dtype)
     chosen = get(coefficients)
     if method != "svd":
-        check_sign(chosen, torch.bfloat16 if method == "bfloat16" else x.dtype)
+        check_dtype(chosen, torch.bfloat16 if method == "bfloat16" else x.dtype)
     if x.numel() == 0:
         return x.clone()
     compute = _exact if method == "svd" else partial(_polynomial, chosen=chosen, half=method == "bfloat16")
@@ -71,12 +71,12 @@ def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", m
 
 
 def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
-    """`size * msign(x)` for a step: at most `size * overshoot(coefficients, method)`, but only as exact as its set.
+    """`size * msign(x)` for a step: of norm at most `size * overshoot(coefficients, method)`, but less accurate.
 
-    "auto" multiplies float32 and bfloat16 matrices in bfloat16 where the device has instructions for that, if the set
-    itself leaves more open than the rounding does (jordan-5, you-5-nanogpt; not polar-express-8), and if a product is
-    not so small that it takes no less time (`CALL`). As the spectral norm could exceed the overshoot by 2% then, the
-    result is divided by 1.02.
+    "auto" multiplies float32 and bfloat16 matrices in bfloat16 where the device has instructions for that, if the set's
+    own error is larger than that of the rounding (jordan-5, you-5-nanogpt; not polar-express-8), and if the products
+    are large enough to save time (`CALL`). The spectral norm could then exceed the overshoot by 2%, so the result is
+    divided by 1.02.
     """
     half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) ** 3 >= CALL
     if half and get(coefficients).coarser_than_bfloat16 and multiplies_bfloat16(x.device.type):
@@ -135,7 +135,6 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     summed = torch.float64 if work.shape[by] > _LONG else work.dtype
     rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
     frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
-    assert chosen.normalisation is not None  # check_sign
     # Largest entry at least 1/2: only a zero matrix has a smaller norm.
     norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
     if work.ndim == 3 and work.shape[0] == 1:

@@ -94,26 +94,12 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
             f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times the cap; "
             f"a soft cap holds only up to {SOFT_CAP_LIMIT} times: lower the learning rate or use spectral_hardcap"
         )
-    strength = min(_root_strength(ratio), _CONSTANT_STRENGTH) if ratio <= _PUBLISHED_LIMIT else _CONSTANT_STRENGTH
+    strength = min(root_strength(ratio), _CONSTANT_STRENGTH) if ratio <= _PUBLISHED_LIMIT else _CONSTANT_STRENGTH
     return strength / max_norm / max_norm * (1 + 2.0**-50)
 
 
-def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """LT, theorem B.1, as printed: `p(k) = max_norm` at every step size, unsafe past `k = (81/62) max_norm`.
-
-    Kept to reproduce published runs; singular values inside `(0, k)` come out above the cap (1.19 times at a step of
-    one cap). Arguments as in `soft_cap_strength`.
-
-    Example:
-        >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
-        True
-    """
-    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
-    return 0.0 if ratio <= 1 else _root_strength(ratio) / max_norm / max_norm
-
-
 def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """The norm after one step from the cap; refuses numbers that are none of a cap, a step or a decay."""
+    """The norm after one step from the cap; refuses numbers that cannot be a cap, a step or a decay."""
     if not (max_norm > 0 and math.isfinite(max_norm)):
         raise ValueError(f"max_norm={max_norm} must be positive and finite; to keep a weight at zero, freeze it")
     if not (update_norm >= 0 and math.isfinite(update_norm)):
@@ -123,7 +109,7 @@ def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> flo
     return max_norm * (1 - decay) + update_norm
 
 
-def _root_strength(ratio: float) -> float:
+def root_strength(ratio: float) -> float:
     """The root `t`, from above, of `ratio (1 - 3 t^2 + 3 t^3 - t^4) = 1`, as the strength `t / ratio^2`."""
     low, high = 0.0, 2.0  # the bracket is 1 at t = 0 and -3 at t = 2
     while (middle := (low + high) / 2) not in (low, high):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 METHODS = ("auto", "eigenvalue", "products")
 ABOVE = 2.0**-17
-"""By how much the norm from products may exceed the norm, relatively."""
+"""The share of the norm by which the norm from products may exceed it."""
 
 
 def spectral_norm(w: Matrices) -> Float[Tensor, "*batch"]:
@@ -43,7 +43,7 @@ def _leading_product(x: Tensor) -> Tensor:
 
 class _LargestSingularValue(Derivative):
     def __init__(self, *_: Tensor) -> None:
-        """Depends on no bound."""
+        """The largest singular value depends on no bound."""
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
         return (_leading_product(x) * tangent).sum((-2, -1)).to(tangent.dtype)
@@ -52,15 +52,20 @@ class _LargestSingularValue(Derivative):
         return (_leading_product(x) * gradient[..., None, None]).to(x.dtype)
 
 
-def _norm(w: Tensor) -> Tensor:
-    """In float64, `(*batch,)`; refuses NaN and infinity."""
-    if w.numel() == 0:
-        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
+def _scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
+    """The smaller Gram matrix of `w` over a power of two, in float64, and that power, `(*batch,)`."""
     wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
     scale = finite_scale(wide, "w")
     wide = wide / scale
-    top = torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1]
-    return top.clamp_min(0).sqrt() * scale[..., 0, 0]
+    return symmetric_product(wide.mT, wide), scale[..., 0, 0]
+
+
+def _norm(w: Tensor) -> Tensor:
+    """The norm in float64, `(*batch,)`; NaN and infinity are refused."""
+    if w.numel() == 0:
+        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
+    gram, scale = _scaled_gram(w)
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() * scale
 
 
 def _norm_by_products(w: Tensor) -> Tensor:
@@ -71,20 +76,17 @@ def _norm_by_products(w: Tensor) -> Tensor:
     """
     if w.numel() == 0:
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)
-    wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
-    scale = finite_scale(wide, "w")
-    wide = wide / scale
-    gram = symmetric_product(wide.mT, wide)
-    logarithm = wide.new_zeros(wide.shape[:-2])
+    gram, scale = _scaled_gram(w)
+    logarithm = torch.zeros_like(scale)
     # of the norm, the root of the eigenvalue, and half of what is allowed: the other half is for rounding
     count = math.ceil(math.log2(math.log(max(2, gram.shape[-1])) / math.log1p(ABOVE / 2))) - 1
-    size = torch.ones_like(wide[..., :1, :1])
+    size = torch.ones_like(gram[..., :1, :1])
     for power in range(count):
         if power:
             gram = symmetric_product(gram / size, gram / size)
         size = torch.linalg.matrix_norm(gram, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
         logarithm = logarithm + 2.0**-power * size[..., 0, 0].log()
-    return (logarithm / 2).exp() * (1 + ABOVE / 4) * scale[..., 0, 0]
+    return (logarithm / 2).exp() * (1 + ABOVE / 4) * scale
 
 
 def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
