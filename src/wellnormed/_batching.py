@@ -42,4 +42,4 @@ def in_batches(compute: Callable[..., Tensor], x: Tensor, *bounds: Tensor) -> Te
         return compute(x, *bounds)
     pieces = batches(list(x), _ENTRIES_STACKED)
     cut = [[bound[piece] if bound.ndim and len(bound) > 1 else bound for bound in bounds] for piece in pieces]
-    return torch.cat([compute(x[piece], *own) for piece, own in zip(pieces, cut, strict=True)])
+    return torch.cat([compute(x[piece], *parts) for piece, parts in zip(pieces, cut, strict=True)])

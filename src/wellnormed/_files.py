@@ -20,7 +20,7 @@ REMEDIES = {
     errno.ENOTDIR: "a file stands where there should be a folder, so choose another name",
     errno.EEXIST: "a file stands where there should be a folder, so choose another name",
 }
-"""Against what keeps a file from being written, where neither room nor permission is missing."""
+"""By error, the remedy where a file cannot be written although there is room and permission."""
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 """The ending of the names of files that are not whole yet."""

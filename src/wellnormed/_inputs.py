@@ -1,4 +1,4 @@
-"""Refusals of what has the wrong type, each by a `ValueError` that names the parameter, the value and what to pass."""
+"""Refusals of wrong types, each by a `ValueError` that names the parameter, the value and what to pass."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False, whole: bool = False) -> None:
-    """Refuse what is no real number, or an integer beyond every float. NaN and infinity are left to range checks.
+    """Refuse a value that is no real number, or an integer beyond every float. Range checks refuse NaN and infinity.
 
     Args:
         where: The words before the name in the message, such as `"SoftCap: "`.
@@ -30,7 +30,7 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
 
 
 def require_sizes(layer: nn.Module, **sizes: int) -> None:
-    """Refuse, as a setting of a layer, what is no positive whole number."""
+    """Refuse a size of a layer that is no positive whole number."""
     require_numbers(f"{type(layer).__name__}: ", sizes, whole=True)
     for name, size in sizes.items():
         if size < 1:
@@ -38,14 +38,14 @@ def require_sizes(layer: nn.Module, **sizes: int) -> None:
 
 
 def require_flags(where: str, values: Mapping[str, object]) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise ValueError(f"{where}{name}={value!r} is of type {type(value).__name__}; pass True or False")
 
 
 def require_patterns(where: str, values: Mapping[str, object]) -> None:
-    """Refuse what maps no names to values."""
+    """Refuse a value that is no mapping from names to values."""
     for name, value in values.items():
         if not isinstance(value, Mapping):
             raise ValueError(
@@ -55,7 +55,7 @@ def require_patterns(where: str, values: Mapping[str, object]) -> None:
 
 
 def require_module(where: str, model: object) -> None:
-    """Refuse what is no module, also a module's class."""
+    """Refuse a value that is no module; a module's class is none either."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")

@@ -96,24 +96,23 @@ def constrain(
             if whole((~a.parameter.detach().isfinite()).sum()) > 0:
                 raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
             constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
-    passed: dict[str, list[str]] = defaultdict(list)
+    named: dict[str, dict[str, None]] = defaultdict(dict)  # an ordered set of the constraints that name a parameter
     for pattern, constraint in constraints.items():
         for name in norms.match([pattern], "constraints of constrain"):
-            passed[name].append(type(constraint).__name__)
-    left_out = {a.name: _why_not(a, passed[a.name]) for a in norms if a.name not in constrained}
+            named[name][type(constraint).__name__] = None
+    left_out = {a.name: _why_not(a, list(named[a.name])) for a in norms if a.name not in constrained}
     left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
     return Constraints(optimizer, tuple(constrained.values()), left_out)
 
 
-def _why_not(a: AssignedParameter, passed: list[str]) -> str:
-    """Why a parameter has no constraint: none whose pattern names it, which are given by kind, acts on it."""
-    if not passed:
+def _why_not(a: AssignedParameter, kinds: list[str]) -> str:
+    """Why a parameter has no constraint; `kinds` are the constraints whose patterns name it and that passed it by."""
+    if not kinds:
         return "no pattern names it"
     if a.norm is None:
         return "AdamW moves it, and it has no norm to bound"
     serves = next((kind.__name__ for kind in (SoftCap, ColumnCap, EntryCap) if kind(1.0).acts_on(a.norm)), "Sphere")
-    kinds = list(dict.fromkeys(passed))
     return f"{' and '.join(kinds)} {'do' if kinds[1:] else 'does'} not act on {a.norm}; {serves} does"
 
 

@@ -13,10 +13,10 @@ from wellnormed._inputs import require_numbers
 from wellnormed.norms import Norm
 
 TARGET = 1 - 2e-5
-"""Where a constraint aims, as a share of its cap. Matrix functions end at most 1e-5 above their bound in float32, and a
-proof exceeds the norm by 1e-8; the rest is room."""
+"""The share of its cap at which a constraint aims. Matrix functions end at most 1e-5 above their bound in float32, and
+a proof exceeds the norm by 1e-8; the rest is room."""
 SLACK = 2e-5
-"""Growth beyond the declared update that a constraint also undoes, relative: rounding never accumulates."""
+"""The share by which a step may exceed its bound. Constraints undo that as well, so that rounding never accumulates."""
 
 State = dict[str, Tensor]
 """What a constraint remembers: of one weight, or of a batch of them stacked along a new first dimension."""
@@ -36,12 +36,13 @@ class Constraint(ABC):
     acts_at_rest: ClassVar[bool] = False
     """Whether `apply` has something to do after a step of length 0 as well."""
     tolerance: ClassVar[float] = 0.0
-    """For constraints that hold a weight at its bound, and not only below: how far from there they may leave it, as a
-    share of the bound. They bring every weight there when they begin; the others leave what is proved to be below."""
+    """For constraints that hold a weight at its bound, and not only below it: how far from the bound they may leave it,
+    as a share of the bound. They bring every weight there when they begin; other constraints leave a weight alone that
+    is proved to lie below its bound."""
 
     @property
     def bound(self) -> float | None:
-        """The largest norm after any step, in units of the weight's norm; None if there is none for all steps."""
+        """The largest norm after any step, in units of the weight's norm; None if no bound holds for all steps."""
         return None
 
     def acts_on(self, norm: Norm) -> bool:
@@ -72,7 +73,7 @@ class Constraint(ABC):
         """
 
     def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
-        """What `apply` is told of a step of that bound. Weights of which it is told the same are one batch."""
+        """What `apply` is told of a step with that bound. Weights for which it is told the same form one batch."""
         return update_norm if self.uses_update_norm else None
 
     def first_reach(self) -> Tensor | None:
@@ -101,7 +102,7 @@ class Constraint(ABC):
                 )
 
     def _require_update_norm(self, update_norm: float | None, name: str) -> float:
-        """The bound on the step's norm, refused if there is none, for constraints that are nothing without it."""
+        """The bound on the step's norm, for constraints that need one; a step without a bound is refused."""
         if update_norm is None:
             raise ValueError(
                 f"{type(self).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
@@ -111,23 +112,24 @@ class Constraint(ABC):
 
 
 class SpectralConstraint(Constraint):
-    """Acts on the singular values of every slice of a weight, in batches of slices of equal size, and remembers.
+    """A constraint on the singular values of every slice of a weight, which remembers something of each slice.
 
-    What it remembers of the first batch has its own name, of the others a name with their number.
+    Slices of equal size are one batch. The names of what it remembers of the second batch and later ones end with the
+    number of the batch.
     """
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         bound = norm.upper_bound(weights)
         states = [self._initial_state(x, bound) for x in norm.slices(weights)]
-        return {f"{key}{i or ''}": value for i, own in enumerate(states) for key, value in own.items()}
+        return {f"{key}{i or ''}": value for i, state in enumerate(states) for key, value in state.items()}
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         batches, after = norm.slices(weights), {}
         keys = {key.rstrip("0123456789") for key in state}
         for i, (slices, unit) in enumerate(zip(batches, norm.slice_units(weights), strict=True)):
-            own = {key: state[f"{key}{i or ''}"] for key in keys}
-            batches[i], own = self._act(slices, unit, update_norm, own)
-            after |= {f"{key}{i or ''}": value for key, value in own.items()}
+            remembered = {key: state[f"{key}{i or ''}"] for key in keys}
+            batches[i], remembered = self._act(slices, unit, update_norm, remembered)
+            after |= {f"{key}{i or ''}": value for key, value in remembered.items()}
         return norm.from_slices(batches, weights), after
 
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
@@ -145,7 +147,7 @@ def scaled(weights: Tensor, factors: Tensor, norm: Norm) -> Tensor:
 
 
 def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
-    """The weights `(*batch, *shape)` in a dtype; those not proved to have `norm(weight) <= bound` are scaled down."""
+    """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` is not proved."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     while bool(((proved := norm.upper_bound(rounded)) > bound).any()):

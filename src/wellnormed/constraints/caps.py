@@ -19,8 +19,8 @@ from wellnormed.matrix.optimal_cap import REACH_LIMIT
 from wellnormed.norms import Norm
 
 UPDATE_ROOM = 0.02
-"""By how much an update may exceed its bound, relatively: what `msign` states for 16 bits, and so for float32 products
-that torch was allowed to compute with fewer bits; else it is far less."""
+"""The share by which an update may exceed its bound: `msign` states it for 16 bits, and so for float32 products that
+torch was allowed to compute with fewer bits; otherwise it is far less."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cap(Constraint):
         return self.max_norm
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        """Refuse a step for which the function that brings weights back is not defined, if it follows from the step."""
+        """Refuse a step that is too long for the function that brings weights back, if that depends on the step."""
         if not self.uses_update_norm:
             return
         step = self._require_update_norm(update_norm, name)
@@ -151,7 +151,7 @@ class HardCap(Cap):
 
     every: int = 1  # pyrefly: ignore[bad-override]
     _method: ClassVar[str] = "auto"
-    """Of the matrix function: by the device. What measures the ways of other devices overrides it."""
+    """The method of the matrix function, chosen by the device. Scripts that measure the other methods override it."""
 
     __repr__ = _without_defaults
 

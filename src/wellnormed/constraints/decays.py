@@ -1,4 +1,4 @@
-"""Constraints whose decay holds the norm in balance with steps of known length; `matrix.equilibrium` has the theory."""
+"""Decays that hold a norm by balance with steps of known length; `matrix.equilibrium` has the theory."""
 
 import math
 from dataclasses import dataclass

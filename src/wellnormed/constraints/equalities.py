@@ -1,6 +1,6 @@
 """Constraints that hold a norm at a value, and not only below it.
 
-Layers whose bound is exact need the first two; the last one lets only the direction of a weight be learned.
+Layers whose bound is exact need `Orthogonal` and `Sphere`; with `NormSphere` only the direction of a weight is learned.
 """
 
 from dataclasses import dataclass

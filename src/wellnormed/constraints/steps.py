@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wellnormed.constraints.attached import Constraints
 
 Bounds = dict[str, float | None]
-"""By name of a parameter, a bound on the norm of its step; None without one."""
+"""A bound on the norm of a parameter's step, by the parameter's name; None where there is no bound."""
 
 
 @runtime_checkable
@@ -41,9 +41,9 @@ def attached_to(optimizer: torch.optim.Optimizer) -> "list[Constraints]":
 
 
 def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained]) -> Bounds:
-    """The bound on each coming step, None where the optimizer knows none in the norm of the constraint.
+    """The bound on each coming step; None where the optimizer knows no bound in the norm of the constraint.
 
-    Refused is an optimizer that no longer has a constrained parameter.
+    An optimizer that no longer has a constrained parameter is refused.
     """
     owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if lost := [c.name for c in constrained if c.parameter not in owned]:
@@ -55,12 +55,12 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
         return dict.fromkeys((c.name for c in constrained), None)
     bounds = optimizer.update_norms()
     known = {a.parameter: a for a in optimizer.assignment}
-    there = {c.name: known.get(cast(nn.Parameter, c.parameter)) for c in constrained}
-    return {c.name: bounds[a.name] if (a := there[c.name]) and a.norm == c.norm else None for c in constrained}
+    entries = {c.name: known.get(cast(nn.Parameter, c.parameter)) for c in constrained}
+    return {c.name: bounds[a.name] if (a := entries[c.name]) and a.norm == c.norm else None for c in constrained}
 
 
 def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], bounds: Bounds) -> set[str]:
-    """Whose step has length 0: by its bound or, where there is none, by a rate that is on the CPU."""
+    """The parameters whose step has length 0: by its bound or, without one, by a rate that is on the CPU."""
     rates = {p: group.get("lr") for group in optimizer.param_groups for p in group["params"]}
     rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
     lengths = {c.name: rates.get(c.parameter) if bounds[c.name] is None else bounds[c.name] for c in constrained}
@@ -68,6 +68,6 @@ def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], 
 
 
 def longer(bounds: Bounds, checked: Bounds) -> set[str]:
-    """Whose step may have been longer than the bound that was checked before it."""
-    known = {name: bound for name, bound in checked.items() if bound is not None}
-    return {name for name, bound in known.items() if (now := bounds[name]) is None or now > bound}
+    """The parameters whose step may have been longer than the bound that was checked before it."""
+    before = {name: bound for name, bound in checked.items() if bound is not None}
+    return {name for name, bound in before.items() if (now := bounds[name]) is None or now > bound}

@@ -46,7 +46,8 @@ class CausalAttention(nn.Module):
         scale: The paper's 1/d attention has `scale = 1` (LT equation 2). The bound grows with it.
         length: Largest number of tokens, needed with `relative_bias`.
         relative_bias: Learn one additive bias per head and distance, initially 0. It does not depend on the input, so
-            it costs nothing in the Lipschitz bound: position-sharp attention without large queries and keys.
+            it costs nothing in the Lipschitz bound, and makes attention to positions sharp without large queries and
+            keys.
 
     Shape: three of `(B, H, T, K)` -> `(B, H, T, K)`.
     """

@@ -18,8 +18,8 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
         {'0.weight': Orthogonal(max_norm=1.0)}
     """
     require_module("constraints_of", model)
-    found: dict[str, Constraint] = {}
+    constraints: dict[str, Constraint] = {}
     for prefix, module in model.named_modules():
         stated = getattr(module, "parameter_constraints", dict)()
-        found |= {f"{prefix}.{name}" if prefix else name: constraint for name, constraint in stated.items()}
-    return found
+        constraints |= {f"{prefix}.{name}" if prefix else name: constraint for name, constraint in stated.items()}
+    return constraints

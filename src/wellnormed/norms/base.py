@@ -24,8 +24,8 @@ class Norm(ABC):
     has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
     always_shown: ClassVar[tuple[str, ...]] = ()  # the settings that are printed even if they are the defaults
     measures: ClassVar[Literal["singular values", "lengths", "entries"] | None] = None
-    """Whose largest one the norm is, in units: singular values of slices, lengths of columns, rows or vectors, or
-    entries. These are what the oracle makes equal and a projection cuts; None for a norm that is no such maximum."""
+    """What the norm is the largest of, in units: singular values of slices, lengths of columns, rows or vectors, or
+    entries. The oracle makes these equal, and a projection cuts them. None for a norm that is no such maximum."""
 
     @property
     def ndim(self) -> int:
@@ -69,14 +69,14 @@ class Norm(ABC):
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
 
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
-        """Batches `(blocks, m', n')` of parts that make up a weight; a part's largest singular value at norm 1.
+        """The parts that make up a weight, in batches `(parts, m, n)`, with the singular value of a part of norm 1.
 
-        A vector's singular value is its Euclidean norm. A norm that is no largest size of parts has none.
+        That value is the largest one of a matrix, and the Euclidean norm of a vector.
         """
         raise NotImplementedError(f"{self!r} is not the largest size of a part of the weight")
 
     def slices(self, weight: Tensor) -> list[Tensor]:
-        """Of every size the slices that a norm measures, `(*batch, m, n)` or `(*batch, slices, m, n)`."""
+        """The slices that the norm measures: for every size a batch, `(*batch, m, n)` or `(*batch, slices, m, n)`."""
         raise NotImplementedError(f"{self!r} does not measure singular values")
 
     def from_slices(self, slices: list[Tensor], weight: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class Norm(ABC):
         return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
 
     def project(self, weight: Tensor, radius: float) -> Tensor:
-        """The weights, each brought into the ball of a radius by moving only the parts that are larger, to the radius.
+        """The weights, each brought into the ball of a radius: parts that are larger move to the radius, and no others.
 
-        It is exact but for rounding, so it may end as little above.
+        Rounding may leave the result a little above the radius.
         """
         raise NotImplementedError(f"{self!r} has no projection onto its ball; use SpectralConv, or a Sphere")
 
@@ -123,7 +123,7 @@ def rms(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """In float32 if it has 16 bits: squares and quotients of small gradients leave the range of float16."""
+    """The tensor, in float32 if it has 16 bits: squares of small gradients leave the range of float16."""
     return x if x.dtype.itemsize > 2 else x.float()
 
 

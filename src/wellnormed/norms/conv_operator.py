@@ -78,9 +78,9 @@ class ConvOperator(Norm):
         if not isinstance(layer, nn.modules.conv._ConvNd):
             raise ValueError(f"ConvOperator.of: {type(layer).__name__} is no convolution of torch.nn; give its weight")
         if layer.transposed:
-            given = (input_size, layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding)
+            axes = (input_size, layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding)
             input_size = tuple(
-                (n - 1) * s - 2 * int(p) + d * (k - 1) + extra + 1 for n, s, p, d, k, extra in zip(*given, strict=True)
+                (n - 1) * s - 2 * int(p) + d * (k - 1) + extra + 1 for n, s, p, d, k, extra in zip(*axes, strict=True)
             )
         padding = 0 if layer.padding == "valid" else layer.padding
         settings = (layer.stride, padding, layer.dilation, layer.groups, layer.padding_mode)

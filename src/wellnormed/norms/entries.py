@@ -11,7 +11,7 @@ from wellnormed.norms.base import Norm, entries
 
 
 class _LargestEntry(Norm):
-    """`inputs * max |w|`."""
+    """The largest entry in absolute value, times the number of inputs that a norm counts."""
 
     measures = "entries"
 

@@ -1,7 +1,7 @@
 """Norms by root mean squares: of a matrix's columns or rows, of a vector, of all entries of a tensor.
 
-Sources: Norm-Constrained LMOs, tables 1 to 4; Modular Duality, table 1. What multiplies entry by entry is a `Gain` in
-`entries`.
+Sources: Norm-Constrained LMOs, tables 1 to 4; Modular Duality, table 1. The norm of a vector that multiplies entry by
+entry is `entries.Gain`.
 """
 
 import math
@@ -17,7 +17,7 @@ _INSIDE = 1 - 1e-6  # where random groups start: rounding in float32 must not ca
 
 
 class _LargestRMS(Norm):
-    """The largest, over groups of entries, of the group's RMS over `_unit`; the oracle normalises every group alone."""
+    """The largest RMS of a group of entries, in units of `_unit`; the oracle normalises every group alone."""
 
     measures = "lengths"
 
@@ -97,13 +97,8 @@ class ColNorm(_LargestRMS):
         if not self.max_inflation >= 1:
             raise ValueError(f"max_inflation={self.max_inflation} must be at least 1 (infinity is the exact oracle)")
 
-    @property
-    def feature_dim(self) -> int:
-        """The dimension along which one symbol's image lies."""
-        return -2 if self.input_axis == 1 else -1
-
     def _dims(self) -> tuple[int, ...]:
-        return (self.feature_dim,)
+        return (-2,) if self.input_axis == 1 else (-1,)  # along which one symbol's image lies
 
     def _divisors(self, sizes: Tensor) -> Tensor:
         return torch.maximum(sizes, sizes.amax((-2, -1), keepdim=True) / self.max_inflation)

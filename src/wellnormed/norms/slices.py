@@ -62,10 +62,9 @@ class _Parts(Lifted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = self.parts if isinstance(self.parts, tuple | list) else (self.parts,)
-        where = f"{type(self).__name__}: "
-        require_numbers(where, {f"parts[{i}]" if len(own) > 1 else "parts": x for i, x in enumerate(own)}, whole=True)
-        sizes = tuple(own)
+        sizes = tuple(self.parts) if isinstance(self.parts, tuple | list) else (self.parts,)
+        names = [f"parts[{i}]" if len(sizes) > 1 else "parts" for i in range(len(sizes))]
+        require_numbers(f"{type(self).__name__}: ", dict(zip(names, sizes, strict=True)), whole=True)
         if not sizes or min(sizes) < 1:
             raise ValueError(f"{self!r}: the number of parts, or the size of each, must be positive")
         if not 0 <= self.dim < self.inner.ndim:

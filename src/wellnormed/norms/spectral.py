@@ -40,7 +40,7 @@ class MatrixNorm(Norm):
         """A number for every slice, `(*batch, slices)`."""
         batch = weight.shape[: weight.ndim - self.ndim]
         values = map(function, self.slices(weight), self.slice_units(weight))
-        return torch.cat([own.reshape(*batch, -1) for own in values], -1)
+        return torch.cat([numbers.reshape(*batch, -1) for numbers in values], -1)
 
     def norm(self, weight: Tensor) -> Tensor:
         return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)

@@ -1,6 +1,6 @@
-"""What an optimizer takes in, also later, and what none can serve.
+"""Which parameters, gradients and directions an optimizer takes, at the start and later.
 
-What is refused is refused before anything is changed, by a `ValueError` that names the parameter and the remedy.
+The others are refused before anything is changed, by a `ValueError` that names the parameter and the remedy.
 """
 
 import math
@@ -33,23 +33,22 @@ def refuse_parameters(assignment: Assignment) -> None:
         refuse_untrainable(a.name, a.parameter)
 
 
-def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse a gradient that is sparse, or not laid over processes as the parameter is, such as one not yet summed."""
+def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    """Refuse a gradient that is sparse, or that lies over processes in another way than its parameter.
+
+    Also refused is a parameter that was cast to another dtype after a step, which its averages do not have.
+    """
     if gradient.layout is not torch.strided:
         raise ValueError(
             f"the gradient of {name!r} is sparse ({gradient.layout}), and a norm needs it whole; make the layer with "
             "sparse=False, or its gradient dense with to_dense()"
         )
     if layout(parameter) != layout(gradient):
-        own, other = (tuple(t.placements) if is_distributed(t) else "plain" for t in (parameter, gradient))
+        expected, actual = (tuple(t.placements) if is_distributed(t) else "plain" for t in (parameter, gradient))
         raise ValueError(
-            f"the gradient of {name!r} lies as {other}, its parameter as {own}; redistribute the gradient to the "
+            f"the gradient of {name!r} lies as {actual}, its parameter as {expected}; redistribute the gradient to the "
             "parameter's placements before the step"
         )
-
-
-def refuse_cast(name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
-    """Refuse a parameter that was cast to another dtype after a step, which its averages do not have."""
     for key in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
         if key in state and state[key].dtype != parameter.dtype:
             raise ValueError(
@@ -61,19 +60,18 @@ def refuse_cast(name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> No
 def refuse_gradients(
     parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]], placement: Placement, step: int
 ) -> bool:
-    """Refuse, in every process and by name, gradients that no step can use; returns whether there are any."""
+    """Refuse, in every process and by name, gradients that no step can use; returns whether there are gradients."""
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     for name, gradient in gradients.items():
-        refuse_gradient(name, parameters[name], gradient)
-        refuse_cast(name, parameters[name], states.get(parameters[name], {}))
-    held = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
+        refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
+    parts = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
     sizes = dict.fromkeys(gradients, 0.0)
-    if held:
-        lengths = torch.stack([x.double() for x in torch._foreach_norm(list(held.values()))]).tolist()  # one transfer
-        for name, length in zip(held, lengths, strict=True):
+    if parts:
+        lengths = torch.stack([x.double() for x in torch._foreach_norm(list(parts.values()))]).tolist()  # one transfer
+        for name, length in zip(parts, lengths, strict=True):
             # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
             sizes[name] = (
-                length if length < math.inf else float(held[name].double().abs().amax().nan_to_num(math.inf, math.inf))
+                length if length < math.inf else float(parts[name].double().abs().amax().nan_to_num(math.inf, math.inf))
             )
     sizes = placement.agree(sizes, list(parameters))
     if bad := [name for name, size in sizes.items() if not size < math.inf]:
@@ -92,8 +90,8 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
             raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
         _check_declared(f"directions[{pattern!r}]={direction!r}: ", direction)
     pattern_of = assignment.match(directions, "directions")
-    named = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
-    return {a.parameter: direction for a, direction in named if a.norm is not None and direction.acts_on(a.norm)}
+    chosen = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
+    return {a.parameter: direction for a, direction in chosen if a.norm is not None and direction.acts_on(a.norm)}
 
 
 def _check_declared(where: str, direction: Direction) -> None:
@@ -156,9 +154,10 @@ def assign_later(
     known: Mapping[nn.Parameter, AssignedParameter],
     taken: Iterable[str],
 ) -> tuple[AssignedParameter, ...]:
-    """Names and norms of parameters that come in the middle of training; refused if unknown, unfit, or named twice.
+    """Names and norms of parameters that come in the middle of training.
 
-    Their group's key `norm` decides for all `members`, else what is `known` of them. `taken` are the optimizer's names.
+    Their group's key `norm` decides for all `members`; without it, the entries that are `known` of them do. A parameter
+    without an entry, and a name that is among those `taken` by the optimizer, are refused.
     """
     names, entries = set(taken), []
     for name, parameter in members:

@@ -1,4 +1,4 @@
-"""From what a user passes to parameter groups: every parameter once, with its norm or none."""
+"""Parameter groups from the arguments of an optimizer: every parameter is in one group, with a norm or without."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -28,8 +28,8 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
     if isinstance(norms, nn.Module):
         recipe, overrides = settings.get("recipe", DEFAULT_RECIPE), settings.get("overrides")
         norms = assign_norms(norms, recipe, overrides, settings.get("per_head", False))
-    elif given := [key for key in ("recipe", "overrides", "per_head") if key in settings]:
-        raise ValueError(f"{' and '.join(given)}= choose the norms of a model; pass the model, or norms=model")
+    elif unused := [key for key in ("recipe", "overrides", "per_head") if key in settings]:
+        raise ValueError(f"{' and '.join(unused)}= choose the norms of a model; pass the model, or norms=model")
     if isinstance(params, nn.Module):
         params = params.parameters()
     elif isinstance(params, Assignment):
@@ -67,7 +67,7 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
 
 
 def named(params: Iterable[Any]) -> list[Group]:
-    """Groups whose `params` are `(name, parameter)` pairs; what has no name gets its number."""
+    """Groups whose `params` are `(name, parameter)` pairs; a parameter without a name gets its number."""
     groups = list(params)
     if not groups:
         raise ValueError("there are no parameters to optimize")
@@ -88,7 +88,7 @@ def named(params: Iterable[Any]) -> list[Group]:
 
 
 def split(groups: list[Group], assignment: Assignment, lr: float, settings: EngineSettings) -> list[Group]:
-    """Groups cut so that each has one learning rate, one radius and one step: the engine's, or AdamW's without a norm.
+    """Cut groups so that each has one learning rate, one radius, and one step: the engine's, or AdamW's without a norm.
 
     A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     Where the recipe leaves it to the start, the group holds it under `vector_radii`, by name: as a group of its own for
@@ -118,13 +118,12 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
-                own = {} if radius is None else {"radius": radius}
                 by_start = radius is None and rule is not None and rule.scale_free and not rule.convex
                 sizes = {name: at_start[name] for name, _ in pairs if name in at_start and by_start}
-                own |= {"lr": group.get("lr", lr) * factor, "vector_radii": sizes}
-                result.append({**group, **own, "params": pairs})
+                cut = {**group, "lr": group.get("lr", lr) * factor, "vector_radii": sizes, "params": pairs}
+                result.append(cut if radius is None else {**cut, "radius": radius})
             else:
-                own = {key: value for key, value in group.items() if key in adamw}
-                own["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
-                result.append({**adamw, **own, "params": pairs, "step_rule": "adamw"})
+                cut = {**adamw, **{key: value for key, value in group.items() if key in adamw}}
+                cut["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
+                result.append({**cut, "params": pairs, "step_rule": "adamw"})
     return result

@@ -35,9 +35,9 @@ class ModularDescent(ConditionalGradient):
     def __init__(
         self, model: nn.Module, lr: float = 0.1, *, tree: NormedModule | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if given := settings.keys() & {"norms", "recipe", "overrides", "per_head", "lr_factors"}:
+        if unused := settings.keys() & {"norms", "recipe", "overrides", "per_head", "lr_factors"}:
             raise ValueError(
-                f"ModularDescent: the tree decides {', '.join(sorted(given))}; pass tree=modular_tree(model, norms)"
+                f"ModularDescent: the tree decides {', '.join(sorted(unused))}; pass tree=modular_tree(model, norms)"
             )
         self.tree = modular_tree(model) if tree is None else tree
         norms = {place.name: place.norm for place in self.tree.places()}

@@ -75,8 +75,8 @@ class Muon(ConditionalGradient):
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
         groups, assignment = super()._resolve(params, settings)
-        own = (replace(a, norm=a.norm and a.norm.with_settings(**self._of_oracles)) for a in assignment)
-        return groups, replace(assignment, assigned=tuple(own))
+        assigned = (replace(a, norm=a.norm and a.norm.with_settings(**self._of_oracles)) for a in assignment)
+        return groups, replace(assignment, assigned=tuple(assigned))
 
 
 _UNITS = {None: {}, "original": {"units": "pixels"}, "match_rms_adamw": {"units": "match-rms-adamw"}}

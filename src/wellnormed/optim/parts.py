@@ -87,7 +87,7 @@ MEMORIES: dict[str, Momentum] = {"buffer": Buffer(), "gradient": InGradient()}
 
 @dataclass(frozen=True)
 class Seen:
-    """What a direction is told of a batch `(batch, *shape)` of weights that share their shape and their norm.
+    """What a direction sees of a batch `(batch, *shape)` of weights that share their shape and their norm.
 
     `gradient` and `weight` are None unless the direction `sees` them. `state` holds the tensors that it `keeps`, each
     stacked along a new first dimension; it writes their new values there, and changes no tensor in place.
@@ -105,7 +105,7 @@ class Seen:
 
 
 class Direction(ABC):
-    """From what a step sees of a batch of weights to the direction that is subtracted from them, times the length.
+    """A function from what it sees of a batch of weights to the directions that a step subtracts, times its length.
 
     Directions are compared by equality, and equal ones are computed in one batch. `docs/directions.md` has examples.
 
@@ -124,7 +124,7 @@ class Direction(ABC):
     """
 
     sees: ClassVar[tuple[Literal["gradient", "weight"], ...]] = ()
-    """What it is told beside the momentum; with many processes all of it is sent to the one that computes."""
+    """What it sees beside the momentum; with many processes all of it is sent to the one that computes."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of the tensors that it keeps for every weight, in the optimizer's state."""
     returns: ClassVar[Literal["direction", "weight"]] = "direction"
@@ -135,7 +135,7 @@ class Direction(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def acts_on(self, norm: Norm) -> bool:
-        """Whether it serves weights of this norm; the others keep the direction of the step rule."""
+        """Whether it serves weights of this norm; other weights keep the direction of the step rule."""
         return True
 
     def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
@@ -143,7 +143,7 @@ class Direction(ABC):
         return torch.zeros_like(weight)
 
     def bound(self, norm: Norm) -> float | None:
-        """The largest norm of a direction. None, the default, for no bound: what needs one then refuses."""
+        """The largest norm of a direction; None, the default, if there is no bound, which constraints may need."""
         return None
 
     @abstractmethod
@@ -231,14 +231,14 @@ class NeuronNormalized(Direction):
     def __call__(self, seen: Seen) -> Tensor:
         directions = self.inner(seen)
         batches, averages = seen.norm.slices(directions), []
-        parts = seen.state["second_moment"].split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
-        for i, (slices, part) in enumerate(zip(batches, parts, strict=True)):
+        kept = seen.state["second_moment"].split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
+        for i, (slices, before) in enumerate(zip(batches, kept, strict=True)):
             shorter = -1 if slices.shape[-2] >= slices.shape[-1] else -2
             squares = slices.square().mean(shorter, keepdim=True)
-            average = part.reshape(squares.shape).lerp(squares, 1 - self.kept)
+            average = before.reshape(squares.shape).lerp(squares, 1 - self.kept)
             divided = slices * average.clamp(min=_FLOOR).rsqrt()
-            before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
-            batches[i] = divided * (before / after.clamp(min=_FLOOR))
+            old, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
+            batches[i] = divided * (old / new.clamp(min=_FLOOR))
             averages.append(average.flatten(1))
         seen.state["second_moment"] = torch.cat(averages, -1)
         return seen.norm.from_slices(batches, directions)

@@ -1,4 +1,4 @@
-"""Which saved states an optimizer takes, and in which order their parameters are."""
+"""Saved states as an optimizer takes them: with its parameters in their order, and with the tensors that it keeps."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def admitted(
     norms: Mapping[Tensor, Norm | None],
     directions: Mapping[Tensor, Direction],
 ) -> dict[str, Any]:
-    """A saved state as these groups take it; refused, with what was found, if they cannot."""
+    """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _as_of_today(_by_name(state_dict, groups))
     _refuse_tensors(state, groups, norms, directions)
     return state
@@ -80,13 +80,13 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "make the optimizer, and assign the norms, as they were"
             )
-        own = {"params": [names[unwrapped(name)] for name in members], "param_names": members}
+        ordered.append({**theirs, "params": [names[unwrapped(name)] for name in members], "param_names": members})
         if "vector_radii" in theirs:
             radii = {unwrapped(name): radius for name, radius in theirs["vector_radii"].items()}
-            own["vector_radii"] = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
-        ordered.append({**theirs, **own})
-    own = state_dict["state"]
-    state = {i: own[number[name]] for name, i in names.items() if number[name] in own}
+            here = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
+            ordered[-1]["vector_radii"] = here
+    tensors = state_dict["state"]
+    state = {i: tensors[number[name]] for name, i in names.items() if number[name] in tensors}
     return {**state_dict, "state": state, "param_groups": ordered}
 
 
@@ -100,21 +100,21 @@ def _refuse_tensors(
     saved = [(group, number) for group in state_dict["param_groups"] for number in group["params"]]
     here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
-        held, norm, rule = state_dict["state"].get(number), norms[parameter], rule_of(group)
-        if not held:
+        tensors, norm, rule = state_dict["state"].get(number), norms[parameter], rule_of(group)
+        if not tensors:
             continue
-        found = {key: tuple(getattr(value, "shape", ())) for key, value in held.items()}
+        stored = {key: tuple(getattr(value, "shape", ())) for key, value in tensors.items()}
         shape = tuple(parameter.shape)
         if norm is None or rule is None:
             kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
         else:
             direction = directions.get(parameter) or rule.direction_for(group, norm)
             kept = dict.fromkeys(("momentum_buffer",), shape)
-            later = [key for key in direction.keeps if key in found]  # begun by the first step along the direction
+            later = [key for key in direction.keeps if key in stored]  # begun by the first step along the direction
             kept |= {key: tuple(direction.start(key, parameter, norm).shape) for key in later}
-        if found != kept:
+        if stored != kept:
             raise ValueError(
-                f"load_state_dict: the state of {name!r} holds {_shapes(found)}, and here {norm or 'AdamW'} keeps "
+                f"load_state_dict: the state of {name!r} holds {_shapes(stored)}, and here {norm or 'AdamW'} keeps "
                 f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
             )
 

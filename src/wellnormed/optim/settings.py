@@ -27,20 +27,21 @@ class EngineSettings(TypedDict, total=False):
         overrides: Name pattern -> norm, or None for AdamW; see `assign_norms`.
         per_head: Whether each head's queries, keys and values have a norm of their own; see `assign_norms`.
         momentum: The fraction of the buffer that is kept, in [0, 1); 0.9. The paper's alpha is `1 - momentum`.
-        nesterov: Look one step ahead: the oracle sees `momentum * buffer + (1 - momentum) * gradient`; False.
+        nesterov: Whether to look one step ahead, so that the oracle sees `momentum * buffer + (1 - momentum) *
+            gradient`; False.
         step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
         radius: Radius of the norm ball, in units of each parameter's norm; 1, but under the recipe "modular" the
             size of vectors, gains and tables at the start, or of their layer: see `wellnormed.routing.starting_radii`.
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
-        cautious_decay: Decay only entries that the step moves towards zero as well (Chen et al., 2025); False. Then the
-            decay bounds no norm.
-        maximize: Climb instead of descend; False.
-        normuon: NorMuon's average of the squares of every neuron of a direction, as the fraction kept (published:
-            0.95); None for none. Matrices then have no bound on their step. See `parts`.
-        clip_gain: Spectral clipping in place of a matrix's oracle: a direction is this times what the oracle sees,
-            with its singular values capped at one unit of the norm; None for the oracle. See `parts`.
+        cautious_decay: Whether only those entries decay that the step moves towards zero as well (Chen et al., 2025);
+            False. Such a decay bounds no norm.
+        maximize: Whether to climb instead of to descend; False.
+        normuon: The fraction that NorMuon keeps of its averages of the squares of every neuron (published: 0.95); None
+            for no NorMuon. With it the steps of matrices have no bound. See `parts`.
+        clip_gain: The gain of spectral clipping, which replaces a matrix's oracle: the direction is the gain times what
+            the oracle sees, with its singular values capped at one unit of the norm; None for the oracle. See `parts`.
         directions: Name pattern -> a `Direction` of your own. Unmatched parameters, and those whose norm it does not
             act on, keep the direction of the other settings.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
@@ -101,13 +102,13 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
     where = f"{optimizer.__name__}: "
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
-        given = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
-        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
+        call = ", ".join(f"{key}={value!r}" for key, value in values.items())
         raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
-        raise ValueError(f"{where}process_group={group!r} is none; pass one of torch.distributed.new_group, or None")
+        raise ValueError(f"{where}process_group={group!r} is no process group; pass one of torch.distributed, or None")
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
 

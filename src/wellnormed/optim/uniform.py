@@ -13,7 +13,7 @@ from wellnormed.routing import AssignedParameter, Assignment
 
 
 class _Uniform(ConditionalGradient):
-    """Of the arguments of `ConditionalGradient` it takes all but those that choose norms."""
+    """One norm for all parameters: the arguments are those of `ConditionalGradient` except what chooses norms."""
 
     norm: ClassVar[type[Sign | Euclidean]]
     recommended_lr: ClassVar[float]
@@ -21,9 +21,9 @@ class _Uniform(ConditionalGradient):
     def __init__(
         self, params: nn.Module | Iterable[Any], lr: float | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if given := settings.keys() & {"norms", "recipe", "overrides", "per_head"}:
+        if unused := settings.keys() & {"norms", "recipe", "overrides", "per_head"}:
             raise ValueError(
-                f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(given))} would say "
+                f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(unused))} would say "
                 "nothing; leave it out, or use Scion"
             )
         if isinstance(params, nn.Module):
@@ -34,8 +34,8 @@ class _Uniform(ConditionalGradient):
         super().__init__(groups, lr, **settings)
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
-        own = (AssignedParameter(name, p, self.norm(ndim=p.ndim), "every parameter") for name, p in members)
-        return Assignment(tuple(own))
+        entries = (AssignedParameter(name, p, self.norm(ndim=p.ndim), "every parameter") for name, p in members)
+        return Assignment(tuple(entries))
 
 
 class Signum(_Uniform):

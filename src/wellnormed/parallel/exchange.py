@@ -52,9 +52,9 @@ class DealtJob:
 class _Argument(ABC):
     """One argument of all members: how its values reach the owners, and how results leave them.
 
-    `collect` starts to bring what this rank owns here, and `stacked` waits for it and makes it one tensor. `spread`
-    starts to send the results of the same members, None from a rank that owns none; `results` waits for those of all
-    members, and lays each out as its input. `sent` counts the bytes.
+    `collect` starts to bring the members that this rank owns here, and `stacked` waits for them and makes them one
+    tensor. `spread` starts to send their results (None from a rank that owns no member); `results` waits for those of
+    all members, and lays each out as its input. `sent` counts the bytes.
     """
 
     def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int]) -> None:
@@ -77,8 +77,8 @@ class _Argument(ABC):
     def _arrived(self) -> Mapping[int, Tensor]: ...
 
     def results(self) -> list[Tensor]:
-        found = self._arrived()
-        return [like(found[j], tensor) for j, tensor in enumerate(self._tensors)]
+        parts = self._arrived()
+        return [like(parts[j], tensor) for j, tensor in enumerate(self._tensors)]
 
     def _buffer(self, entries: int) -> Tensor:
         first = self._tensors[0]
@@ -86,7 +86,7 @@ class _Argument(ABC):
 
 
 class _Copied(_Argument):
-    """Whole on every rank: owners have it, and broadcast what they make of it, all their members in one message."""
+    """An argument that is whole on every rank. Its owners broadcast the results of all their members in one message."""
 
     def stacked(self) -> Tensor:
         return torch.stack([local(self._tensors[j]) for j in self._mine]) if self._mine else self._buffer(0)
@@ -107,15 +107,15 @@ class _Copied(_Argument):
             self._arriving.append((members, buffer, work))
 
     def _arrived(self) -> Mapping[int, Tensor]:
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for members, buffer, work in self._arriving:
             work.wait()
-            found |= zip(members, buffer.view(-1, *self._shape).unbind(), strict=True)
-        return found
+            results |= zip(members, buffer.view(-1, *self._shape).unbind(), strict=True)
+        return results
 
 
 class _Parts(_Argument):
-    """Cut over the ranks: each sends every owner its parts, in one message per pair, and gets parts of results back."""
+    """An argument cut over the ranks. Each rank sends every owner its parts in one message, and gets results back."""
 
     def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], cut: Cut) -> None:
         super().__init__(tensors, group, owners)
@@ -150,7 +150,7 @@ class _Parts(_Argument):
         return dict(zip((j for members in self._owned for j in members), parts, strict=True))
 
     def _exchange(self, sent: Tensor, outgoing: list[int], incoming: list[int]) -> tuple[Tensor, Tensor, dist.Work]:
-        """All pairs at once; what is sent is kept until it has arrived."""
+        """Exchange between all pairs at once; the sent tensor is kept until it has arrived."""
         self.sent += (sum(outgoing) - outgoing[self._rank]) * sent.element_size()
         received = self._buffer(sum(incoming))
         work = dist.all_to_all_single(received, sent, incoming, outgoing, self._group, async_op=True)

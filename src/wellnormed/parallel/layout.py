@@ -41,14 +41,14 @@ def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
 
 
 def layout(tensor: Tensor) -> Hashable:
-    """What two tensors share if they lie over the same processes in the same way."""
+    """A value that is equal for two tensors if they lie over the same processes in the same way."""
     return (tensor.device_mesh, tensor.placements) if is_distributed(tensor) else None
 
 
 def cut_of(tensor: Tensor, name: str) -> Cut | None:
     """How the tensor is cut; None if it is whole in every process.
 
-    Refused are cuts along several dimensions, those that interleave unevenly, and sums that are not yet summed.
+    Cuts along several dimensions, cuts that interleave unevenly, and sums that are not yet summed are refused.
     """
     if not is_distributed(tensor):
         return None

@@ -60,14 +60,14 @@ class Job:
     cubic: bool = True
 
     def run(self) -> tuple[list[Tensor], ...]:
-        """Done here, with all of every tensor: one list per replaced argument, laid out as the argument."""
+        """Do the job here, with all of every tensor. One list for each replaced argument, laid out as the argument."""
         parts = ([local(t) for t in tensors] for tensors in self.inputs)
-        results = self.compute(*(torch.stack(own) if len(own) > 1 else own[0][None] for own in parts))
+        results = self.compute(*(torch.stack(one) if len(one) > 1 else one[0][None] for one in parts))
         pairs = zip(results, self.inputs[self.read_only :], strict=True)
         return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
 
     def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """The function, in its own precision, whatever `torch.autocast` or lower precision of products is around it."""
+        """Call the function in its own precision, whatever autocast or lower precision of products is around it."""
         kind = arguments[0].device.type
         available = torch.amp.is_autocast_available(kind)
         with torch.autocast(kind, enabled=False) if available else nullcontext(), all_digits():
@@ -117,7 +117,7 @@ def deal(costs: list[int], ranks: int) -> list[int]:
 
 
 class Placement:
-    """Every job goes to the group that its tensors lie on. What is small, or lies on none, every process does itself.
+    """Every job goes to the group that its tensors lie on. Every process does itself what is small or lies on no group.
 
     Args:
         parameters: Name -> parameter, the same in every process.
@@ -164,16 +164,16 @@ class Placement:
         every process.
         """
         for group, device in self._devices.items():
-            own = [[numbers.get(name, 0.0), float(name in numbers), float(name not in numbers)] for name in among]
-            most = torch.tensor(own, dtype=torch.float64, device=device)
-            dist.all_reduce(most, dist.ReduceOp.MAX, group)
-            found = dict(zip(among, most.tolist(), strict=True))
-            if partly := [name for name, (_, held, lacking) in found.items() if held and lacking]:
+            rows = [[numbers.get(name, 0.0), float(name in numbers), float(name not in numbers)] for name in among]
+            largest = torch.tensor(rows, dtype=torch.float64, device=device)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+            agreed = dict(zip(among, largest.tolist(), strict=True))
+            if partly := [name for name, (_, known, lacking) in agreed.items() if known and lacking]:
                 raise ValueError(
                     f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
                     "every process use every parameter, or use DDP with find_unused_parameters=True"
                 )
-            numbers = {name: found[name][0] for name in numbers}
+            numbers = {name: agreed[name][0] for name in numbers}
         return numbers
 
     def _cut(self, tensor: Tensor, name: str) -> Cut | None:
@@ -184,15 +184,15 @@ class Placement:
 
     def _plan(self, jobs: list[Job]) -> list[DealtJob | Job]:
         cuts = [[self._cut(tensors[0], "a job's input") for tensors in job.inputs] for job in jobs]
-        groups = [self._group(job, own) for job, own in zip(jobs, cuts, strict=True)]
+        groups = [self._group(job, of_inputs) for job, of_inputs in zip(jobs, cuts, strict=True)]
         costs: dict[ProcessGroup, list[int]] = defaultdict(list)
         for job, group in zip(jobs, groups, strict=True):
             if group is not None:
                 costs[group] += [job.cost] * len(job.inputs[0])
-        owners = {group: iter(deal(own, group.size())) for group, own in costs.items()}
+        owners = {group: iter(deal(of_members, group.size())) for group, of_members in costs.items()}
         return [
-            job if group is None else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], own)
-            for job, group, own in zip(jobs, groups, cuts, strict=True)
+            job if group is None else DealtJob(job, group, [next(owners[group]) for _ in job.inputs[0]], of_inputs)
+            for job, group, of_inputs in zip(jobs, groups, cuts, strict=True)
         ]
 
     def _group(self, job: Job, cuts: list[Cut | None]) -> ProcessGroup | None:

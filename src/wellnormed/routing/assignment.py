@@ -95,8 +95,8 @@ class Assignment:
     def table(self, columns: Mapping[str, Mapping[str, str]] | None = None) -> str:
         """The printed table, with further columns between norm and reason: `{title: {parameter: text}}`.
 
-        Parameters whose rows differ only in numbers inside their names are one row with their count, such as
-        `blocks.{0..3}.mlp.weight`.
+        A column without any text is left out. Parameters whose rows differ only in numbers inside their names are one
+        row with their count, such as `blocks.{0..3}.mlp.weight`.
         """
         columns = {title: texts for title, texts in (columns or {}).items() if any(texts.values())}
         rows: list[tuple[str, ...]] = []
@@ -116,7 +116,7 @@ class Assignment:
         for a in self:
             sizes[str(a.norm or "AdamW")].append(a.parameter.numel())
         width = len(f"{max(map(sum, sizes.values()), default=0):,}")
-        return [f"{sum(own):>{width},} entries in {len(own)} x {norm}" for norm, own in sizes.items()]
+        return [f"{sum(counts):>{width},} entries in {len(counts)} x {norm}" for norm, counts in sizes.items()]
 
 
 def assign_norms(
@@ -259,8 +259,8 @@ class _Routing:
             )
             return None, 1.0, "one of several originals"
         original = "" if name.endswith((leaf, "original0")) else "the original of a parametrized "
-        own = getattr(module, "parameter_norms", None)
-        if own is not None and leaf in (norms := own()):
+        norms = getattr(module, "parameter_norms", dict)()
+        if leaf in norms:
             norm = norms[leaf] if self.name != "muon" or isinstance(norms[leaf], MatrixNorm) else None
             return norm, self.recipe.radii.hidden, f"{original}chosen by {type(module).__name__}"
         role = self.roles.role(name, parameter.shape)
@@ -279,7 +279,7 @@ class _Routing:
 
 
 def check_norm(norm: object, where: str) -> None:
-    """Refuse, with a `ValueError`, what is given as a norm and is none."""
+    """Refuse, with a `ValueError`, a value that is neither a norm nor None."""
     if norm is None or isinstance(norm, Norm):
         return
     if isinstance(norm, type) and issubclass(norm, Norm):

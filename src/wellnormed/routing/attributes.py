@@ -32,12 +32,12 @@ _FIELDS = (MemberDescriptorType, type(vars(Heads)["size"]))  # of `__slots__` an
 
 
 def number(names: Sequence[str], around: Sequence[nn.Module]) -> int | None:
-    """The first of these attributes that a module around, the nearest first, or its `config`, holds, if positive."""
-    return next((found for module in around if (found := _in_one(names, module)) is not None), None)
+    """The first positive integer that one of the modules, the nearest first, or its `config` holds by such a name."""
+    return next((value for module in around if (value := _in_one(names, module)) is not None), None)
 
 
 def attention_heads(around: Sequence[nn.Module]) -> Heads | None:
-    """The heads as the nearest module around says that knows their number; those farther away may be another part's.
+    """The heads as the nearest module says that knows their number; modules farther away may speak of another part.
 
     Example:
         >>> attention = nn.Module()
@@ -62,13 +62,13 @@ def norm_width(around: Sequence[nn.Module]) -> int | None:
 
 
 def stored(holder: object, name: str) -> object:
-    """What an object or its class holds under a name; None if nothing, or if code would have to compute it."""
+    """What an object or its class holds under a name; None if it holds nothing, or code would have to compute it."""
     if isinstance(holder, dict) and name in holder:
         return dict.get(holder, name)
     other_names = inspect.getattr_static(holder, "attribute_map", None)  # as configs of `transformers` have them
     name = other_names.get(name, name) if isinstance(other_names, dict) else name
-    found = inspect.getattr_static(holder, name, None)
-    return getattr(holder, name, None) if isinstance(found, _FIELDS) else found
+    value = inspect.getattr_static(holder, name, None)
+    return getattr(holder, name, None) if isinstance(value, _FIELDS) else value
 
 
 def _in_one(names: Sequence[str], module: nn.Module) -> int | None:

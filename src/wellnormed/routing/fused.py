@@ -1,6 +1,6 @@
 """Several matrices in one weight, by the weight's name, its sizes and the numbers of heads: projections, experts.
 
-What cannot be told for certain is said in words, with the override that decides it.
+Where the layout is not certain, the doubt is said in words, with the override that decides it.
 """
 
 import re
@@ -118,7 +118,7 @@ def _dividing(count: int, d_out: int) -> int:
 
 
 def experts(leaf: str, shape: Sequence[int], around: Sequence[nn.Module]) -> Layout | None:
-    """The layout of the experts' matrices in a weight `(experts, m, n)`; None if it is none."""
+    """The layout of the experts' matrices in a weight `(experts, m, n)`; None if the weight holds no experts."""
     kind = type(around[0]).__name__.lower()
     if number(_EXPERTS, around) != shape[0] and "expert" not in f"{leaf.lower()} {kind}":
         return None

@@ -44,7 +44,7 @@ def initialize_(
     """
     if not isinstance(generator, torch.Generator | None):
         raise ValueError(
-            f"initialize_: generator={generator!r} is none; pass torch.Generator().manual_seed(0), or None"
+            f"initialize_: generator={generator!r} is no torch.Generator; pass one, as torch.Generator().manual_seed(0)"
         )
     radii = {} if radii is None else radii
     require_patterns("initialize_: ", {"radii": radii})

@@ -1,4 +1,4 @@
-"""Which parameters a pattern of names means."""
+"""Which parameters a pattern of names stands for."""
 
 import difflib
 import re
@@ -14,7 +14,7 @@ def unwrapped(name: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether an `fnmatch` pattern means a parameter: by its own name, or by that of a module above it.
+    """Whether an `fnmatch` pattern stands for a parameter: by its own name, or by that of a module above it.
 
     The prefixes of wrappers may be there or not, in both.
 
@@ -23,8 +23,8 @@ def matches(pattern: str, name: str) -> bool:
         (True, True)
     """
     return any(
-        fnmatchcase(given, form) or fnmatchcase(given, f"{form}.*")
-        for given in {name, unwrapped(name)}
+        fnmatchcase(spelling, form) or fnmatchcase(spelling, f"{form}.*")
+        for spelling in {name, unwrapped(name)}
         for form in {pattern, unwrapped(pattern)}
     )
 

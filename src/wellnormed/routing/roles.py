@@ -1,7 +1,7 @@
 """What a parameter does in its layer: read off the layer's type, and off its name where a type does not say it.
 
-A recipe (`recipes`) then gives every role a norm. What has no role here has no norm, which is an error of
-`assign_norms`; what has one that is not certain is warned about by name.
+A recipe (`recipes`) then gives every role a norm. A parameter without a role has no norm, which is an error of
+`assign_norms`; where a role is not certain, `assign_norms` warns by name.
 """
 
 import math
@@ -51,7 +51,7 @@ class Role:
     doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
 
     def outputs(self, shape: Sequence[int]) -> int | None:
-        """How many outputs a weight has, over all of its experts; None for what is no matrix and no kernel."""
+        """How many outputs a weight has, over all of its experts; None unless it is a matrix or a kernel."""
         match self.kind:
             case "matrix":
                 return shape[int(self.transposed)]
@@ -110,8 +110,8 @@ class Roles:
         if isinstance(module, ParametrizationList):
             layer_name, _, served = module_name.rpartition("parametrizations.")
             names = {"original0": f"{served}_g", "original1": served} if isinstance(module[0], _WeightNorm) else {}
-            if own := {"original": served, **names}.get(leaf):
-                return self.owners[layer_name.removesuffix(".")], own
+            if name_there := {"original": served, **names}.get(leaf):
+                return self.owners[layer_name.removesuffix(".")], name_there
         served, _, kind = leaf.rpartition("_")
         if kind in ("v", "orig") and served in vars(module):  # as the hooks that torch had before parametrizations do
             return module, served
@@ -123,31 +123,31 @@ class Roles:
         if len(shape) == 2 and (factor := _adapter(name)):  # as `peft` and `loralib` name them
             of_table = "embedding" in factor
             kind: Kind = "one-hot columns" if factor == "lora_embedding_A" else "matrix"
-            found = Role(
+            role = Role(
                 kind, f"LoRA's {factor[-1]}" + " of an embedding" * of_table, self._parts_below(name, factor, shape[0])
             )
         elif leaf.startswith("weight") and leaf.endswith("_g"):
-            found = Role("gain", "magnitudes of weight_norm")
+            role = Role("gain", "magnitudes of weight_norm")
         else:
-            found = _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
-        if found is not None and found.kind == "embedding" and self._is_bias_table(name, shape):
-            return Role("attention bias", f"{found.layer}, a number for each head")
-        if found is None or leaf != "weight" or found.kind not in ("matrix", "convolution"):
-            return found
+            role = _by_layer(module, leaf) or self._by_name(name, module, leaf, shape)
+        if role is not None and role.kind == "embedding" and self._is_bias_table(name, shape):
+            return Role("attention bias", f"{role.layer}, a number for each head")
+        if role is None or leaf != "weight" or role.kind not in ("matrix", "convolution"):
+            return role
         first, last = module is self._first, module is self._last
-        if found.kind == "matrix" or (math.prod(shape[2:]) == found.groups == 1 and not found.transposed):
-            d_out, d_in = reversed(shape) if found.transposed else shape[:2]
+        if role.kind == "matrix" or (math.prod(shape[2:]) == role.groups == 1 and not role.transposed):
+            d_out, d_in = reversed(shape) if role.transposed else shape[:2]
             around = self._down_to(_ADAPTED.sub("", module_path(name)))[::-1]
             layout = projection(_own_name(module_path(unwrapped(name))), d_out, d_in, around)
             fused = layout.parts != 1 or layout.by_head
-            if fused or layout.heads != 1 or (layout.doubt and found.kind == "matrix"):
+            if fused or layout.heads != 1 or (layout.doubt and role.kind == "matrix"):
                 last = False  # a projection of attention is no head of the model
-                layer = f"{found.layer}, {layout.what}" if fused else found.layer
+                layer = f"{role.layer}, {layout.what}" if fused else role.layer
                 parts, heads, by_head = layout.parts, layout.heads, layout.by_head
-                found = replace(found, layer=layer, parts=parts, heads=heads, by_head=by_head, doubt=layout.doubt)
+                role = replace(role, layer=layer, parts=parts, heads=heads, by_head=by_head, doubt=layout.doubt)
         if last and not self._sure_of_last:
-            found = replace(found, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
-        return replace(found, first=first, last=last)
+            role = replace(role, doubt="is taken for the model's head, as its last nn.Linear; Spectral() if not")
+        return replace(role, first=first, last=last)
 
     def _parts_below(self, name: str, factor: str, d_out: int) -> int | tuple[int, ...]:
         """The parts of LoRA's B, whose outputs are those of the layer that it adapts; 1 if that one is packed."""

@@ -69,13 +69,13 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
     around: dict[str, list[float]] = defaultdict(list)
     weights = [weight for weight in assignment.weights if moved and weight.parameter not in moved]  # but tied tables
     for weight in weights:
-        own = size(weight.parameter, weight.outputs)
-        for path in map(module_path, weight.names) if own else ():
-            beside[path].append(math.log(own))
+        weight_size = size(weight.parameter, weight.outputs)
+        for path in map(module_path, weight.names) if weight_size else ():
+            beside[path].append(math.log(weight_size))
             for module in _upwards(path):
-                around[module].append(math.log(own))
+                around[module].append(math.log(weight_size))
     layers = {module_path(name) for weight in weights for name in weight.names}
-    found = {}
+    radii = {}
     for a in moved.values():
         path = module_path(a.name)
         logs = beside.get(path) or next((around[module] for module in _upwards(path) if module in around), [0.0])
@@ -86,9 +86,9 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
             sizes = [layer]
         else:
             sizes = [layer * (LEAST_OF_VECTOR if vector else LEAST_OF_TABLE), size(a.parameter, a.parameter.numel())]
-        finite = all(one < math.inf for one in sizes)  # memory that is filled later may hold anything
-        found[a.name] = 2.0 ** min(0, round(math.log2(max(sizes)))) if finite else 1.0
-    return found
+        finite = all(number < math.inf for number in sizes)  # memory that is filled later may hold anything
+        radii[a.name] = 2.0 ** min(0, round(math.log2(max(sizes)))) if finite else 1.0
+    return radii
 
 
 def _upwards(path: str) -> list[str]:

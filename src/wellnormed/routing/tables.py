@@ -27,13 +27,13 @@ def grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]
         parts = name.split(".")
         words = tuple("" if _is_number(part) else part for part in parts)
         alike[words, tuple(cells)][tuple(int(part) for part in parts if _is_number(part))] = position
-    found = []
+    groups = []
     for (words, cells), positions in alike.items():
         for block in _blocks(list(positions)):
-            left = iter(block)
-            name = ".".join(word or _shown(next(left)) for word in words)
-            found.append((positions[tuple(members[0] for members in block)], math.prod(map(len, block)), name, cells))
-    return [(count, (name, *cells)) for _, count, name, cells in sorted(found)]
+            numbers = iter(block)
+            name = ".".join(word or _shown(next(numbers)) for word in words)
+            groups.append((positions[tuple(members[0] for members in block)], math.prod(map(len, block)), name, cells))
+    return [(count, (name, *cells)) for _, count, name, cells in sorted(groups)]
 
 
 def _is_number(part: str) -> bool:
@@ -48,9 +48,9 @@ def _blocks(members: list[tuple[int, ...]]) -> list[tuple[list[int], ...]]:
     for first, *rest in members:
         rests[first].append(tuple(rest))
     firsts: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
-    for first, own in rests.items():
-        firsts[tuple(sorted(own))].append(first)
-    return [(sorted(own), *block) for rest, own in firsts.items() for block in _blocks(list(rest))]
+    for first, tails in rests.items():
+        firsts[tuple(sorted(tails))].append(first)
+    return [(sorted(heads), *block) for tails, heads in firsts.items() for block in _blocks(list(tails))]
 
 
 def _shown(numbers: list[int]) -> str:
