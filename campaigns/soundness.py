@@ -35,7 +35,7 @@ import wellnormed as wn
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates.continuous import Continuous
-from wellnormed.certificates.search import _better, _Found, _like, _Search, over, rms
+from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
 from wellnormed.proof import Base, Bounds, Value, gather
 from wellnormed.proof.decimals import float_up
 from wellnormed.propagation.axes import default_axes, inner_axes
@@ -269,7 +269,7 @@ class Attack:
             self.look(start, self._direction(), "at random")
         return lower.value / bound if bound else 1.0
 
-    def _best(self, search: _Search) -> _Found:
+    def _best(self, search: _Search) -> _Tangent:
         """By ascent from the sphere, and by the power method near zero, where normalisation is steepest."""
         function, best = search.function, search.climb(8)
         x = {name: search._draw(shape) for name, shape in function.shapes.items()}
