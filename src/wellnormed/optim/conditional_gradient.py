@@ -18,14 +18,7 @@ from wellnormed.optim.fallback import adamw_step
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, outcome, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
-from wellnormed.optim.settings import (
-    GROUP_DEFAULTS,
-    LOST_DECAY,
-    NO_GRADIENTS,
-    EngineSettings,
-    check_settings,
-    refuse_unknown,
-)
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
 from wellnormed.routing import Assignment
@@ -71,7 +64,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     """Where an optimizer's defaults differ from those of `EngineSettings`."""
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
-        refuse_unknown(type(self), settings)
+        admission.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
@@ -82,7 +75,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._warned: set[str] = set()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
-        check_settings(defaults)
+        admission.check_settings(defaults)
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
@@ -145,7 +138,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "first ones by overrides= or assign_norms"
             )
         for group in groups:
-            check_settings({**self.defaults, **group})
+            admission.check_settings({**self.defaults, **group})
         if assignment is not self.assignment:
             self._adopt(assignment)
         for group in groups:
@@ -185,7 +178,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         """
         self._index()
         for group in self.param_groups:  # a scheduler may have moved them
-            check_settings(group)
+            admission.check_settings(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -193,7 +186,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         if not torch.compiler.is_compiling():
             parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
             if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
-                self._warn_once("gradients", NO_GRADIENTS)
+                self._warn_once("gradients", admission.NO_GRADIENTS)
         for group in self.param_groups:
             if rule_of(group) is None:
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state, group)
@@ -270,7 +263,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         elif kept != 1:
             dtype = parameters[0].dtype
             if dtype.itemsize < 4 and 1 - kept < torch.finfo(dtype).eps / 2:
-                self._warn_once("decay", LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+                self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
             torch._foreach_mul_(parameters, kept)
         torch._foreach_add_(parameters, directions, alpha=-length)
         memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
@@ -305,7 +298,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         """The `update_norm` of every parameter, by name."""
         self._index()
         for group in self.param_groups:
-            check_settings(group)
+            admission.check_settings(group)
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for name, (group, parameter) in self._owner.items():
             if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:

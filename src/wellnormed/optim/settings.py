@@ -1,16 +1,14 @@
-"""The keywords that every optimizer takes, their defaults, and which of them contradict each other."""
+"""The keywords that every optimizer takes, and their defaults; `admission` says which of them contradict each other."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
-import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
-from wellnormed.optim.parts import MEMORIES, STEP_RULES, Direction, Group, rule_of
+from wellnormed.optim.parts import Direction, Group
 from wellnormed.routing import Assignment
 from wellnormed.routing.recipes import RecipeName
 
@@ -86,77 +84,3 @@ GROUP_DEFAULTS: Group = {
     "memory": "buffer",
 }
 """The keywords that a parameter group may set for itself, beside `lr`."""
-
-
-NO_GRADIENTS = (
-    "step() found no gradient in any parameter and changed nothing: backward() was not called since zero_grad(), or "
-    "the loss does not depend on these parameters (another copy of the model?)"
-)
-LOST_DECAY = (
-    "a decay of {:.2g} a step is lost where weights round to {}, so it bounds no norm there; keep the weights in "
-    "float32, raise the learning rate, or cap them by wellnormed.constrain"
-)
-
-
-def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
-    where = f"{optimizer.__name__}: "
-    if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
-        values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
-        call = ", ".join(f"{key}={value!r}" for key, value in values.items())
-        raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
-    patterns = ("overrides", "radii", "directions", "lr_factors")
-    require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
-    if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
-        raise ValueError(f"{where}process_group={group!r} is no process group; pass one of torch.distributed, or None")
-    if unknown := settings.keys() - EngineSettings.__annotations__.keys():
-        raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
-
-
-def check_settings(settings: Group) -> None:
-    """Refuse settings of a group that are out of range or contradict each other."""
-    lr, momentum, memory = settings["lr"], settings["momentum"], settings["memory"]
-    require_numbers("", {"lr": lr}, tensor=True)
-    largest = torch.finfo(torch.float32).max
-    if not 0 <= lr <= largest:
-        raise ValueError(f"lr={lr} must be finite and not negative, in float32 as well")
-    if settings["step_rule"] not in STEP_RULES:
-        raise ValueError(f"step_rule={settings['step_rule']!r} must be one of {', '.join(get_args(StepRuleName))}")
-    if (rule := rule_of(settings)) is None:
-        return
-    require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
-    require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
-    require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
-    if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
-        length = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
-        raise ValueError(f"radius={settings['radius']} must be positive, and {length}")
-    if rule.convex and lr > 1:
-        raise ValueError(f"lr={lr} must be at most 1 with step_rule='constrained': it is a convex combination")
-    decay = settings["weight_decay"]
-    if not 0 <= decay * lr <= 1:
-        raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
-    if rule.convex and (decay or settings["cautious_decay"]):
-        decays = f"weight_decay={decay}, cautious_decay={settings['cautious_decay']}"
-        raise ValueError(
-            f"{decays}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
-        )
-    keep, gain = settings["normuon"], settings["clip_gain"]
-    if keep is not None and not 0 <= keep < 1:
-        raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
-    if keep is not None and (rule.convex or not rule.scale_free or memory == "gradient"):
-        raise ValueError(
-            f"normuon={keep} changes the norm of a step and keeps averages; it goes with the step rules "
-            "'unconstrained' and 'averaged' and memory='buffer'"
-        )
-    if gain is not None and (not rule.scale_free or not 0 < gain < float("inf")):
-        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule not 'sharp'")
-    if settings["nesterov"] and (rule.averages == "directions" or memory == "gradient"):
-        raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
-    if memory not in MEMORIES:
-        raise ValueError(f"memory={memory!r} must be 'buffer' or 'gradient'")
-    if memory == "gradient" and rule.averages == "directions":
-        raise ValueError("memory='gradient' keeps no average of oracle outputs; use memory='buffer' with ALMOND")
-    if memory == "gradient" and not rule.scale_free:
-        raise ValueError("memory='gradient' keeps a sum, whose length a 'sharp' step would take; use memory='buffer'")
