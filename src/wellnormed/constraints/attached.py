@@ -188,8 +188,8 @@ class Constraints:
 
     @property
     def _placement(self) -> Placement:
-        own = self._optimizer
-        return own.placement if isinstance(own, BoundsItsSteps) else self._own_placement
+        optimizer = self._optimizer
+        return optimizer.placement if isinstance(optimizer, BoundsItsSteps) else self._own_placement
 
     def _check(self) -> None:
         """Get the bounds on the coming step, and check that the constraints hold after it."""

@@ -1,4 +1,4 @@
-"""What every constraint says of itself, and the base of those that remember something of singular values.
+"""The methods of every constraint, and the base of constraints that remember something of singular values.
 
 A constraint is a value: what it remembers of a weight from step to step is handed in and out as tensors.
 """
@@ -133,7 +133,7 @@ class SpectralConstraint(Constraint):
         return norm.from_slices(batches, weights), after
 
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
-        """What to remember of slices of weights whose norms `(*batch)` have this proved bound; nothing by default."""
+        """The state to remember of slices whose weights have this proved bound, `(*batch)`; empty by default."""
         return {}
 
     @abstractmethod

@@ -25,7 +25,7 @@ class BoundsItsSteps(Protocol):
     assignment: Assignment
     placement: Placement
     attached: list[Any]
-    """What is attached to its steps, and goes along where it is copied."""
+    """The constraints attached to its steps, which are copied with it."""
 
     def update_norms(self) -> Bounds:
         """The bound on the coming step of every parameter of the assignment, in its norm."""

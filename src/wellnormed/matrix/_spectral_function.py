@@ -36,7 +36,7 @@ class SpectralFunction(Derivative):
 
     @abstractmethod
     def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of falling `s`, `(*batch, k)`: `f(s)`, its slope, and the number of the linear piece that it lies on.
+        """For falling `s`, `(*batch, k)`: `f(s)`, its slope, and the number of the linear piece on which `s` lies.
 
         A zero lies on a piece of its own, where the slope is that of the derivative inside the null space.
         """
@@ -53,7 +53,7 @@ class SpectralFunction(Derivative):
         return symmetric, antisymmetric, antisymmetric.diagonal(dim1=-2, dim2=-1)
 
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
-        """In the dtype of the tangent; computed by a float64 SVD."""
+        """The derivative in the dtype of the tangent, by a float64 SVD."""
         if x.numel() == 0:
             return torch.zeros_like(tangent)
         if x.shape[-2] < x.shape[-1]:

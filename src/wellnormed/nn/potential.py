@@ -99,7 +99,7 @@ class ConvexPotential2d(nn.Module):
         self.bias.normal_(0.0, 0.5, generator=generator).abs_().neg_()
 
     def _cap(self) -> float:
-        """In units of RMS, which `sqrt(d_in / d_out)` times the Euclidean norm does not exceed."""
+        """The cap in units of the RMS norm, which is at least `sqrt(d_in / d_out)` times the Euclidean norm."""
         hidden, channels = self.weight.shape[:2]
         return math.sqrt(channels / hidden)
 

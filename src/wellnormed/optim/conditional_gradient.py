@@ -67,7 +67,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         admission.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
-        self._model = next((given for given in (params, settings.get("norms")) if isinstance(given, nn.Module)), None)
+        self._model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
         later = {key: value for key, value in settings.items() if key not in ("norms", "process_group")}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
@@ -146,7 +146,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._index()
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
-        """What is known of parameters that come later: all that the model holds now."""
+        """The norms that are known for parameters that come later: those of all that the model holds now."""
         return Assignment(()) if self._model is None else self._resolve(self._model, self._chosen)[1]
 
     def _index(self) -> None:
@@ -307,7 +307,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         return bounds
 
     def state_dict(self) -> dict[str, Any]:
-        """As every torch optimizer; with `memory="gradient"` the gradients that hold the momentum are part of it."""
+        """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too."""
         state, in_gradients = super().state_dict(), self._in_gradients()
         numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
         momenta = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in in_gradients and p.grad is not None}

@@ -43,17 +43,17 @@ def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
     numbers = torch.stack([figures.to(results[0].device) for figures in results]).tolist() if results else []
     entries = [a for _, members in buckets for a in members]
     caps = {name: bound for follower in optimizer.attached for name, bound in follower.promised().items()}
-    steps, found = optimizer.update_norms(), {}
+    steps, values = optimizer.update_norms(), {}
     for entry, (norm, rank) in zip(entries, numbers, strict=True):
         name, step = entry.name, steps[entry.name]
-        found[f"norm/{name}"] = norm
+        values[f"norm/{name}"] = norm
         if rank:
-            found[f"stable_rank/{name}"] = rank
+            values[f"stable_rank/{name}"] = rank
         if name in caps:
-            found[f"norm_over_cap/{name}"] = norm / caps[name]
+            values[f"norm_over_cap/{name}"] = norm / caps[name]
         if step is not None and norm:
-            found[f"update_over_weight/{name}"] = step / norm
-    return found
+            values[f"update_over_weight/{name}"] = step / norm
+    return values
 
 
 def _figures(norm: Norm, weights: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class Placement:
     """
 
     sent_bytes: int = 0
-    """What this process has sent for jobs since it started; what goes to several others counts for each of them."""
+    """Bytes that this process has sent for jobs since it started; a message to several processes counts for each."""
 
     def __init__(self, parameters: Mapping[str, Tensor], process_group: ProcessGroup | None = None) -> None:
         self._process_group = process_group

@@ -21,7 +21,7 @@ _HEAD_SIZE = (
 
 
 class Heads(NamedTuple):
-    """What is known of the heads of an attention: how many, of keys and values, and the length of one."""
+    """The heads of an attention: their number, the number of heads of keys and values, and the length of one."""
 
     count: int
     of_keys: int

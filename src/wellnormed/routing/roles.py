@@ -160,9 +160,9 @@ class Roles:
 
     def _is_bias_table(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a table `(distances, heads)` adds to the logits of attention, as T5's does."""
-        own, known = _own_name(module_path(name)), attention_heads(self._down_to(module_path(name))[::-1])
-        relative, bias = "rel" in own, "bias" in own
-        return (relative and bias) or ((relative or bias) and known is not None and shape[1] == known.count)
+        layer, heads = _own_name(module_path(name)), attention_heads(self._down_to(module_path(name))[::-1])
+        relative, bias = "rel" in layer, "bias" in layer
+        return (relative and bias) or ((relative or bias) and heads is not None and shape[1] == heads.count)
 
     def _by_name(self, name: str, module: nn.Module, leaf: str, shape: Sequence[int]) -> Role | None:
         """Parameters of layers that torch does not have."""
