@@ -123,10 +123,15 @@ def state_kinds(optimizer: str) -> dict[str, dict[str, bool]]:
     }
 
 
+@cache
+def _cut(shape: torch.Size, gpus: int) -> list[int]:
+    row = shape[1:].numel()
+    return [length * row for length in part_lengths(shape[0], gpus)]
+
+
 def entries_of_rank(parameter: Tensor, gpus: int) -> list[int]:
     """Entries of every rank's part, as FSDP2 cuts the rows."""
-    row = parameter[0].numel()
-    return [length * row for length in part_lengths(len(parameter), gpus)]
+    return _cut(parameter.shape, gpus)
 
 
 def parts(parameters: Iterable[Tensor], gpus: int) -> list[int]:

@@ -116,6 +116,7 @@ def require_promises(constraints, promising):
 def test_the_promise_is_proved_after_every_step(kind, generator):
     cases, model, optimizer, constraints = attach_all(kind)
     promising = {n for n, case in cases.items() if case.promises}
+    require_promises(constraints, promising)  # before the first step, too
     for i in range(40):
         draw_gradients(model, generator, outward=i % 3 == 0)
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - i / 40)

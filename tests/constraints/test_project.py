@@ -90,7 +90,7 @@ def through_numpy(weight):
 
 
 COUNTED = {  # and seen without a call
-    "in place": lambda weight: weight.detach().copy_(random_of_equal_length(weight)),
+    "in place, as by load_state_dict": lambda weight: weight.detach().copy_(random_of_equal_length(weight)),
     "by assignment to data": lambda weight: setattr(weight, "data", random_of_equal_length(weight)),
     "vector_to_parameters": through_a_vector,
     "swapped": lambda weight: torch.utils.swap_tensors(weight, nn.Parameter(random_of_equal_length(weight))),

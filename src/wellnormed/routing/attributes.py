@@ -73,5 +73,5 @@ def stored(holder: object, name: str) -> object:
 
 def _in_one(names: Sequence[str], module: nn.Module) -> int | None:
     holders = (module, stored(module, "config"))
-    values: Iterator[object] = (stored(holder, name) for holder in holders for name in names)
+    values: Iterator[object] = (stored(holder, name) for holder in holders if holder is not None for name in names)
     return next((x for x in values if isinstance(x, int) and not isinstance(x, bool) and x > 0), None)
