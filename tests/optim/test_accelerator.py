@@ -152,6 +152,21 @@ def test_the_record_itself():
     assert accelerator.looks == 3
 
 
+def test_parameters_on_two_devices_of_one_process_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, {"0.weight": wn.HardCap(1.0), "2.weight": wn.HardCap(1.0)})
+    moved(model[1:])
+    for parameter in model[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = model[0].weight.detach().clone()
+    with Accelerator():
+        optimizer.step()
+    assert (model[0].weight - before).norm() > 0.01
+    assert constraints.promised() == {"0.weight": 1.0, "2.weight": 1.0}
+
+
 class Memory(Accelerator):
     """Records how many bytes of tensors that a step makes are held at once."""
 

@@ -58,7 +58,7 @@ class Cap(Constraint):
             return
         step = self._require_update_norm(update_norm, name)
         try:
-            self._cap(torch.zeros(1, 1), self.max_norm * TARGET, step)
+            _try(self, step)
         except ValueError as error:
             raise ValueError(
                 f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
@@ -118,6 +118,12 @@ class Cap(Constraint):
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         """Bring slices back to the cap; both numbers are largest singular values."""
         raise NotImplementedError
+
+
+@functools.lru_cache(maxsize=1024)
+def _try(cap: Cap, step: float) -> None:
+    """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
+    cap._cap(torch.zeros(1, 1), cap.max_norm * TARGET, step)
 
 
 def _without_defaults(cap: Cap) -> str:

@@ -143,9 +143,10 @@ def refuse_gradients(
         refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
     parts = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
     sizes = dict.fromkeys(gradients, 0.0)
-    if parts:
-        lengths = torch.stack([x.double() for x in torch._foreach_norm(list(parts.values()))]).tolist()  # one transfer
-        for name, length in zip(parts, lengths, strict=True):
+    for device in {part.device for part in parts.values()}:
+        here = [name for name, part in parts.items() if part.device == device]
+        norms = torch._foreach_norm([parts[name] for name in here])
+        for name, length in zip(here, torch.stack([x.double() for x in norms]).tolist(), strict=True):  # one transfer
             # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
             sizes[name] = (
                 length if length < math.inf else float(parts[name].double().abs().amax().nan_to_num(math.inf, math.inf))
