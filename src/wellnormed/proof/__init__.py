@@ -4,6 +4,10 @@
 rows while it lowers a model's operations. `check(document, tensors)`, `check_folder(folder)` and `python -m
 wellnormed.proof FOLDER` add the rows of a stored certificate again. They believe nothing but that the rows describe the
 model, and that computed tensors beside a certificate are what the model computes.
+
+To read it in an evening, begin with the records (`rows`) and the results (`value`, `moves`). Go on with the bounds of
+any groups (`gather`), one rule of `rules` with the checks of `inference`, then `products` and `attention`; after that
+the claims (`claims`) over `matrices` or over `promises`. End with `proof`, which puts all this together, and `check`.
 """
 
 from wellnormed.proof.check import Report as Report

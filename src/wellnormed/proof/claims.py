@@ -5,6 +5,7 @@ The values of a claim carry a slack of 1e-9, so that a machine that rounds other
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ Values = tuple[float, ...]
 
 
 def complete(claim: Claim) -> Claim:
-    """Check the types and numbers of a claim, and complete its settings by their defaults; nothing is proved yet."""
+    """Check the tensors and settings of a claim, and add the defaults; its values stay as they are."""
     require(claim.measure in MEASURES, f"nothing is known of the measure {claim.measure!r}")
     measure, defaults = claim.measure, MEASURES[claim.measure].settings
     names = texts(claim.tensors, "a claim's tensors")
@@ -52,9 +53,17 @@ def complete(claim: Claim) -> Claim:
             settings[key] = integer(setting, key, 1)
         else:
             settings[key] = integers(setting, key, 1)
+    return Claim(measure, names, claim.values, settings)
+
+
+def stated(claim: Claim) -> Claim:
+    """Complete a claim, and check that it has as many values as its measure, none negative; nothing is proved yet."""
+    claim = complete(claim)
     values = tuple(number(each, "a claim's value") for each in of_type(claim.values, (list, tuple), "a claim's values"))
-    require(min(values, default=-1) >= 0, f"{measure} has values {values[:4]}, which are no norms")
-    return Claim(measure, names, values, settings)
+    count = len(claim.constants["pairs"]) if claim.measure == "product" else claim.constants.get("parts", 1)
+    fits = len(values) == count > 0 and min(values) >= 0
+    require(fits, f"{claim.measure} has values {values[:4]}, which are not {count} norms")
+    return replace(claim, values=values)
 
 
 def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
@@ -76,12 +85,12 @@ def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
 
 
 def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
-    """Raise a `CheckError` unless the claim is true."""
+    """Raise a `CheckError` unless the values of a claim, whose number was checked, are proved."""
     arrays, measure = _wide(claim, tensor), MEASURES[claim.measure]
     with np.errstate(all="ignore"):
         if measure.below is None:
             least = measure.bound(*arrays, **claim.constants)
-            proved = len(least) == len(claim.values) and all(a <= b for a, b in zip(least, claim.values, strict=True))
+            proved = all(a <= b for a, b in zip(least, claim.values, strict=True))
         else:
             proved = measure.below(*arrays, claim.values, **claim.constants)
     require(proved, f"{_named(claim)} at {claim.values[:4]} could not be proved")
@@ -114,7 +123,7 @@ def _spectral(w: np.ndarray, parts: int, transposed: bool) -> Values:
 
 def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool) -> bool:
     matrices = parts_of(matrix(w, transposed), parts)
-    return len(values) == parts and all(norms_below(w[None], v) for w, v in zip(matrices, values, strict=True))
+    return all(norms_below(w[None], v) for w, v in zip(matrices, values, strict=True))
 
 
 def _factors(
@@ -151,7 +160,6 @@ def _times(value: float, *scales: float) -> float:
 
 
 def _product_below(left: np.ndarray, right: np.ndarray, values: Values, **settings: Any) -> bool:
-    require(len(values) == len(settings["pairs"]), "a product has a value for each pair")
     for (w, error, scales), value in zip(_factors(left, right, **settings), values, strict=True):
         rest = value / scales[0] / scales[1] * (1 - 4 * UNIT) - error
         if error and not (rest > 0 and norms_below(w[None], rest)):
@@ -219,7 +227,7 @@ def _convolution(w: np.ndarray, **settings: Any) -> Values:
 
 def _convolution_below(w: np.ndarray, values: Values, **settings: Any) -> bool:
     _require_kernel(w, **settings)
-    return len(values) == 1 and convolution_below(w, values[0], **settings)
+    return convolution_below(w, values[0], **settings)
 
 
 def _require_kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> None:

@@ -71,7 +71,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
     require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {word(value.name)} are more than {_GROUPS}")
 
-    def rows(array: np.ndarray) -> np.ndarray:
+    def by_group(array: np.ndarray) -> np.ndarray:
+        """Broadcast to the value's shape and sort by groups: `(groups, entries)`."""
         ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
         return ends.reshape(math.prod(outer), -1)
 
@@ -80,8 +81,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     if bounds is None:
         parts = []
         for whole, term in moving:
-            factor = rows(np.ones(()) if term.factor is None else term.factor)
-            column = np.where(factor == 0, -1, rows(term.index))
+            factor = by_group(np.ones(()) if term.factor is None else term.factor)
+            column = np.where(factor == 0, -1, by_group(term.index))
             base, here = _finest(whole, column), column >= 0
             group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
             parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
@@ -91,21 +92,23 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             derived[:, i] = _one_group(parts, row)
         bounds = Bounds(*(each[inverse].reshape(outer) for each in derived))
     bounds = Bounds(*map(collapse, bounds))
-    kept = np.broadcast_shapes(*(each.shape for each in bounds))
-    over = tuple(axis for axis, (a, b) in enumerate(zip(outer, kept, strict=True)) if a > b)
+    different = np.broadcast_shapes(*(each.shape for each in bounds))
+    alike = tuple(axis for axis, (n, m) in enumerate(zip(outer, different, strict=True)) if n > m)
     for term in value.terms:
         if not isinstance(term.base, Base):
-            norms = _norms_of_constant(
-                term, rows(term.index), rows(np.ones(()) if term.factor is None else term.factor)
-            )
+            factor = by_group(np.ones(()) if term.factor is None else term.factor)
+            norms = _norms_of_constant(term, by_group(term.index), factor)
             # along axes with equal bounds so far, the largest norm stands for all: a table of positions has many
-            radius, largest = (each.reshape(outer).max(over, keepdims=True) for each in norms)
+            radius, largest = (each.reshape(outer).max(alike, keepdims=True) for each in norms)
             bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
     return Bounds(*map(collapse, bounds))
 
 
 def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds | None:
-    """The sum of the bases' bounds, if each base is scaled by one number and has these very groups; None otherwise."""
+    """The sum of the bases' bounds, if each base is scaled by one number and has these very groups; None otherwise.
+
+    Residuals and results that nothing has moved are of this kind; their entries need not be looked at.
+    """
     wide = [axis for axis in axes if shape[axis] > 1]
     zero = np.full([1] * len(shape), ZERO, dtype=object)
     bases, total = [], [zero] * 3

@@ -24,7 +24,7 @@ class Inference:
     shape: tuple[int, ...]
     constants: dict[str, Any]
     claims: list[Claim]
-    """The claims, with complete settings."""
+    """The claims, with complete settings and the right number of values."""
     reads: list[tuple[int, ...]]
     axes: tuple[int, ...]
     shape_of: Callable[[str], tuple[int, ...]]

@@ -1,7 +1,6 @@
 """A proof under construction: the only place where a bound comes into being."""
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -147,7 +146,7 @@ class Proof:
             require(rising, f"{along} are no axes of {of}")
         inference = Inference(
             name=row.name, operation=row.operation, inputs=inputs, shape=shape, constants=constants,
-            claims=[claims.complete(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
+            claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
             bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
         )  # fmt: skip
         bounds = Bounds(*map(collapse, RULES[row.operation](inference)))
@@ -177,7 +176,7 @@ class Proof:
             >>> Proof({"bias": np.array([3.0, 4.0])}).claim("max_abs", "bias").values
             (4.0,)
         """
-        complete = claims.complete(Claim(measure, tensors, (0.0,), constants))
+        complete = claims.complete(Claim(measure, tensors, (), constants))
         values = self._follow(complete)
         if values is None:
             proved = claims.bound(complete, self.tensor)
@@ -198,7 +197,7 @@ class Proof:
             return
         tensors = tuple(self.stored.get(name) for name in claim.tensors)
         if (least := self._follow(claim)) is not None:
-            enough = len(least) == len(claim.values) and all(map(operator.le, least, claim.values))
+            enough = all(a <= b for a, b in zip(least, claim.values, strict=True))
             require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
         elif None in tensors or self._earlier.get(repr(claim)) != tensors:
             claims.prove(claim, self.tensor)
