@@ -275,6 +275,7 @@ class _Inputs:
         return Value(row.name, row.shape, (Term(base, base.order),))
 
     def _tensor(self, name: str) -> np.ndarray:
+        """The entries of a tensor of the certificate or of `weights`, which must be the certified one."""
         stored = self._certificate.computed.get(name, self._weights.get(name))
         if stored is None:
             raise ValueError(

@@ -233,6 +233,7 @@ class _Search:
         return best
 
     def _better_secant(self, best: LowerBound, x: Point, length: float, tangent: _Tangent) -> LowerBound:
+        """The gain between x and the point at a length, in radii, in the tangent's direction, if it is the best yet."""
         moved = {name: each + length * self.radius * tangent.direction[name] for name, each in x.items()}
         moved = _one(self._inside(_many(moved)), 0)
         change = {name: moved[name] - each for name, each in x.items()}
@@ -247,6 +248,7 @@ class _Search:
         return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
 
     def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
+        """As `gains`, as far as torch has the derivatives that it needs."""
         while True:
             at_once = self.function.at_once
             try:

@@ -128,6 +128,7 @@ class WeightSpace(ABC):
         return [{"params": named, "lr": lr * factor} for factor, named in groups.items()]
 
     def _norms_and_factors(self) -> dict[str, tuple[Norm, float]]:
+        """Norm and factor of every weight; the factor of a shared weight is the smallest over its places."""
         factors: dict[str, tuple[Norm, float]] = {}
         for place in self.places():
             norm, smallest = factors.get(place.name, (place.norm, math.inf))

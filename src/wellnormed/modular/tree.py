@@ -99,6 +99,7 @@ class NormedModule(WeightSpace):
         return aligned([header, *self._rows(self.mass, self.lr_factors(), "", "")])
 
     def _rows(self, total: float, factors: Mapping[str, float], first: str, rest: str) -> Iterator[tuple[str, ...]]:
+        """Yield the printed rows; `first` and `rest` are the lines to the left of the first row and of the others."""
         mass, share, factor, norm = "", "", "", ""
         if self.mass or isinstance(self, Atom):
             mass, share = f"{self.mass:.4g}", f"{self.mass / total:.2%}" if total else ""
@@ -163,6 +164,8 @@ class Scalar(Bond):
 
 @dataclass(frozen=True)
 class _Compound(NormedModule):
+    """Several modules as one, whose mass is the sum of theirs."""
+
     modules: tuple[NormedModule, ...]
     label: str = ""
     """Name in the printed tree, such as a module's; the kind of compound without it."""

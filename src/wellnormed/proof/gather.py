@@ -67,6 +67,7 @@ class _Part(NamedTuple):
 
 
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
+    """As `gather`, derived anew: from the terms that depend on the input, plus the norms of the constant ones."""
     shape, rank = value.shape, len(value.shape)
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
     require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {word(value.name)} are more than {_GROUPS}")

@@ -27,10 +27,11 @@ LARGEST = {
 
 
 def _input(row: Inference) -> Bounds:
+    """A certified variable, whose groups lie in a ball or a box; or, with two claims, vectors that are looked up."""
     row.only(0, (0, 2))
     require(len(row.axes) > 0, "its groups have no axes")
     box, radius = domain_of(row)
-    if row.claims:  # an embedding: its vectors lie in the domain
+    if row.claims:
         claim, width = row.claim(0, "max_abs" if box else "row_norm"), row.shape[-1]
         require(row.axes == (len(row.shape) - 1,), "the groups of an embedding are its vectors")
         require(row.shape_of(claim.tensors[0])[-1:] == (width,), f"its table has not {width} columns")
@@ -58,12 +59,16 @@ def domain_of(row: Inference) -> tuple[tuple[float, float] | None, Decimal]:
 
 
 def _output(row: Inference) -> Bounds:
+    """The model's result, which is its input unchanged."""
     row.keeps_shape()
     return row.bounds[0]
 
 
 def _contraction(row: Inference) -> Bounds:
-    """1-Lipschitz in every group; the result is no larger in norm, and its entries are at most `growth` times those."""
+    """A map of each group that increases neither differences nor norms, and no entry by more than the factor `growth`.
+
+    The result may have size 1 along axes of a group.
+    """
     row.only(1)
     row.groups()
     (x,) = row.inputs
@@ -93,11 +98,12 @@ def _shift(row: Inference) -> Bounds:
 
 
 def _elementwise(row: Inference) -> Bounds:
+    """A function of every entry, with its settings; the claim of a learned slope says that no slope exceeds it."""
     row.keeps_shape(claims=(0, 1))
     settings = of_type(row.constants.get("numbers", []), (list, tuple), "numbers")
     numbers, name = [number(each, "a number of its function") for each in settings], row.constants.get("function")
     slope, growth, at_zero, ceiling = shape_of(name, *numbers)
-    if row.claims:  # learned slopes
+    if row.claims:
         claim = row.claim(0, "max_abs")
         require(name == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
@@ -132,6 +138,7 @@ def _unit(row: Inference) -> Bounds:
 
 
 def _softmax(row: Inference) -> Bounds:
+    """Softmax along one axis: the norm of a vector of it is at most 1, and that of the Jacobian at most 1/2."""
     row.keeps_shape()
     axis = integer(row.constants.get("over"), "over")
     row.groups(axis)
