@@ -29,7 +29,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wellnormed as wn
 from campaigns.random_models import Drawn, draw_model
@@ -62,27 +61,16 @@ class Every(Continuous):
 
     def every(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Name of a node -> its tensor, for all that depend on the input."""
-        values: dict[fx.Node, Any] = dict(self._constants)
-        values.update((node, inputs[name]) for node, name in self._variables.items())
-        with sdpa_kernel(SDPBackend.MATH):
-            for node, target, arguments, keywords in self._steps:
-                arguments, keywords = fx.node.map_arg((arguments, keywords), values.__getitem__)
-                values[node] = _wide(target(*arguments, **keywords))
-        shown = [*self._variables, *(node for node, *_ in self._steps)]
+        values = self.values(inputs)
+        shown = [*self._variables, *self._steps]
         return {node.name: values[node] for node in shown if isinstance(values[node], Tensor)}
 
     def until(self, name: str, axes: tuple[int, ...]) -> "Every":
         """The function whose result is an inner node's, in groups along these axes, counted from the last."""
         part = copy.copy(self)
-        number, node = next((i, step[0]) for i, step in enumerate(self._steps) if step[0].name == name)
+        number, node = next((i, step) for i, step in enumerate(self._steps) if step.name == name)
         part._steps, part._result, part.output_axes = self._steps[: number + 1], node, axes
         return part
-
-
-def _wide(result: Any) -> Any:
-    if isinstance(result, list | tuple):
-        return [_wide(each) for each in result]
-    return result.double() if isinstance(result, Tensor) and result.is_floating_point() else result
 
 
 class Limit(NamedTuple):
@@ -323,13 +311,13 @@ class Attack:
 
     def _inner(self) -> Limit | None:
         """One of the operations that bound something."""
-        names = {node.name for node, *_ in self.function._steps}
+        names = {node.name for node in self.function._steps}
         own = [limit for limit in self.limits if limit.node in names and limit.primitive != "moves"]
         own = [limit for limit in own if limit.shape == self._shape(limit.node)]
         return own[int(self._choice.integers(len(own)))] if own else None
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        node = next(step[0] for step in self.function._steps if step[0].name == name)
+        node = next(step for step in self.function._steps if step.name == name)
         example = node.meta["val"]
         return tuple(example.shape) if isinstance(example, Tensor) else ()
 

@@ -10,13 +10,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured, capture, decomposed
-from wellnormed.propagation.dependence import dependence, reached
 from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.interpreter import Interpreter, compute
 from wellnormed.propagation.places import place
 from wellnormed.propagation.registry import name_of
 
 
-class Continuous:
+class Continuous(Interpreter):
     """What a captured graph computes, in real arithmetic as far as float64 has it.
 
     The variables are the floating inputs, and the vectors that integers of the input look up. What else depends on
@@ -34,11 +34,8 @@ class Continuous:
     """
 
     def __init__(self, captured: Captured) -> None:
-        captured = decomposed(captured)
-        (output,) = (node for node in captured.nodes if node.op == "output")
-        (result,) = output.args[0]  # type: ignore[misc]
-        assert isinstance(result, fx.Node)  # the model returns one tensor
-        self._result: fx.Node = result
+        super().__init__(decomposed(captured))
+        self._result = self.captured.result
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name of a variable -> its shape."""
         self.device = torch.device("cpu")
@@ -46,20 +43,16 @@ class Continuous:
         self.at_once = True
         """Whether `many` computes together; switched off by the first operation that torch cannot vectorize."""
         self._variables: dict[fx.Node, str] = {}
-        self._steps: list[tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._constants: dict[fx.Node, Any] = {}
-        depends = dependence(captured.nodes, captured.inputs)
-        begins = depends.lookups | {node for node in depends.variable if node.op == "placeholder"}
-        needed = reached(self._result, lambda node: () if node in begins else node.all_input_nodes)
-        for node in captured.nodes:
-            if node in begins:
-                self._add_variable(node, captured)
-            elif node not in needed or node.op == "output":
-                continue
-            elif node in depends.variable:
-                self._steps.append((node, *_in_float64(node)))
-            else:
-                self._constants[node] = self._constant(node, captured)
+        self._calls: dict[fx.Node, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        for node in self.captured.nodes:
+            if node in self.depends.lookups or (node in self.depends.variable and node.op == "placeholder"):
+                self._add_variable(node)
+        needed = [node for node in self.needed(self._result) if node not in self._variables]
+        self._steps = [node for node in needed if node in self.depends.variable]
+        """The nodes that are computed from the variables, in order of execution."""
+        self._calls.update((node, _in_float64(node)) for node in self._steps)
+        self.interpret([node for node in needed if node not in self.depends.variable], self._constants)
         if not self.shapes:
             raise UncertifiableError(
                 "nothing of the input is a variable: pass an example with floats, or integers that go into an embedding"
@@ -67,7 +60,7 @@ class Continuous:
         example = self._result.meta["val"]
         if not isinstance(example, Tensor) or not example.is_floating_point():
             raise UncertifiableError("the model's result is no tensor of floats, so it has no gain")
-        read = {each for node, *_ in self._steps for each in node.all_input_nodes} | {self._result}
+        read = {each for node in self._steps for each in self.sources(node)} | {self._result}
         self._constants = {node: _widened(each) for node, each in self._constants.items() if node in read}
         self.axes = {name: _groups(shape) for name, shape in self.shapes.items()}
         """Name of a variable -> axes of a group of its entries, counted from the last."""
@@ -80,14 +73,29 @@ class Continuous:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result for one value of every variable, each of its shape in `shapes`."""
-        values = dict(self._constants)
-        values.update((node, inputs[name]) for node, name in self._variables.items())
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-            for node, target, arguments, keywords in self._steps:
-                arguments, keywords = fx.node.map_arg((arguments, keywords), values.__getitem__)
-                values[node] = _widened(target(*arguments, **keywords))
-        result = values[self._result]
+        result = self.values(inputs)[self._result]
         return result if result.ndim else result[None]
+
+    def values(self, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
+        """What is computed on the way to the result, for one value of every variable, by the node."""
+        values = self._constants | {node: inputs[name] for node, name in self._variables.items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            self.interpret(self._steps, values)
+        return values
+
+    def operands(self, node: fx.Node) -> Any:
+        """Nothing for a variable; the call in float64 for what is computed from variables."""
+        return () if node in self._variables else self._calls.get(node) or super().operands(node)
+
+    def evaluate(self, node: fx.Node, operands: Any) -> Any:
+        """A tensor in float64, or as the model computes it where it depends on no variable."""
+        if node.op == "placeholder":
+            stored, inputs = self.captured.stored, self.captured.inputs
+            return stored[node.name][1].detach() if node.name in stored else inputs[node.name][1]
+        target, arguments, keywords = operands
+        if node in self.depends.variable:
+            return _widened(target(*arguments, **keywords))
+        return compute(node, arguments, keywords)
 
     def many(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The results for several values, one behind the other along an additional first axis."""
@@ -100,9 +108,9 @@ class Continuous:
         count = len(next(iter(inputs.values())))
         return torch.stack([self({name: x[number] for name, x in inputs.items()}) for number in range(count)])
 
-    def _add_variable(self, node: fx.Node, captured: Captured) -> None:
+    def _add_variable(self, node: fx.Node) -> None:
         example = node.meta["val"]
-        name = captured.inputs[node.name][0] if node.op == "placeholder" else node.name
+        name = self.captured.inputs[node.name][0] if node.op == "placeholder" else node.name
         if not example.ndim:
             raise UncertifiableError(f"the input {name} is a single number; pass a batch of vectors")
         if name in self.shapes:  # an argument has the name of a lookup
@@ -110,19 +118,6 @@ class Continuous:
         self._variables[node] = name
         self.shapes[name] = tuple(example.shape)
         self.device = example.device
-
-    def _constant(self, node: fx.Node, captured: Captured) -> Any:
-        """What does not depend on a variable, computed as the model does."""
-        if node.op == "placeholder":
-            return captured.stored[node.name][1].detach() if node.name in captured.stored else _example(node, captured)
-        if node.op == "get_attr":
-            raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
-            raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`, and take noise out")
-        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), self._constants.__getitem__)
-        with torch.no_grad():
-            return node.target(*arguments, **keywords)  # type: ignore[operator]
 
 
 def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Continuous:
@@ -142,10 +137,6 @@ def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Cont
         torch.Size([1, 3])
     """
     return Continuous(capture(model, example_input, output))
-
-
-def _example(node: fx.Node, captured: Captured) -> Tensor:
-    return captured.inputs[node.name][1]
 
 
 def _groups(shape: tuple[int, ...]) -> tuple[int, ...]:

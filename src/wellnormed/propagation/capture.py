@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.batch_size import is_any_size
-from wellnormed.propagation.dependence import dependence
+from wellnormed.propagation.dependence import Dependence, dependence
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.model_state import ModelState, require_values, restoring
@@ -52,6 +52,18 @@ class Captured:
     def nodes(self) -> list[fx.Node]:
         """In order of execution."""
         return list(self.program.graph.nodes)
+
+    @property
+    def result(self) -> fx.Node:
+        """The node of the one tensor that the model returns."""
+        (result,) = self.nodes[-1].args[0]  # type: ignore[misc]
+        assert isinstance(result, fx.Node)
+        return result
+
+    @cached_property
+    def depends(self) -> Dependence:
+        """Which nodes depend on the certified input, and which only on its integers."""
+        return dependence(self.nodes, self.inputs)
 
 
 class _Selecting(nn.Module):
@@ -234,34 +246,23 @@ def _taken_apart() -> dict[Any, Any]:
 
 def _is_plain(captured: Captured) -> bool:
     """Whether no operation overwrites anything, and none that depends on the input has parts that the rest lacks."""
-    variable = dependence(captured.nodes, captured.inputs).variable
     for node in captured.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
                 return False
-            if node in variable and node.target in _taken_apart():
+            if node in captured.depends.variable and node.target in _taken_apart():
                 return False
     return True
 
 
 def decomposed(captured: Captured) -> Captured:
     """The same operations without mutation; those without a bound, such as recurrent layers, as their parts."""
-    return captured if _is_plain(captured) else _decomposed(captured, _taken_apart())
-
-
-def _decomposed(captured: Captured, table: dict[Any, Any]) -> Captured:
+    if _is_plain(captured):
+        return captured
     with quiet(), refusing(lambda error: f"the model cannot be captured: {first_line(error)}. {_REMEDY}"):
-        program = captured.program.run_decompositions(dict(table))
+        program = captured.program.run_decompositions(dict(_taken_apart()))
     _refuse_overwriting(program)  # what overwrites is known only without mutation
     return replace(captured, program=program)
-
-
-def functional(captured: Captured) -> Captured:
-    """The same operations, without mutation."""
-    operations = [node.target for node in captured.nodes if node.op == "call_function"]
-    if not any(isinstance(each, torch._ops.OpOverload) and each._schema.is_mutable for each in operations):
-        return captured
-    return _decomposed(captured, {})
 
 
 @contextlib.contextmanager

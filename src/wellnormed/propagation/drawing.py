@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured, Example, map_tensors
-from wellnormed.propagation.dependence import dependence, packet
+from wellnormed.propagation.dependence import packet
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.operations.movement import MOVES
 
@@ -73,7 +73,7 @@ class Drawing:
 
 def _rows(captured: Captured, placeholder: str) -> int | None:
     """How many rows the smallest table has that an input looks up; None if it does anything else as well."""
-    depends = dependence(captured.nodes, captured.inputs)
+    depends = captured.depends
     name = captured.inputs[placeholder][0]
     tables: list[int] = []
     for node, names in depends.integers.items():

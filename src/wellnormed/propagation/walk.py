@@ -12,9 +12,10 @@ from wellnormed.propagation import operations as operations  # registers the bou
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
-from wellnormed.propagation.dependence import dependence, packet, reached
+from wellnormed.propagation.dependence import packet
 from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError, refusing
+from wellnormed.propagation.interpreter import Interpreter, compute
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
@@ -32,7 +33,7 @@ _CHOOSING = (
 """Operations that may make their result of whole vectors of their first argument."""
 
 
-class Walk:
+class Walk(Interpreter):
     """Bounds the nodes of a captured graph, those that the result needs; the arguments are those of a `Ledger`."""
 
     def __init__(
@@ -42,16 +43,13 @@ class Walk:
         proved: Ledger | None = None,
         promises: Mapping[str, Promise | None] | None = None,
     ) -> None:
-        self.captured, self.step = captured, Ledger(radius, proved, promises)
+        super().__init__(captured)
+        self.step = Ledger(radius, proved, promises)
         self.values: dict[fx.Node, Any] = {}
-        (output,) = (node for node in captured.nodes if node.op == "output")
-        results: Any = output.args[0]
-        (self.result,) = results
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.fixed: dict[str, Stored] = {}
         """Inputs, such as masks, that are as in the example but for what they look up, by name."""
-        self.depends = dependence(captured.nodes, captured.inputs)
         self.dependent = self.depends.variable
         self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
         self._same = repeats(captured.nodes)
@@ -63,18 +61,17 @@ class Walk:
 
         `progress` is told, after every operation, how many are bounded, and of how many.
         """
-        needed = reached(self.result, self._sources)
-        nodes = [node for node in self.captured.nodes if node in needed and node.op in ("placeholder", "call_function")]
+        nodes = self.needed(self.captured.result)
         for number, node in enumerate(nodes, 1):
             self.step.where, self.step.name = place(node), self._name(node)
             self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
             try:
                 with refusing(self._unforeseen):
-                    self.values[node] = self._value(node)
+                    self.interpret([node], self.values)
             except UncertifiableError as error:
                 raise UncertifiableError(f"{error}{self._coverage(nodes)}") from error.__cause__
             progress(number, len(nodes))
-        result = self.values.get(self.result)
+        result = self.values.get(self.captured.result)
         self.step.where = self.step.name = "output"
         if not isinstance(result, Value):
             raise self.step.refuse(
@@ -123,28 +120,24 @@ class Walk:
                 return bound, found
         return None
 
-    def _sources(self, node: fx.Node) -> list[fx.Node]:
-        """What the bound of a node reads."""
-        if node not in self.patterns:
-            return node.all_input_nodes
-        leaves = torch.utils._pytree.tree_leaves(self.patterns[node][1])
-        return [each for each in leaves if isinstance(each, fx.Node)]
+    def operands(self, node: fx.Node) -> Any:
+        """Its arguments, or what a pattern found in their place."""
+        return self.patterns[node][1] if node in self.patterns else super().operands(node)
 
-    def _value(self, node: fx.Node) -> Any:
+    def evaluate(self, node: fx.Node, operands: Any) -> Any:
+        """A `Value` for what depends on the certified input, a `Stored` or a plain value for a constant."""
         if node.op == "placeholder":
             return self._placeholder(node)
         if node in self.patterns:
-            bound, found = self.patterns[node]
-            self.fix(self.depends.names(self._sources(node)))
-            return self._checked(node, bound(self.step, fx.node.map_aggregate(found, self._known)))
-        known: Any = fx.node.map_aggregate((node.args, node.kwargs), self._known)
-        arguments, keywords = known
+            self.fix(self.depends.names(self.sources(node)))
+            return self._checked(node, self.patterns[node][0](self.step, operands))
+        _, arguments, keywords = operands
         if node not in self.dependent:
-            return self._compute(node, arguments, keywords)
+            return self._constant(node, arguments, keywords)
         if node in self.depends.lookups:
             return self._lookup(node, arguments)
         if not any(isinstance(self.values[each], Value | list) for each in node.all_input_nodes):
-            return self._compute(node, arguments, keywords)  # of ones like the input, say
+            return self._constant(node, arguments, keywords)  # of ones like the input, say
         self.fix(self.depends.names(node.all_input_nodes))
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]
@@ -159,9 +152,6 @@ class Walk:
         if not isinstance(indices, Stored) or packet(node) not in ("embedding", "index"):
             raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
         return self._checked(node, embedding(self.step, table, tuple(indices.tensor.shape)))
-
-    def _known(self, each: Any) -> Any:
-        return self.values[each] if isinstance(each, fx.Node) else each
 
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         function = OPERATIONS.get(name_of(node.target))
@@ -213,10 +203,8 @@ class Walk:
             return self.step.computed(f"input.{name}", example)
         return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)
 
-    def _compute(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
+    def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         """What does not depend on the input, computed as the model does."""
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise self.step.refuse("it draws random numbers; call `model.eval()`, and take noise out")
         plain = torch.utils._pytree.tree_map(
             lambda each: each.tensor if isinstance(each, Stored) else each,
             (arguments, dict(keywords)),
@@ -230,8 +218,7 @@ class Walk:
         for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
             if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
                 self.step.require_known(each)
-        with torch.no_grad():
-            result = node.target(*plain[0], **plain[1])  # type: ignore[operator]
+        result = compute(node, *plain)
         if isinstance(result, Tensor):
             return self.step.computed(self.step.name, result, first if swapped else None, own if vectors else None)
         if isinstance(result, list | tuple):
