@@ -227,15 +227,3 @@ def test_a_step_of_length_zero_projects_what_breaks_its_promise_and_writes_nothi
     for seed in range(3):
         train(model, optimizer, 1, seed)
         assert not broken(constraints)
-
-
-def test_constraints_of_a_compiled_step_are_those_of_the_step():
-    weights = []
-    for compiled in (False, True):
-        model, optimizer, constraints = attach(chosen=[c.HardCap(1.0, every=4)])
-        optimizer.step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
-        train(model, optimizer, 4)
-        assert max(constraints.proved_ratios().values()) <= 1
-        weights.append(bits(model))
-    for one, other in zip(*weights, strict=True):
-        torch.testing.assert_close(one, other)

@@ -218,15 +218,17 @@ def test_grad_scaler_and_clipping_do_not_change_a_scale_free_step():
     assert all(torch.equal(a, b) for a, b in zip(before, scaled.parameters(), strict=True))
 
 
-def test_a_compiled_step_is_the_step():
+def test_a_compiled_step_is_the_step_with_its_constraints():
     one, other = network(), network()
     first, second = wn.Scion(wn.assign_norms(one), lr=0.05), wn.Scion(wn.assign_norms(other), lr=0.05)
+    caps = [wn.constrain(optimizer, {"*.weight": wn.HardCap(1.0, every=4)}) for optimizer in (first, second)]
     compiled = torch.compile(second.step, backend="aot_eager")
-    for seed in range(3):
+    for seed in range(4):
         for model, optimizer, step in ((one, first, first.step), (other, second, compiled)):
             optimizer.zero_grad()
             backward(model, seed)
             step()
+        assert all(max(each.proved_ratios().values()) <= 1 for each in caps)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
