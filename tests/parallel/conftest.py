@@ -4,21 +4,16 @@ from tests.parallel.processes import Processes
 
 
 @pytest.fixture(scope="session")
-def _pool():
-    pool = {}
-    yield pool
-    for processes in pool.values():
-        if processes.alive:
-            processes.stop()
-
-
-@pytest.fixture
-def processes(_pool):
+def processes():
     """From a number of processes, those processes."""
+    pool = {}
 
     def get(world):
-        if world not in _pool or not _pool[world].alive:
-            _pool[world] = Processes(world)
-        return _pool[world]
+        if world not in pool or not pool[world].alive:
+            pool[world] = Processes(world)
+        return pool[world]
 
-    return get
+    yield get
+    for running in pool.values():
+        if running.alive:
+            running.stop()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
+from tests.undrawn import undrawn
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import loop
@@ -36,6 +37,7 @@ def config(data, **changes) -> TrainConfig:
         "checkpoint_every": 4,
         "log_every": 1,
         "validation_tokens": 400,
+        "sample_tokens": 5,
         "device": "cpu",
         "precision": "float32",
     }
@@ -46,10 +48,12 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@undrawn()
 def run(data, folder, changes=()):
     loop.train(config(data, **dict(changes)), folder, QUIET)
 
 
+@undrawn()
 def resume(folder):
     loop.resume(folder, QUIET)
 

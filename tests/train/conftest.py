@@ -1,10 +1,13 @@
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tests.undrawn import undrawn
 from wellnormed.models import GPTConfig, PotentialConfig
-from wellnormed.train import TrainConfig, finish, report
+from wellnormed.train import TrainConfig, evaluate, finish
 
 MODEL = GPTConfig(length=8, width=8, heads=2, blocks=1)
 POTENTIAL = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=2, attention_heads=2)
@@ -12,29 +15,34 @@ POTENTIAL = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_certificate_for_equal_bits():
-    """The runs of this room end in few different weights; the certificates of each are computed once."""
-    known, certify = {}, finish.certify_model
-
-    def remembered(model, attack_steps, generator, *more):
-        digest = hashlib.sha256(f"{model} {attack_steps} {more}".encode() + generator.get_state().numpy().tobytes())
-        for name, tensor in model.state_dict().items():
-            digest.update(name.encode() + tensor.numpy().tobytes())
-        if digest.digest() not in known:
-            known[digest.digest()] = certify(model, attack_steps, generator, *more)
-        return known[digest.digest()]
-
+    """The runs of this room end in few different weights; program and certificates of each are computed once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "certify_model", remembered)
+        patch.setattr(finish, "certify_model", remembered(finish.certify_model))
+        patch.setattr(evaluate, "capture", remembered(evaluate.capture))
         yield
 
 
-@pytest.fixture(scope="module")
-def without_figures():
-    """Reports without pictures, which take most of a small run's time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in vars(report) if name.endswith("_figure")]:
-            patch.setattr(report, name, lambda *content: None)
-        patch.setattr(report, "_svg", lambda figure: "<svg/>")
+def remembered(function):
+    """A function of a model that is computed once for the same bits of model, generators and tensors."""
+    known = {}
+
+    def once(model, *more):
+        states = [x.get_state() if isinstance(x, torch.Generator) else x for x in more]
+        tensors = [*model.state_dict().items(), *((str(x.shape), x) for x in states if isinstance(x, torch.Tensor))]
+        digest = hashlib.sha256(f"{model} {[x for x in states if not isinstance(x, torch.Tensor)]}".encode())
+        for name, tensor in tensors:
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        if digest.digest() not in known:
+            known[digest.digest()] = function(model, *more)
+        return known[digest.digest()]
+
+    return once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_figures(request):
+    """Pictures are drawn by the tests of the report alone."""
+    with nullcontext() if request.module.__name__.endswith("test_report") else undrawn():
         yield
 
 

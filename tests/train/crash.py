@@ -1,10 +1,10 @@
 """Runs of the command line in forked children whose file operations are stopped at a chosen one.
 
 The tests start this file as a script, because forking is safe only in a process with one thread:
-`python crash.py HOW WHICH TEXT` prints a list of outcomes as JSON. HOW is `kill` (SIGKILL just before the operation,
-which is just after the one before) or `full` (from this operation on, the disk takes nothing more). WHICH is `every`
-operation, the last of each `kind` (the same operation on files of the same name is of one kind), or those kinds that
-`open` a file.
+`python crash.py TEXT "HOW WHICH" ...` prints the list of outcomes of each as JSON. HOW is `kill` (SIGKILL just before
+the operation, which is just after the one before) or `full` (from this operation on, the disk takes nothing more).
+WHICH is `every` operation, the last of each `kind` (the same operation on files of the same name is of one kind), or
+those kinds that `open` a file.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import traceback
@@ -104,30 +105,29 @@ def child(arguments, how=None, at=-1):
     return answer
 
 
-def leave_out_figures():
-    """They take most of a run's time."""
-    from wellnormed.train import report
-
-    for name in ("_loss_figure", "_norms_figure", "_growth_figure", "_gap_figure"):
-        setattr(report, name, lambda *content: None)
-    report._svg = lambda figure: "<svg/>"
-
-
-def repeat_certificate(of):
-    """Every run of the same bits has the same certificate, which takes half of the remaining time."""
+def main(text, *cases):
     from wellnormed.certificates.certificate import Certificate
-    from wellnormed.train import finish
+    from wellnormed.train import evaluate, finish
 
-    certificate = Certificate.load(f"{of}/certificate.json")
-    finish.certify_model = lambda *model: certificate
+    # every run of the same bits has the same program and certificate, which take most of a run's time
+    capture, programs = evaluate.capture, []
 
+    def captured(model, example):
+        if not programs:
+            programs.append(capture(model, example))
+        return programs[0]
 
-def main(how, which, text):
-    leave_out_figures()
+    evaluate.capture = captured
     begin = ["train", "--source", text, *OPTIONS, "--name"]
     status, shown = call([*begin, "warm"])
     assert status == 0, shown
-    repeat_certificate("runs/warm")
+    certificate = Certificate.load("runs/warm/certificate.json")
+    finish.certify_model = lambda *model: certificate
+    print(json.dumps({case: outcomes_of(begin, *case.split()) for case in cases}))
+
+
+def outcomes_of(begin, how, which):
+    shutil.rmtree("runs/whole", ignore_errors=True)
     status, shown, operations = child([*begin, "whole"])
     assert status == 0, shown
     outcomes = []
@@ -137,7 +137,7 @@ def main(how, which, text):
             continue
         if how == "full" and operations[at].startswith(("os.remove", "os.rmdir")):
             continue  # a full disk does not hinder a removal, and after the last one nothing is written
-        name = f"at-{at}"
+        name = f"{how}-{at}"
         status, shown, seen = child([*begin, name], how, at)
         assert len(seen) > at, f"operation {at} was never reached: {shown}"
         resume = ["train", "--resume", f"runs/{name}"]
@@ -153,8 +153,12 @@ def main(how, which, text):
             "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew,
             "again": again, "differing": differing,
         })  # fmt: skip
-    print(json.dumps(outcomes))
+    return outcomes
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.undrawn import undrawn
+
+    with undrawn():
+        main(*sys.argv[1:])

@@ -26,8 +26,8 @@ import sys
 from wellnormed.models import GPTConfig
 from wellnormed.train import TrainConfig, train
 model = GPTConfig(length=8, width=8, heads=2, blocks=1)
-config = TrainConfig(model, steps=150, batch=2, threads=1, source=sys.argv[1], device="cpu", log_every=3,
-                     checkpoint_every=10, attack_steps=0, sample_tokens=20)
+config = TrainConfig(model, steps=60, batch=2, threads=1, source=sys.argv[1], device="cpu", log_every=3,
+                     checkpoint_every=5, attack_steps=0, sample_tokens=5)
 train(config, sys.argv[2])
 """
 
@@ -50,11 +50,7 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert [folder.name for folder in run.checkpoint_folders()] == ["step-00000008", "step-00000012"]
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 4, 6, 8, 10, 12]
     assert len(run.sample_file.read_text()) == 21
-    page = run.report_file.read_text()
-    assert page.count("<svg") == 6
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
+    assert run.report_file.read_text().count("<svg") == 6
     config, _ = run.read_config(TrainConfig)
     assert config == replace(tiny, model=load(run.path).config)
     finished = run.weights_file.read_bytes()
@@ -62,24 +58,19 @@ def test_a_run_leaves_everything(tiny, tmp_path):
 
 
 def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
-    def start(name):
-        command = [sys.executable, "-c", KILLED, str(text_file), str(tmp_path / name)]
-        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
-
-    whole = start("whole")
-    killed = start("killed")
+    command = [sys.executable, "-c", KILLED, str(text_file), str(tmp_path / "killed")]
+    killed = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     run = RunFolder(tmp_path / "killed")
     deadline = time.monotonic() + 120
     while not run.checkpoint_folders() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(random.random() / 2)  # any moment; every one must do
+    time.sleep(random.random() / 4)  # any moment; every one must do
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() in (-signal.SIGKILL, 0)  # 0: it was quicker than the signal
     with run.metrics_file.open("a") as file:
         file.write('{"step": 39')  # what a kill within a write leaves
-    assert whole.wait(120) == 0
     resume(run.path)
-    reference = RunFolder(tmp_path / "whole")
+    reference = train(run.read_config(TrainConfig)[0], tmp_path / "whole")
     assert run.weights_file.read_bytes() == reference.weights_file.read_bytes()
     assert without_timing(run) == without_timing(reference)
     assert run.sample_file.read_text() == reference.sample_file.read_text()

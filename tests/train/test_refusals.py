@@ -29,9 +29,6 @@ sys.exit(status)
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_figures")
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

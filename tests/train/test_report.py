@@ -55,6 +55,14 @@ def test_it_says_which_run_it_is_and_how_far(run):
     assert re.search(r"loss of a batch, step 4", page)
 
 
+def test_it_needs_no_other_file(run):
+    page = run.report_file.read_text()
+    assert page.count("<svg") == 6
+    for name in ("www.w3.org", "purl.org", "creativecommons.org"):  # of the format and of its licence
+        page = page.replace(f"http://{name}", "")
+    assert "http://" not in page
+
+
 def test_what_was_asked_for_stands_beside_what_is_certified(run):
     page = shown(run)
     certified = re.search(r"(\S+)\s+certified Lipschitz bound; at most 5 was asked for", page)

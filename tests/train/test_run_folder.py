@@ -20,7 +20,7 @@ TEXT = "text.txt"
 
 
 @pytest.fixture(scope="module", params=["gpt", "potential"])
-def whole(request, tmp_path_factory, without_figures):
+def whole(request, tmp_path_factory):
     """A folder with a text and a finished run."""
     folder = tmp_path_factory.mktemp("whole")
     write_text(folder / TEXT)

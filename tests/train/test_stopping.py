@@ -25,7 +25,7 @@ TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, without_figures):
+def place(tmp_path_factory):
     """A folder with a text, shards of it, and a finished run of each kind."""
     folder = tmp_path_factory.mktemp("stopping")
     (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
