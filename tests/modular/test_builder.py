@@ -65,9 +65,9 @@ def test_projections_of_queries_keys_and_values_stand_in_the_tree(generator):
 
 
 def test_every_rule_known_by_name_names_a_class_that_exists():
-    own = [name for name in builder.RULES if name.startswith(("wellnormed.nn.", "wellnormed.models."))]
-    assert len(own) > 5
-    for name in own:
+    ours = [name for name in builder.RULES if name.startswith(("wellnormed.nn.", "wellnormed.models."))]
+    assert len(ours) > 5
+    for name in ours:
         module, _, cls = name.rpartition(".")
         assert issubclass(getattr(importlib.import_module(module), cls), nn.Module)
 

@@ -102,8 +102,8 @@ def test_dual_norm_is_the_largest_pairing(tree, seed):
 def test_learning_rate_scales_times_each_norms_own_map_are_the_modular_map(tree, seed):
     assume(unique(tree))
     g, scales = tensors(tree, seed), tree.lr_factors()
-    own = {place.name: place.norm.dualize(g[place.name]) * scales[place.name] for place in tree.places()}
-    assert_same(tree.dualize(g), own)
+    scaled = {place.name: place.norm.dualize(g[place.name]) * scales[place.name] for place in tree.places()}
+    assert_same(tree.dualize(g), scaled)
 
 
 @given(parts=st.lists(trees, min_size=3, max_size=3), seed=st.integers(0, 99))

@@ -17,10 +17,10 @@ from wellnormed.models.potential_gpt import PotentialGPT
 class Function(nn.Module):
     """A function of a module and its input."""
 
-    def __init__(self, function: Callable[..., Tensor], **own: Any) -> None:
+    def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
         super().__init__()
         self.function = function
-        for name, each in own.items():
+        for name, each in attributes.items():
             setattr(self, name, nn.Parameter(each) if isinstance(each, Tensor) else each)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
     elif name == "convolution of tokens":
         pair = Function(lambda self, x: self.conv(x.mT).mT, conv=nn.Conv1d(6, 4, 3, padding=1, groups=2)), x
     elif name == "moves":
-        given = {"table": torch.randn(4, 1), "shift": torch.randn(4, 6)}
-        pair = Function(moves, linear=linear(6, 6), **given), x
+        tensors = {"table": torch.randn(4, 1), "shift": torch.randn(4, 6)}
+        pair = Function(moves, linear=linear(6, 6), **tensors), x
     elif name == "mixing":
         pair = Function(mixing, linear=linear(6, 6), share=torch.rand(4, 4)), x
     elif name == "within caps":

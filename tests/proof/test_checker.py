@@ -112,9 +112,10 @@ def test_malformed_fields_end_in_a_sentence() -> None:
 
 
 def _says_the_same(path: tuple, bad: Any) -> bool:
-    """Without digests, with default settings, without a bias that stands in no later row, with another name.
+    """Whether an edit leaves the proved statement as it is.
 
-    Batches, what was compared or found by search, and versions are nothing that the checker speaks of.
+    It may drop digests, a setting that has its default, or a bias that no later row has, or give another name. The
+    kernel says nothing about batches, the comparison with the model's code, searches, and versions.
     """
     return (
         path[0] in ("any_batch", "comparison", "lower_bound", "versions")

@@ -21,20 +21,20 @@ def test_random_sums_of_moved_entries(seed: int) -> None:
     bases = [base(random, axes) for axes in ((1,), (0, 1), (0,), ())[: 1 + seed % 4]]
     terms = []
     for _ in range(1 + seed % 3):
-        own = bases[random.integers(len(bases))]
+        chosen = bases[random.integers(len(bases))]
         index = random.integers(-1, 24, (3, 5)) if seed % 2 else random.permutation(24)[:15].reshape(3, 5)
         factor = (random.normal(size=(3, 5)), np.array(-0.7), random.normal(size=(3, 1)))[seed % 3]
-        terms.append(Term(own, index, factor, 1))
+        terms.append(Term(chosen, index, factor, 1))
     value = Value("value", (3, 5), tuple(terms))
     for axes in ((), (0,), (1,), (0, 1)):
         bounds = gather(value, axes)
         for _ in range(50):
             entries = {}
-            for own in bases:
+            for one in bases:
                 x = random.normal(size=24) * (random.random(24) < 0.4)
-                norms = np.sqrt(np.bincount(own.groups, x * x))
-                x *= (own.table[0].astype(float) / np.where(norms > 0, norms, 1))[own.groups]
-                entries[id(own)] = x
+                norms = np.sqrt(np.bincount(one.groups, x * x))
+                x *= (one.table[0].astype(float) / np.where(norms > 0, norms, 1))[one.groups]
+                entries[id(one)] = x
             y = np.zeros((3, 5))
             for term in terms:
                 y += np.where(term.index < 0, 0, entries[id(term.base)][term.index]) * term.factor
@@ -45,17 +45,17 @@ def test_random_sums_of_moved_entries(seed: int) -> None:
 
 def test_known_matrices() -> None:
     one = np.full((1, 1), Decimal(1), dtype=object)
-    own = Base("base", (1, 4), (1,), Bounds(one, one, one), None)
+    vector = Base("base", (1, 4), (1,), Bounds(one, one, one), None)
     order, zero = np.arange(4).reshape(1, 4), np.zeros((1, 4), int)
     turn = np.array([[0.6, 0.6, 0.8, 0.8]])
     other = np.array([[-0.8, -0.8, 0.6, 0.6]])
     cases = {
-        "rotation": ([Term(own, order[:, [0, 1, 0, 1]], turn), Term(own, order[:, [2, 3, 2, 3]], other)], 1.0),
-        "twice": ([Term(own, order), Term(own, order)], 2.0),
-        "difference": ([Term(own, order), Term(own, order, np.array(-0.25))], 0.75),
-        "repeated": ([Term(own, zero)], 2.0),
-        "halves": ([Term(own, np.array([[0, 1, -1, -1]])), Term(own, np.array([[-1, -1, 2, 3]]))], 1.0),
+        "rotation": ([Term(vector, order[:, [0, 1, 0, 1]], turn), Term(vector, order[:, [2, 3, 2, 3]], other)], 1.0),
+        "twice": ([Term(vector, order), Term(vector, order)], 2.0),
+        "difference": ([Term(vector, order), Term(vector, order, np.array(-0.25))], 0.75),
+        "repeated": ([Term(vector, zero)], 2.0),
+        "halves": ([Term(vector, np.array([[0, 1, -1, -1]])), Term(vector, np.array([[-1, -1, 2, 3]]))], 1.0),
     }
     for name, (terms, norm) in cases.items():
-        found = float(gather(Value(name, (1, 4), tuple(terms)), (1,)).radius.max())
-        assert norm * (1 - 1e-15) <= found <= norm * (1 + 1e-7), name
+        radius = float(gather(Value(name, (1, 4), tuple(terms)), (1,)).radius.max())
+        assert norm * (1 - 1e-15) <= radius <= norm * (1 + 1e-7), name
