@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import wellnormed as wn
 from wellnormed.data import load_shakespeare
+from wellnormed.data.characters import CharacterText
 from wellnormed.data.shards import Tokens, load_shards
 from wellnormed.nn import Rotary
 from wellnormed.norms import Sign
@@ -62,18 +63,24 @@ class Corpus(NamedTuple):
 
 
 @cache
+def shakespeare() -> CharacterText:
+    """The Shakespeare that this machine has; reading the plays takes seconds, and every cell asks for it."""
+    return load_shakespeare()
+
+
+@cache
 def corpus(text: Text) -> Corpus:
     """Characters of Shakespeare, or GPT-2's tokens of FineWeb, with their number rounded up as in the released code."""
     if text == "fineweb":
         symbols = 50304
         return Corpus(symbols, load_shards("train", vocabulary=symbols), load_shards("val", vocabulary=symbols))
-    found = load_shakespeare()
+    found = shakespeare()
     return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
 
 
 def text_of(cell: GPTRun) -> str:
     """The name of what a run reads."""
-    return f"characters of {load_shakespeare().source}" if cell.text == "shakespeare" else "tokens of FineWeb"
+    return f"characters of {shakespeare().source}" if cell.text == "shakespeare" else "tokens of FineWeb"
 
 
 class Block(nn.Module):

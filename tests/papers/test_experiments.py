@@ -79,7 +79,7 @@ def tiny_data(monkeypatch):
 @pytest.fixture(autouse=True)
 def tiny_shakespeare(monkeypatch):
     text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+    for module in (_gpt, _shakespeare, _nanogpt, modula_gpt, shakespeare_best):
         monkeypatch.setattr(module, "shakespeare", lambda: text)
 
 
