@@ -82,13 +82,13 @@ def test_sharp_steps_are_gradient_descent_in_a_euclidean_space():
 @pytest.mark.parametrize("coefficients", REGISTRY)
 @pytest.mark.parametrize("method", ["auto", "newton-schulz"])
 def test_scg_stays_in_the_ball_for_every_coefficient_set(coefficients, method):
-    """Proved after every tenth of 300 steps, from the boundary; with adversarial gradients half of the time."""
+    """Proved after every tenth of 100 steps, from the boundary; with adversarial gradients half of the time."""
     norm, radius = wn.Spectral(coefficients, method=method), 0.7
     model = layer(shape=(5, 12), dtype=torch.float32)
     norm.initialize_(model.weight.data).mul_(radius * (1 - 1e-6))
     optimizer = engine(model, norm, lr=0.2, radius=radius, step_rule="constrained", momentum=0.5)
     generator = torch.Generator().manual_seed(0)
-    for step in range(300):
+    for step in range(100):
         outward = -model.weight.detach() + 1e-3 * torch.randn(5, 12, generator=generator)
         model.weight.grad = outward if step % 2 else torch.randn(5, 12, generator=generator)
         optimizer.step()
