@@ -1,4 +1,3 @@
-import hashlib
 import os
 import sys
 from contextlib import contextmanager
@@ -28,42 +27,19 @@ def _no_figure_stays_open():
         sys.modules["matplotlib.pyplot"].close("all")
 
 
-CERTIFICATES = {}
-"""What `one_certificate_for_equal_bits` remembers."""
-
-
-@pytest.fixture(scope="module")
-def one_certificate_for_equal_bits():
-    """Runs that end in equal weights have one certificate, which is computed once."""
-    from wellnormed.train import finish
-
-    certify = finish.certify_model
-
-    def remembered(model, attack_steps, generator, *more):
-        digest = hashlib.sha256(f"{model} {attack_steps} {more}".encode() + generator.get_state().numpy().tobytes())
-        for name, tensor in model.state_dict().items():
-            digest.update(name.encode() + tensor.numpy().tobytes())
-        if digest.digest() not in CERTIFICATES:
-            CERTIFICATES[digest.digest()] = certify(model, attack_steps, generator, *more)
-        return CERTIFICATES[digest.digest()]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "certify_model", remembered)
-        yield
-
-
 @pytest.fixture(scope="module")
 def quick_ends():
-    """Reports whose figures are made but not drawn, and texts by the model itself, without its captured program.
+    """Runs end without drawn figures, and equal weights are captured and certified once.
 
-    Both take most of a small run's time; `train/test_report.py` draws, and `train/test_loop.py` samples.
+    All of it takes most of a small run's time; the train room draws, samples and certifies.
     """
-    from wellnormed.train import evaluate, report
+    from tests.train.conftest import remembered
+    from tests.undrawn import undrawn
+    from wellnormed.train import evaluate, finish
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_svg", lambda figure: "<svg/>")
-        patch.setattr(evaluate, "capture", lambda model, example: model)
-        patch.setattr(evaluate, "program_of", lambda captured: captured)
+    with undrawn(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "certify_model", remembered(finish.certify_model))
+        patch.setattr(evaluate, "capture", remembered(evaluate.capture))
         yield
 
 

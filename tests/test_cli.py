@@ -25,7 +25,7 @@ assert not {"torch", "numpy", "matplotlib", "rich"} & sys.modules.keys()  # it t
 """
 
 
-pytestmark = pytest.mark.usefixtures("quick_ends", "one_certificate_for_equal_bits")
+pytestmark = pytest.mark.usefixtures("quick_ends")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("quick_ends", "one_certificate_for_equal_bits")
+pytestmark = pytest.mark.usefixtures("quick_ends")
 
 
 def small() -> PaperConfig:
