@@ -34,7 +34,9 @@ def one_line(shown):
 def outcomes(folder, *kinds):
     command = [sys.executable, str(CRASH), "text.txt", *kinds]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
+    )  # `every` takes minutes
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(len(each) > 10 for each in found.values())
