@@ -363,3 +363,16 @@ def test_the_checker_proves_a_circular_convolution_and_refuses_one_that_does_not
         row["constants"]["circular"] = circular
         with pytest.raises(CheckError):
             check(document, {name: each.detach().numpy() for name, each in conv.state_dict().items()})
+
+
+def test_the_windows_of_a_euclidean_pool_are_the_same_in_its_sign_and_its_size():
+    """Where they differ, the sign is 0 at x = 0 in one window and the size jumps with the entries of another."""
+
+    def pools(x, stride):
+        signs, sizes = (F.avg_pool1d(x.square(), 2, each) for each in (2, stride))
+        return (signs.sign() * F.relu(sizes.abs()) * 2) ** 0.5
+
+    image = torch.randn(1, 1, 5)
+    walked(Net(lambda _, x: pools(x, 2)), image)
+    with pytest.raises(UncertifiableError, match="not continuous"):
+        walked(Net(lambda _, x: pools(x, 3)), image)

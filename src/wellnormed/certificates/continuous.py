@@ -17,19 +17,18 @@ from wellnormed.propagation.registry import name_of
 
 
 class Continuous(Interpreter):
-    """What a captured graph computes, in real arithmetic as far as float64 has it.
+    """The function that a captured graph computes, in float64 in the place of real arithmetic.
 
-    The variables are the floating inputs, and the vectors that integers of the input look up. What else depends on
-    these is as in the example. What does not depend on a variable is computed once, in the
-    precision in which the model computes it, for that is what a certificate proves; what does is computed in float64,
-    and conversions to fewer digits are left out. Gradients pass where the model detaches them, because a derivative
-    does.
+    The variables are the floating inputs, and the vectors that integers of the input look up; other uses of these
+    integers are as in the example. Nodes that depend on no variable are computed once, in the precision of the model,
+    because a certificate is about these values. The others are computed in float64, without conversions to fewer
+    digits. Gradients pass where the model detaches them, because a derivative does.
 
     Args:
         captured: As `capture` returns it.
 
     Raises:
-        UncertifiableError: Nothing of the input is a variable, the result is none of numbers, the model draws random
+        UncertifiableError: Nothing of the input is a variable, the result has no floats, the model draws random
             numbers, or it runs a graph within the graph.
     """
 
@@ -39,7 +38,7 @@ class Continuous(Interpreter):
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name of a variable -> its shape."""
         self.device = torch.device("cpu")
-        """Where the example lies."""
+        """The device of the example."""
         self.at_once = True
         """Whether `many` computes together; switched off by the first operation that torch cannot vectorize."""
         self._variables: dict[fx.Node, str] = {}
@@ -77,7 +76,7 @@ class Continuous(Interpreter):
         return result if result.ndim else result[None]
 
     def values(self, inputs: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
-        """What is computed on the way to the result, for one value of every variable, by the node."""
+        """The values of all nodes that the result is computed from, for one value of every variable."""
         values = self._constants | {node: inputs[name] for node, name in self._variables.items()}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             self.interpret(self._steps, values)

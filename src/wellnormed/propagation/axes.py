@@ -1,4 +1,4 @@
-"""Which groups an operation asks for, as the reads of its row; the proof checks what follows from them."""
+"""Choose the axes of the groups whose bounds an operation's row reads; the proof checks the bounds that follow."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from wellnormed.proof import Base, Term, Value
 
 
 def inner_axes(x: Value, *others: Value) -> tuple[int, ...]:
-    """Axes along which all entries lie in one group of every base, and are not all one entry repeated.
+    """The axes along which all entries lie in one group of every base, and are not copies of one entry.
 
     An operation on single entries asks for groups along these: finer groups lose nothing against them, and coarser ones
     need not be put together. An operation on several values of one shape asks for the groups of all.
@@ -23,18 +23,18 @@ def inner_axes(x: Value, *others: Value) -> tuple[int, ...]:
 
 
 def with_inner_axes(x: Value, axes: Iterable[int]) -> tuple[int, ...]:
-    """The given axes, with the inner ones along which no part of a linear map's outputs changes into another.
+    """The given axes, and the inner axes along which no entry is another output of a linear map.
 
-    An operation on every head of a projection by itself keeps the heads' own bounds in this way.
+    So an operation that treats the heads of a projection one by one keeps the bound of each head.
     """
     own = {axis % len(x.shape) for axis in axes}
     return tuple(sorted(own | {axis for axis in inner_axes(x) if axis in own or not _crosses_outputs(x, axis)}))
 
 
 def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
-    """Name of a linear row -> into how many equal parts of its outputs it may be cut for groups along these axes.
+    """Name of a linear row -> the number of equal parts to cut its outputs into, so that every group lies in one part.
 
-    Every group then lies in one such part, which has a bound of its own, such as the heads of a projection.
+    Every part, such as a head of a projection, then has a bound of its own.
     """
     found = {}
     for name, terms in _linear_terms(x).items():
@@ -54,7 +54,7 @@ def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
 
 
 def _linear_terms(x: Value) -> dict[str, list[Term]]:
-    """Name of every linear row that entries of a value are made of -> the terms of it."""
+    """Name of every linear row that a value has entries of -> the terms that hold them."""
     found: dict[str, list[Term]] = {}
     for term in x.terms:
         if isinstance(term.base, Base) and term.base.divisible:
@@ -73,7 +73,7 @@ def _crosses_outputs(x: Value, axis: int) -> bool:
 
 
 def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
-    """Whether entries along an axis are different ones, all of one group, rather than one repeated; None for others."""
+    """True if entries along an axis are different and of one group, False if they are copies of one, None otherwise."""
     base, index = term.base, term.index
     if not isinstance(base, Base):
         return False

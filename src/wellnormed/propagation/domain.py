@@ -12,7 +12,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}
 """Name -> dtype of an input that a certificate can speak of."""
 STORED = (*_DTYPES, torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-"""What stored tensors may be of: the dtypes that the kernel reads."""
+"""The dtypes of stored tensors that the kernel reads."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ Domain = float | Box
 
 
 def constants_of(domain: Domain, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of an input's row. What a dtype holds is the box between its largest numbers."""
+    """The constants of an input's row. Every finite input is the box between the largest numbers of its dtype."""
     name = str(dtype).removeprefix("torch.")
     if domain == math.inf:
         largest = torch.finfo(dtype).max

@@ -52,10 +52,10 @@ class InDouble(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        given = _tensors((args, kwargs))
-        if self.failure or not any(_memory(each) in self._beside for each in given):
+        operands = _tensors((args, kwargs))
+        if self.failure or not any(_memory(each) in self._beside for each in operands):
             return func(*args, **kwargs)
-        for each in given if func._schema.is_mutable else ():
+        for each in operands if func._schema.is_mutable else ():
             if each.layout == torch.strided and _memory(each) not in self._beside:
                 self._add(each, _flat(each))
         wide = torch.utils._pytree.tree_map(self._wide, (args, kwargs))
@@ -110,9 +110,9 @@ def run_in_double(function: Callable[[], Tensor], inputs: Sequence[Tensor]) -> T
     for vendor in (True, False):  # kernels of mkldnn are faster, and some of them are for float32 alone
         with vendor_kernels(vendor), InDouble(inputs) as doubled:
             result = function()
-        found = doubled.of(result)
-        if found is not None:
-            return found.detach()
+        companion = doubled.of(result)
+        if companion is not None:
+            return companion.detach()
     return None
 
 
@@ -128,7 +128,7 @@ def vendor_kernels(enabled: bool) -> Iterator[None]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Which memory a tensor is a view of: a number that no other has while it is known; -1 if it is no dense one."""
+    """A number for the memory that a tensor is a view of, which no other memory has now; -1 if it is not dense."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -1
 
 
@@ -147,7 +147,7 @@ def _laid_out(companion: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """That of the same numbers in float64; floats of 8 bits stay as they are."""
+    """The dtype that holds the same numbers in float64; floats of 8 bits stay as they are."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point and dtype.itemsize > 1 else dtype
@@ -158,7 +158,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _spell_out_eps(func: Any, args: Any, keywords: dict[str, Any]) -> None:
-    """Give a normalization without eps the one that it has in the precision of the ordinary run."""
+    """Give a normalization without an eps the eps that it has in the precision of the ordinary run."""
     names = [each.name for each in func._schema.arguments]
     if "rms_norm" not in func._schema.name or "eps" not in names:
         return

@@ -1,4 +1,4 @@
-"""What operations write to: a growing proof, claims on stored tensors, and refusals that say where they happened."""
+"""The ledger that operations write to: a growing proof, claims on stored tensors, refusals that say where they are."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +26,12 @@ class Stored:
     name: str
     tensor: Tensor
     computed: bool = False
-    """Whether it is none of the model's own tensors, so that the certificate's file must hold it."""
+    """Whether the walk computed the tensor. The model does not hold it then, so the certificate's file must."""
     transpose_of: "Stored | None" = None
-    """The model's own matrix, if this is its transpose."""
+    """The parameter that this tensor is the transpose of; None otherwise."""
     rows_of: "Stored | None" = None
-    """The model's own tensor, of whose vectors along the last axis this one is made: whole ones along its last axis of
-    more than one entry, in any order."""
+    """The parameter whose rows this tensor consists of (complete rows, possibly reordered or repeated), as after an
+    index or a slice; None otherwise. The rows lie along the last axis of more than one entry."""
 
 
 class Ledger:
@@ -40,31 +40,31 @@ class Ledger:
     Args:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
         proved: A ledger of the same model, whose claims need no second proof.
-        promises: Name of a parameter whose entries are not to be known -> what is promised of it; None if nothing is.
-            Its entries are NaN, so that nothing but a claim that follows from its promise can come of it.
+        promises: Name of a parameter whose entries the bound must not depend on -> the promise that a constraint makes
+            of it; None if it makes none. The entries are NaN, so that only claims that follow from the promise remain.
     """
 
     def __init__(
         self, radius: Domain, proved: "Ledger | None" = None, promises: Mapping[str, Promise | None] | None = None
     ) -> None:
         self.promises: Mapping[str, Promise | None] = promises or {}
-        """Name of a parameter whose entries are NaN -> what is promised of it, if anything."""
+        """Name of a parameter whose entries are NaN -> the promise that a constraint makes of it, or None."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
         self.proof = Proof(earlier=None if proved is None else proved.proof)
-        """The rows, with what follows from them."""
+        """The rows, with the bounds that follow from them."""
         self.used: dict[str, Stored] = {}
         """The stored tensors that rows name."""
         self.name = "model"
-        """Name of the rows that the operation at work derives."""
+        """The name of the rows that the current operation derives."""
         self.where = "model"
-        """Operation at work, for refusals."""
+        """The place of the current operation in the model, for refusals."""
         self.ordered: list[tuple[Value, int, Value]] = []
         """Values whose lines along an axis were sorted, with the axis and the sorted value."""
         self.pairs: dict[tuple[str, str], Value] = {}
         """Names of two values -> both side by side along a new last axis."""
         self.dtype = torch.float32
-        """Of the operation's result."""
+        """The dtype of the current operation's result."""
         self._claims: dict[tuple, Claim] = {}
         self._proved = proved
         self._computed: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ class Ledger:
         return gather(x, own)
 
     def largest_logits(self, attention: Value) -> Sequence[Decimal]:
-        """For every head of the result of an attention, what no logit exceeds."""
+        """For every head of the result of an attention, a bound on the absolute value of its logits."""
         base = attention.terms[0].base
         assert isinstance(base, Base)  # the result of a row that computes
         return tuple(base.inference.logits)
@@ -268,18 +268,18 @@ class Ledger:
             )
 
     def unknown(self, operand: Any) -> Stored | None:
-        """The promised parameter that an operand is, or of whose vectors it is made; None for all others."""
+        """The parameter with a promise that an operand is, or consists of rows of; None for all other operands."""
         if not isinstance(operand, Stored):
             return None
-        own = operand.rows_of or operand
-        return None if self._promise(own) is None else own
+        parameter = operand.rows_of or operand
+        return None if self._promise(parameter) is None else parameter
 
     def _promise(self, stored: Stored) -> Promise | None:
-        """What is known of a tensor instead of its entries; a computed one may have the name of another."""
+        """The promise that takes the place of a tensor's entries; a computed tensor has none, whatever its name is."""
         return None if stored.computed else self.promises.get(stored.name)
 
     def require_known(self, stored: Stored) -> None:
-        """Refuse a tensor whose entries follow from those that are not to be known.
+        """Refuse a tensor that is computed from entries that the bound must not depend on: it has NaN.
 
         Raises:
             UncertifiableError: Says what to do about it.

@@ -1,4 +1,4 @@
-"""What a model holds at a moment: whether running it changes that, and how it is put back."""
+"""The state of a model at a moment: whether running the model changes it, and how it is put back."""
 
 import contextlib
 import random

@@ -1,11 +1,11 @@
-"""Moves: operations that leave no bound of their own.
+"""Moves: operations that need no bound of their own.
 
 - `pick`: entries of one input, in any order, repeated or left out, with zeros in between. Where an entry comes from is
   written as `offset + sum of tables[axis][position]`, or, if it is no such sum, as a stored tensor of positions.
 - `times`: the product with a number or a stored tensor.
 - `add`: the sum of inputs of shapes that broadcast.
 - `constant`: a stored tensor or a number.
-- `idle_ball`: the projection onto a ball that nothing lies outside of.
+- `idle_ball`: the projection onto a ball that contains every value.
 - `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `propagation.rounding`.
 """
 
@@ -25,7 +25,7 @@ Table = int | list[int]
 
 
 def pick(step: Ledger, x: Value, move: Move) -> Value:
-    """What an operation that only moves entries makes of a value.
+    """Apply an operation that only moves entries.
 
     Args:
         step: The operation at work.

@@ -1,4 +1,4 @@
-"""What messages call a node of a captured graph or an error: operation, module and line, as the user knows them."""
+"""Places of nodes and errors for messages: operation, module and line, as the user knows them."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""What constraints promise of the weights, in the form in which a proof rests on it."""
+"""The promises of constraints on weights, in the form in which a proof rests on them."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from wellnormed.propagation.moves import tables_of
 
 
 def promise_of(name: str, norm: Norm, cap: float, shape: Sequence[int]) -> Promise:
-    """That a parameter's norm is at most a cap, by the singular values of the parts that the norm is made of.
+    """The promise that a parameter's norm is at most a cap, as bounds on the singular values of the norm's parts.
 
     Example:
         >>> import wellnormed as wn

@@ -12,10 +12,10 @@ from wellnormed.propagation.registry import name_of
 
 
 def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
-    """Whether a result is of floats that do not hold all numbers of those that it is computed from.
+    """Whether a result has a dtype that does not hold all numbers of the tensors that it is computed from.
 
-    So does a conversion, also a silent one: a `dtype=` of an operation, or what is written into a tensor of another
-    dtype. A single number beside tensors counts as a constant of the operation.
+    A conversion may be silent: a `dtype=` of an operation, or an assignment into a tensor of another dtype. A single
+    number beside tensors counts as a constant of the operation.
 
     Args:
         node: The operation.
@@ -31,9 +31,9 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
 
 
 def rounded(step: Ledger, x: Value, dtype: torch.dtype) -> Value:
-    """A value rounded to another dtype: as large as it was, with gains as they were, and nothing else is known of it.
+    """A value rounded to another dtype. It is as large as before, and has the same gains.
 
-    Where its entries come from is left behind: that keys and values are linear in the same tokens, say.
+    Nothing else is known of it: not, for example, that keys and values are linear in the same tokens.
     """
     return step.move("rounding", [x], x.shape, {"dtype": str(dtype).removeprefix("torch.")})
 

@@ -1,4 +1,4 @@
-"""From a captured graph to the rows of a certificate: every operation in order, each bounded by the book."""
+"""Walk through a captured graph and add the rows of its certificate, operation after operation, to a ledger."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +17,11 @@ from wellnormed.propagation.domain import Domain
 from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.interpreter import Interpreter, compute
 from wellnormed.propagation.ledger import Ledger, Stored
+from wellnormed.propagation.matching import match, repeats
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import embedding, source
-from wellnormed.propagation.patterns import PATTERNS, attention_of, match, repeats, spelled_attention
+from wellnormed.propagation.patterns import PATTERNS, attention_of, spelled_attention
 from wellnormed.propagation.places import first_line, owner, place
 from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.rounding import rounded, rounds
@@ -30,11 +31,11 @@ _CHOOSING = (
     "embedding", "index_select", "slice", "select", "unsqueeze", "squeeze", "expand", "view", "reshape", "_unsafe_view",
     "contiguous", "clone", "detach", "alias",
 )  # fmt: skip
-"""Operations that may make their result of whole vectors of their first argument."""
+"""Operations whose result may consist of whole rows of their first argument."""
 
 
 class Walk(Interpreter):
-    """Bounds the nodes of a captured graph, those that the result needs; the arguments are those of a `Ledger`."""
+    """Bounds the nodes of a captured graph that its result is computed from; takes the arguments of a `Ledger`."""
 
     def __init__(
         self,
@@ -49,7 +50,8 @@ class Walk(Interpreter):
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.fixed: dict[str, Stored] = {}
-        """Inputs, such as masks, that are as in the example but for what they look up, by name."""
+        """Integer inputs that are used for anything but table lookups, by name; the certificate holds only for their
+        values in the example."""
         self.dependent = self.depends.variable
         self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
         self._same = repeats(captured.nodes)
@@ -57,9 +59,10 @@ class Walk(Interpreter):
         self.patterns |= {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
 
     def run(self, margins: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Value:
-        """The model's result, in the groups that a certificate speaks of; before it, if asked, a row of its margins.
+        """Bound the model's result, in the groups of a certificate.
 
-        `progress` is told, after every operation, how many are bounded, and of how many.
+        With `margins`, a row bounds the margins of the result before. `progress` is called after every operation with
+        the numbers of bounded and of all operations.
         """
         nodes = self.needed(self.captured.result)
         for number, node in enumerate(nodes, 1):
@@ -90,18 +93,20 @@ class Walk(Interpreter):
         return str(self.step.refuse(reason))
 
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
-        """How many of the operations that depend on the input have a bound, in words, unless all have."""
+        """Words that say how many of the operations that depend on the input have a bound; empty if all have."""
         bounded = self.patterns.keys() | self.depends.lookups
-        own = [node for node in nodes if node in self.dependent and node.op == "call_function"]
-        own = [node for node in own if packet(node) != "<built-in function getitem>"]
-        without = [n for n in own if n not in bounded and name_of(n.target) not in OPERATIONS.keys() - REFUSED]
+        operations = [node for node in nodes if node in self.dependent and node.op == "call_function"]
+        operations = [node for node in operations if packet(node) != "<built-in function getitem>"]
+        without = [n for n in operations if n not in bounded and name_of(n.target) not in OPERATIONS.keys() - REFUSED]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
         return (
-            f" ({len(own) - len(without)} of {len(own)} operations have a bound; without one: {names})" if names else ""
+            f" ({len(operations) - len(without)} of {len(operations)} operations have a bound; without one: {names})"
+            if names
+            else ""
         )
 
     def fix(self, names: Iterable[str]) -> None:
-        """Note inputs that are as in the example, but for what they look up."""
+        """Note that the certificate holds only for the example's values of these inputs."""
         for name, example in self.captured.inputs.values():
             if name in names:
                 stored = self.step.computed(f"input.{name}", example)
@@ -168,7 +173,7 @@ class Walk(Interpreter):
         return self._checked(node, result) if isinstance(result, Value) else result
 
     def _checked(self, node: fx.Node, result: Value) -> Value:
-        """A result, if it is of floats of 16 bits or more, and rounded where the operation does that."""
+        """The result of an operation, rounded if it rounds; refused unless it has floats of 16 bits or more."""
         executed = node.meta["val"]
         if not all(isinstance(size, int) for size in executed.shape):
             raise self.step.refuse("the size of its result depends on values of an index; index by integers, not flags")
@@ -204,23 +209,26 @@ class Walk(Interpreter):
         return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)
 
     def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
-        """What does not depend on the input, computed as the model does."""
+        """Compute an operation that does not depend on the input; notes where rows of parameters go."""
         plain = torch.utils._pytree.tree_map(
             lambda each: each.tensor if isinstance(each, Stored) else each,
             (arguments, dict(keywords)),
             is_leaf=lambda each: isinstance(each, Stored),
         )
-        first, own = arguments[0] if arguments else None, self.step.unknown(next(iter(arguments), None))
+        first = arguments[0] if arguments else None
+        parameter = self.step.unknown(first)
         matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and packet(node) in _TRANSPOSITIONS
         swapped = matrix and _transposes(node, *plain)
-        vector = () if own is None or packet(node) not in _CHOOSING else own.tensor.shape[-1:]
+        vector = () if parameter is None or packet(node) not in _CHOOSING else parameter.tensor.shape[-1:]
         vectors = _keeps_vectors(node, plain[0], plain[1], vector)
         for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
             if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
                 self.step.require_known(each)
         result = compute(node, *plain)
         if isinstance(result, Tensor):
-            return self.step.computed(self.step.name, result, first if swapped else None, own if vectors else None)
+            return self.step.computed(
+                self.step.name, result, first if swapped else None, parameter if vectors else None
+            )
         if isinstance(result, list | tuple):
             return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
         return result
@@ -230,21 +238,21 @@ class Walk(Interpreter):
 
 
 def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> bool:
-    """Whether a view of a matrix, with these arguments, is its transpose: by its shape and strides."""
+    """Whether the shape and strides of a view of a matrix, with these arguments, are those of its transpose."""
     matrix = torch.empty(arguments[0].shape, device="meta")
     view: Tensor = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
     return (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())
 
 
 def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any], vector: Sequence[int]) -> bool:
-    """Whether a result is made of whole vectors of so many entries of a tensor, by what becomes of their positions."""
+    """Whether a result consists of whole rows, of shape `vector`, of a tensor; found by moving positions of entries."""
     if not vector:
         return False
     shape = arguments[0].shape
     positions = torch.arange(math.prod(shape)).reshape(shape)
-    found: Tensor = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
-    last = [size for size in found.shape if size > 1][-1:]
+    moved: Tensor = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
+    last = [size for size in moved.shape if size > 1][-1:]
     if last != list(vector):
         return False
-    vectors = found.reshape(-1, *vector)
+    vectors = moved.reshape(-1, *vector)
     return bool((vectors == vectors[:, :1] + torch.arange(*vector)).all() and (vectors[:, 0] % vector[0] == 0).all())

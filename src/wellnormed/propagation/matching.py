@@ -1,0 +1,139 @@
+"""The language of patterns: forms of several operations, and how they are found in a captured graph.
+
+What is matched is what is executed, up to copies, and conversions that lose no digits. So whoever writes the same
+formula has the same bound, and a module's class is never trusted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.rounding import rounds
+
+Found = dict[str, Any]
+"""Name in a pattern -> the node, number or list that stands there."""
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Any node or list; the same one wherever the name stands."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that stands in the code."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """One of some operations with these arguments; further arguments are bound to the name `rest`."""
+
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+    either_order: bool = False
+    rest: str = ""
+
+
+def op(names: str, *arguments: Any, either_order: bool = False, rest: str = "") -> Op:
+    """One of the operations of `aten` with these names, separated by spaces."""
+    return Op(tuple(f"aten.{name}" for name in names.split()), arguments, either_order, rest)
+
+
+def mul(a: Any, b: Any) -> Op:
+    """`a b`, in either order."""
+    return op("mul.Tensor mul.Scalar", a, b, either_order=True)
+
+
+def add(a: Any, b: Any) -> Op:
+    """`a + b`, in either order."""
+    return op("add.Tensor add.Scalar", a, b, either_order=True)
+
+
+X = Anything("x")
+SQUARE = (op("square.default", X), op("pow.Tensor_Scalar", X, 2), mul(X, X))
+_PEELED = tuple(
+    f"aten.{name}"
+    for name in (
+        "to.dtype", "_to_copy.default", "type_as.default", "clone.default", "alias.default", "contiguous.default",
+        "detach.default",
+    )
+)  # fmt: skip
+"""Conversions and copies, which `peel` takes off."""
+
+
+def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Node -> the first one that applies the same operation to the same arguments, for a graph without mutation."""
+    first: dict[Any, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+
+    def key(each: Any) -> Any:
+        if isinstance(each, list | tuple):
+            return tuple(map(key, each))
+        return same[each] if isinstance(each, fx.Node) else (type(each), each)
+
+    for node in nodes:
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            call = (node.target, key(node.args), key(sorted(node.kwargs.items())))
+            same[node] = first.setdefault(call, node)
+        else:
+            same[node] = node
+    return same
+
+
+def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]) -> Found | None:
+    """The bindings of a pattern at a node, added to those found before; None if the pattern does not match.
+
+    `same` is the result of `repeats`: two nodes that compute the same count as one.
+    """
+    if isinstance(pattern, tuple):
+        return next((each for option in pattern if (each := match(option, node, found, same)) is not None), None)
+    node = peel(node)
+    if isinstance(pattern, Number):
+        is_number = isinstance(node, float | int) and not isinstance(node, bool)
+        return {**found, pattern.name: float(node)} if is_number else None
+    if isinstance(pattern, Anything):
+        node = same[node] if isinstance(node, fx.Node) else node
+        known = found.get(pattern.name, node)
+        equal = known is node or (not isinstance(node, fx.Node) and known == node)
+        return {**found, pattern.name: node} if equal else None
+    if not isinstance(pattern, Op):
+        return found if not isinstance(node, fx.Node) and node == pattern else None
+    if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names or rounds(node):
+        return None
+    arguments = list(node.args) + [node.kwargs[key] for key in sorted(node.kwargs)]
+    count = len(pattern.arguments)
+    if len(arguments) < count or (len(arguments) > count and not pattern.rest):
+        return None
+    rest = arguments[count:]
+    if found.get(pattern.rest, rest) != rest:  # an operation that stands in a pattern twice has the same settings
+        return None
+    orders = [arguments[:count]] + ([arguments[count - 1 :: -1]] if pattern.either_order else [])
+    for order in orders:
+        result: Found | None = {**found, pattern.rest: rest} if pattern.rest else found
+        for part, argument in zip(pattern.arguments, order, strict=True):
+            result = None if result is None else match(part, argument, result, same)
+        if result is not None:
+            return result
+    return None
+
+
+def peel(node: Any) -> Any:
+    """The node under copies, and under conversions to a floating dtype that holds all numbers of the one before."""
+    while isinstance(node, fx.Node) and name_of(node.target) in _PEELED and not rounds(node):
+        source = node.args[0]
+        if not (isinstance(source, fx.Node) and all(_is_float(each) for each in (node, source))):
+            return node
+        node = source
+    return node
+
+
+def _is_float(node: fx.Node) -> bool:
+    return bool(node.meta["val"].dtype.is_floating_point)
