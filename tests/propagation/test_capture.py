@@ -550,3 +550,19 @@ def _first_token_cleared(x):
     y = x.clone()
     y[:, 0] = 0
     return y
+
+
+class Branching(nn.Module):
+    """A constant is computed by one of two graphs within the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.flag = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x + torch.cond(self.flag[0] > 0, torch.relu, torch.tanh, (self.flag,))
+
+
+def test_a_graph_within_the_graph_is_refused_with_its_remedy():
+    with pytest.raises(UncertifiableError, match="a graph within the graph is run; write its operations out"):
+        certify(Branching(), torch.randn(1, 3))

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellnormed.propagation.capture import tensors_of
+
 
 class InDouble(TorchDispatchMode):
     """Computes in float64 whatever is computed from some tensors while the mode is on.
@@ -52,7 +54,7 @@ class InDouble(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        operands = _tensors((args, kwargs))
+        operands = tensors_of((args, kwargs))
         if self.failure or not any(_memory(each) in self._beside for each in operands):
             return func(*args, **kwargs)
         for each in operands if func._schema.is_mutable else ():
@@ -63,7 +65,7 @@ class InDouble(TorchDispatchMode):
         result = func(*args, **kwargs)
         try:
             beside = func(*wide[0], **wide[1])
-            for each, companion in zip(_tensors(result), _tensors(beside), strict=True):
+            for each, companion in zip(tensors_of(result), tensors_of(beside), strict=True):
                 if _memory(each) not in self._beside:
                     self._add(each, _laid_out(companion, each))
         except Exception as error:  # of kernels that float64 does not have, whatever they raise
@@ -151,10 +153,6 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point and dtype.itemsize > 1 else dtype
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def _spell_out_eps(func: Any, args: Any, keywords: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Functions applied to every entry; what is known of them stands in `proof.functions`."""
+"""Functions applied to every entry; `proof.functions` has their bounds."""
 
 from typing import Any
 
@@ -28,19 +28,19 @@ for _name in ("erf", "silu", "mish", "log_sigmoid"):
 
 @operation("aten.gelu.default")
 def gelu(step: Ledger, x: Value, approximate: str = "none") -> Value:
-    """Exact or by tanh, with a slope of its own each."""
+    """GELU, exact or by tanh; each has a slope of its own."""
     return apply(step, "gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @operation("aten.leaky_relu.default")
 def leaky_relu(step: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
-    """Slopes 1 and another."""
+    """A leaky ReLU has the slopes 1 and `negative_slope`."""
     return apply(step, "leaky_relu", x, negative_slope)
 
 
 @operation("aten.prelu.default", "aten._prelu_kernel.default")
 def prelu(step: Ledger, x: Value, weight: Stored) -> Value:
-    """Slopes 1 and learned ones: the difference of two monotone parts, each times a constant."""
+    """PReLU has the slope 1 and learned ones: it is the difference of two monotone parts, each times a constant."""
     (claim,) = [step.prove("max_abs", weight)]
     return step.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape, claims=[claim],
@@ -50,7 +50,7 @@ def prelu(step: Ledger, x: Value, weight: Stored) -> Value:
 
 @operation("aten.elu.default")
 def elu(step: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    """Exponential below zero."""
+    """ELU is exponential below zero."""
     return apply(step, "elu", x, alpha, scale, input_scale)
 
 
@@ -64,13 +64,13 @@ def celu(step: Ledger, x: Value, alpha: float = 1.0) -> Value:
 
 @operation("aten.selu.default")
 def selu(step: Ledger, x: Value) -> Value:
-    """The constants of Klambauer et al., rounded up."""
+    """SELU is an ELU with the constants of Klambauer et al., rounded up."""
     return apply(step, "elu", x, 1.6732632423543775, 1.0507009873554807, 1.0)
 
 
 @operation("aten.hardtanh.default")
 def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
-    """Cut off at two numbers, or at one."""
+    """Entries are cut off at two numbers, or at one."""
     if min is None or max is None:
         limits = {"clamp_min": min, "clamp_max": max}
         return next((apply(step, name, x, float(limit)) for name, limit in limits.items() if limit is not None), x)
@@ -79,7 +79,7 @@ def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 
 
 @operation("aten.clamp.default")
 def clamp_open(step: Ledger, x: Value, min: float | None = None, max: float | None = None) -> Value:
-    """As `clamp`, without defaults."""
+    """The same without defaults."""
     return clamp(step, x, min, max)
 
 

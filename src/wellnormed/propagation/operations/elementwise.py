@@ -84,21 +84,21 @@ def divide(step: Ledger, a: Operand, b: Operand) -> Value:
 
 
 def _scaled(step: Ledger, x: Value, factors: Any) -> Value:
-    """The product with a tensor of which a norm is known."""
-    x, own = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(factors.tensor.shape))), step.unknown(factors)
-    assert own is not None  # asked before
-    claim = step.prove("max_abs", own)
+    """The product with a parameter, bounded by its promise."""
+    x, parameter = moves.spread(step, x, np.broadcast_shapes(x.shape, factors.tensor.shape)), step.unknown(factors)
+    assert parameter is not None  # asked before
+    claim = step.prove("max_abs", parameter)
     return step.derive("scaling", [(x, inner_axes(x))], shape=x.shape, claims=[claim])
 
 
 def _shifted(step: Ledger, x: Value, shift: Any) -> Value:
-    """The sum with a tensor of which a norm is known: by its vectors where groups have whole ones, else by entries."""
+    """The sum with a parameter, bounded by its promise: by whole rows where groups contain them, else by entries."""
     x = moves.spread(step, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
-    own, axes, sizes = step.unknown(shift), inner_axes(x), shift.tensor.shape
-    assert own is not None  # asked before
+    parameter, axes, sizes = step.unknown(shift), inner_axes(x), shift.tensor.shape
+    assert parameter is not None  # asked before
     over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
-    whole = bool(over) and over[0] in axes and x.shape[over[0]] == own.tensor.shape[-1]
-    claim, constants = step.prove("row_norm" if whole else "max_abs", own), {"over": over} if whole else {}
+    whole = bool(over) and over[0] in axes and x.shape[over[0]] == parameter.tensor.shape[-1]
+    claim, constants = step.prove("row_norm" if whole else "max_abs", parameter), {"over": over} if whole else {}
     return step.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants)
 
 
@@ -107,8 +107,8 @@ def along_channels(step: Ledger, stored: Any, after: int) -> Any:
     if stored is None or not after:
         return stored
     tensor = stored.tensor.reshape(-1, *[1] * after)
-    if own := step.unknown(stored):
-        return replace(stored, tensor=tensor, rows_of=own)
+    if parameter := step.unknown(stored):
+        return replace(stored, tensor=tensor, rows_of=parameter)
     return step.computed(f"{stored.name} by channel", tensor)
 
 

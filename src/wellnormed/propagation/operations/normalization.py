@@ -58,7 +58,7 @@ def rms_norm(
 def group_norm(
     step: Ledger, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
-    """GroupNorm: a group's channels at all pixels."""
+    """GroupNorm normalises the channels of a group at all pixels together."""
     shape = x.shape
     cut = moves.pick(step, x, lambda t: t.unflatten(1, (groups, -1)))
     normal = normalize(step, cut, range(2, len(cut.shape)), eps)
@@ -69,7 +69,7 @@ def group_norm(
 def instance_norm(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
 ) -> Value:
-    """InstanceNorm: one channel's pixels, or stored statistics."""
+    """InstanceNorm normalises the pixels of one channel, or uses stored statistics."""
     eps = float(rest[1])
     if use_input:
         return _by_channel(step, normalize(step, x, range(2, len(x.shape)), eps), weight, bias)
@@ -80,7 +80,7 @@ def instance_norm(
 def batch_norm(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
 ) -> list[Value]:
-    """BatchNorm in evaluation mode: constants for every channel."""
+    """BatchNorm in evaluation mode multiplies every channel by a constant, and adds one."""
     return [_with_statistics(step, x, weight, bias, mean, variance, eps)]
 
 
@@ -88,16 +88,18 @@ def batch_norm(
 def batch_norm_whole(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
 ) -> Value:
-    """As above; in training mode one sample moves the others."""
-    if training or mean is None:
-        raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")
-    return _with_statistics(step, x, weight, bias, mean, variance, float(rest[1]))
+    """BatchNorm in evaluation mode; refused in training mode."""
+    return (
+        batch_norm_training(step)
+        if training or mean is None
+        else _with_statistics(step, x, weight, bias, mean, variance, float(rest[1]))
+    )
 
 
 @refusal("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
 @refusal("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
 def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
-    """Refused: one sample moves the others."""
+    """BatchNorm in training mode is refused: one sample moves the others."""
     raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")
 
 

@@ -99,7 +99,7 @@ def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: boo
 
 
 def extreme(step: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
-    """Over several axes, all if there are none, laid side by side first."""
+    """The largest (or least) entry over several axes, which are laid side by side first; over all if none is given."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim or ())} or range(rank))
     kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
@@ -122,13 +122,13 @@ for _name, _lesser in (("max", False), ("min", True)):
 
 @operation("aten.aminmax.default")
 def extremes(step: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
-    """Both."""
+    """The least and the largest entry."""
     return [extreme(step, x, dim, keepdim, lesser) for lesser in (True, False)]
 
 
 @operation("aten.sort.default", "aten.msort.default")
 def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False) -> list[Any]:
-    """Along an axis; the positions have no bound."""
+    """The entries in their order along an axis; their positions have no bound."""
     result = ordered(step, x, dim)
     return [moves.pick(step, result, lambda t: t.flip(dim)) if descending else result, None]
 
@@ -161,13 +161,13 @@ def max_pool(
 
 @operation("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
 def max_pool_with_indices(step: Ledger, x: Value, *settings: Any) -> list[Any]:
-    """Values; the positions have no bound."""
+    """The values of a max pool; their positions have no bound."""
     return [max_pool(step, x, *settings), None]
 
 
 @operation("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
-    """As a max pool, where the windows are equal."""
+    """A max pool, if the windows are equal; refused otherwise."""
     pixels = x.shape[-len(size) :]
     if any(n % s for n, s in zip(pixels, size, strict=True)):
         raise step.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
@@ -194,7 +194,7 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
 
 @refusal("aten.item.default", "aten._local_scalar_dense.default")
 def item(step: Ledger, x: Value) -> Value:
-    """Refused: what Python does with a number does not show."""
+    """Refused, because the graph does not show what Python does with a number."""
     raise step.refuse("`item` makes a number of Python's of what depends on the input; keep it a tensor")
 
 
