@@ -266,3 +266,11 @@ def test_long_columns_are_summed_well():
         x[j::8, j] = 1
     assert error(msign(x), polar(x)) < 1e-5
     assert error(msign(torch.full((1000000, 1), 0.1)), torch.full((1000000, 1), 1e-3, dtype=torch.float64)) < 1e-5
+
+
+def test_rows_of_a_momentum_that_sank_to_nothing_change_nothing():
+    x = normal(96, 64)
+    sunk = torch.cat([x, normal(32, 64, seed=1) * 1e-38])  # numbers without a leading digit, as of dead units
+    value = msign(sunk, "jordan-5")
+    assert not value[96:].any()
+    assert torch.equal(value[:96], msign(torch.cat([x, torch.zeros(32, 64)]), "jordan-5")[:96])

@@ -27,6 +27,10 @@ from wellnormed.matrix._symmetric import CALL, symmetric_product, times_symmetri
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step, check_dtype, get
 
 METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
+_NOTHING = 2.0**-60
+"""Entries at or below it, for a Frobenius norm of 1, are taken for 0. Of a unit that never fires, a momentum sinks by a
+factor in every step, into numbers for which products take ten times as long on a CPU; no set enlarges 2^-60 to the
+rounding of 1."""
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
 
 
@@ -140,6 +144,8 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
     work.div_(norm.to(work.dtype))  # a copy since it was scaled
+    if work.dtype == torch.float32:
+        work = torch.nn.functional.hardshrink(work, _NOTHING)
     if half or x.dtype.itemsize == 2:
         work = work.to(torch.bfloat16 if half else x.dtype)
     paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
@@ -172,13 +178,12 @@ def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
     return times_symmetric(x, multiplier)
 
 
-@torch.compiler.assume_constant_result
 @functools.cache
 def multiplies_bfloat16(device: str) -> bool:
     """Whether a kind of device has instructions for products in bfloat16, so that they take less time than float32.
 
     The processor's flags decide, so that every process on a machine decides alike. A processor with `avx512_fp16` has
-    AMX as well; where a virtual machine hides that, `avx512_bf16` alone takes twice the time of float32
+    AMX as well; where a virtual machine hides that, `avx512_bf16` alone takes 1.2 to 1.7 times the time of float32
     (`python -m benchmarks.matrix.bfloat16`).
 
     Example:
@@ -192,6 +197,10 @@ def multiplies_bfloat16(device: str) -> bool:
     known = torch.cpu.get_capabilities()
     native = known.get("amx_bf16") or known.get("bf16") or (known.get("avx512_bf16") and not known.get("avx512_fp16"))
     return torch.backends.mkldnn.is_available() and bool(native)
+
+
+# What `torch.compiler.assume_constant_result` does, which imports the compiler: another second for `import wellnormed`.
+multiplies_bfloat16._dynamo_marked_constant = True  # pyrefly: ignore
 
 
 def exact_reference(x: Tensor) -> Tensor:
