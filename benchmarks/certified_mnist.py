@@ -5,7 +5,6 @@ WELLNORMED_DATA=data python -m benchmarks.certified_mnist
 
 import argparse
 import lzma
-import re
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from docs.run_examples import code_of
 from papers.header import header, write_result
 from wellnormed.data._download import places
 
@@ -45,8 +45,7 @@ def mnist(train: bool, count: int | None = None) -> tuple[Tensor, Tensor]:
 def run(epochs: int, train: int | None = None, test: int | None = None) -> dict[str, Any]:
     """What the page's blocks define when they train on so many images; the last one, which attacks, is left out."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    text = PAGE.read_text(encoding="utf-8")
-    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[:-1]):
+    for number, code in enumerate(code_of(PAGE)[:-1]):
         exec(code, names)
         if number == 0:  # the page has drawn its own digits: others in their place
             names["EPOCHS"] = epochs

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from docs.run_examples import code_of
 from papers.header import header, write_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "llm_optimizer_benchmark.json"
@@ -65,7 +66,7 @@ def direction(name: str) -> wn.optim.Direction:
     """A direction of docs/directions.md, as the page defines it."""
     module = types.ModuleType("directions")
     sys.modules[module.__name__] = module  # where dataclasses look
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+    for block in code_of(PAGE):
         exec(block, vars(module))
         if hasattr(module, name):
             break
@@ -88,9 +89,9 @@ def run_cell(harness: Path, name: str, lr: float, decay: float, seed: int) -> di
     branch = 'if args.opt == "adamw":'
     assert source.count(branch) == 1, "another version of the harness"
     source = source.replace(branch, f"if args.wn:\n        opt = make(args, model)\n    el{branch}")
-    source = source.replace("def main(args, parser):", f"def main(args, parser):\n    args.wn = {name!r}", 1)
-    source = source.replace(f"args.wn = {name!r}", f"args.wn = {name if name.startswith('wn-') else ''!r}")
-    opt = "adamw" if name.startswith("wn-") else name
+    own = name if name.startswith("wn-") else ""
+    source = source.replace("def main(args, parser):", f"def main(args, parser):\n    args.wn = {own!r}", 1)
+    opt = "adamw" if own else name
     arguments = [*SETTINGS, "--opt", opt, "--lr", str(lr), "--weight_decay", str(decay), "--seed", str(seed)]
     arguments += ["--mars_lr", str(lr)] if name == "mars" else []
     arguments += ["--results_base_folder", str(harness / "exps" / f"{name}-{lr}-{decay}-{seed}")]

@@ -39,6 +39,11 @@ class Block:
     printed: str
 
 
+def code_of(page: Path) -> list[str]:
+    """The Python blocks of a page, in order."""
+    return [match["code"] for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
 def run(page: Path) -> Iterator[Block]:
     """Run the blocks of a page, in a folder of their own."""
     names: dict[str, object] = {"__name__": "__main__"}

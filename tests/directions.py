@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 import wellnormed as wn
+from docs.run_examples import code_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "directions.md"
-_CODE = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+_CODE = "\n".join(code_of(PAGE))
 
 
 def _page() -> types.ModuleType:
