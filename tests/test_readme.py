@@ -37,7 +37,14 @@ class OwnModel(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("page", examples.PAGES, ids=lambda page: page.name)
+LONG = {"certified-mnist.md"}
+"""It trains for eleven seconds."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=page.name) for page in examples.PAGES],
+)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, generator_state):
     assert not examples.differences(page)
 

@@ -1,10 +1,9 @@
 """Runs of the command line in forked children whose file operations are stopped at a chosen one.
 
 The tests start this file as a script, because forking is safe only in a process with one thread:
-`python crash.py TEXT "HOW WHICH" ...` prints the list of outcomes of each as JSON. HOW is `kill` (SIGKILL just before
-the operation, which is just after the one before) or `full` (from this operation on, the disk takes nothing more).
-WHICH is `every` operation, the last of each `kind` (the same operation on files of the same name is of one kind), or
-those kinds that `open` a file.
+`python crash.py TEXT HOW WHICH` prints the list of outcomes as JSON. HOW is `kill` (SIGKILL just before the operation,
+which is just after the one before) or `full` (from this operation on, the disk takes nothing more). WHICH is `every`
+operation or the last of each `kind` (the same operation on files of the same name is of one kind).
 """
 
 import contextlib
@@ -105,7 +104,7 @@ def child(arguments, how=None, at=-1):
     return answer
 
 
-def main(text, *cases):
+def main(text, how, which):
     from wellnormed.certificates.certificate import Certificate
     from wellnormed.train import evaluate, finish
 
@@ -123,7 +122,7 @@ def main(text, *cases):
     assert status == 0, shown
     certificate = Certificate.load("runs/warm/certificate.json")
     finish.certify_model = lambda *model: certificate
-    print(json.dumps({case: outcomes_of(begin, *case.split()) for case in cases}))
+    print(json.dumps(outcomes_of(begin, how, which)))
 
 
 def outcomes_of(begin, how, which):
@@ -133,8 +132,6 @@ def outcomes_of(begin, how, which):
     outcomes = []
     kinds = {re.sub(r"[0-9]+", "", f"{what.split()[0]} {Path(what).name}"): at for at, what in enumerate(operations)}
     for at in range(len(operations)) if which == "every" else sorted(kinds.values()):
-        if which == "open" and not operations[at].startswith("open"):
-            continue
         if how == "full" and operations[at].startswith(("os.remove", "os.rmdir")):
             continue  # a full disk does not hinder a removal, and after the last one nothing is written
         name = f"{how}-{at}"
