@@ -89,8 +89,8 @@ bench-gpu: $(STAMP)  ## msign on a CUDA device, against the peers: results/matri
 	$(BIN)/python -m benchmarks.matrix.gpu
 
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
-	$(BIN)/python benchmarks/step_time.py
-	$(BIN)/python benchmarks/optimizer_step.py
+	$(BIN)/python -m benchmarks.step_time
+	$(BIN)/python -m benchmarks.optimizer_step
 
 soundness: $(STAMP)  ## Attack the certificates of 5,000 random small models, for hours: results/soundness.json
 	$(BIN)/python -m campaigns.soundness

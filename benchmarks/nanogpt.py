@@ -4,7 +4,7 @@ Four pre-norm blocks of width 128 with 4 heads, context 64, batches of 12, 2,000
 with 100 steps of warm-up and cosine decay to 1e-4, betas 0.9 and 0.99, weight decay 0.1 on matrices, clipping at
 1.0), no dropout, no biases, tied embedding: the settings of nanoGPT's README, built from torch's own layers.
 
-    python benchmarks/nanogpt.py --output results/nanogpt.json
+    python -m benchmarks.nanogpt --output results/nanogpt.json
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     text = load_shakespeare()
     model = PlainGPT(len(text.symbols), LENGTH, WIDTH, HEADS, BLOCKS)
     task = NanoGPTTask(model, text, steps=STEPS, length=LENGTH, batch=BATCH, seed=options.seed)
-    described = header(f"python benchmarks/nanogpt.py --seed {options.seed}", options.seed)
+    described = header(f"python -m benchmarks.nanogpt --seed {options.seed}", options.seed)
     start = time.perf_counter()
 
     def watch(task: NanoGPTTask, loss: float) -> None:

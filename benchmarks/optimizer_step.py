@@ -10,7 +10,7 @@ during three steps: with it come the kernels that the product library makes for 
 not give back. "tensors" is what torch itself allocates, to the byte: the optimizer's state, and the most that is held
 beside it during a step.
 
-    python benchmarks/optimizer_step.py --output results/optimizer_step.json
+    python -m benchmarks.optimizer_step --output results/optimizer_step.json
 """
 
 import argparse
@@ -176,13 +176,21 @@ def main() -> None:
     memory = {}
     print(f"\n{'memory of a step, MiB':32} {'resident':>8} {'tensors':>8} {'bytes per weight':>18}")
     for name in MEASURED:
-        command = [sys.executable, __file__, "--child", name, "--memory-blocks", str(options.memory_blocks)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.optimizer_step",
+            "--child",
+            name,
+            "--memory-blocks",
+            str(options.memory_blocks),
+        ]
         memory[name] = found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         resident, tensors = (found[key] / 2**20 for key in ("resident", "tensors"))
         print(f"{name:32} {resident:8.1f} {tensors:8.1f} {found['tensors'] / weights:18.2f}")
     if options.output:
         result = {
-            **header("python benchmarks/optimizer_step.py --output results/optimizer_step.json", seed=0),
+            **header("python -m benchmarks.optimizer_step --output results/optimizer_step.json", seed=0),
             "rounds": options.rounds,
             "seconds": seconds,
             "memory_blocks": options.memory_blocks,

@@ -6,7 +6,7 @@ a preset has such caps, ours without constraints, and `torch.optim.Muon` on the 
 what a matrix sign costs that is not ours. All alternate step by step, so that the machine's drift hits all,
 and what is reported of each is the median over blocks of 8 consecutive steps of their mean.
 
-    python benchmarks/step_time.py --output results/step_time.json
+    python -m benchmarks.step_time --output results/step_time.json
 """
 
 import argparse
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = header("python benchmarks/step_time.py --output results/step_time.json", seed=0)
+    results = header("python -m benchmarks.step_time --output results/step_time.json", seed=0)
     print(f"{'preset':8} {'tokens':>7} {'AdamW':>9} {'Muon':>9} {'ours':>9} {'ratio':>6} {f'every {EVERY}':>8}")
     for name in options.presets:
         rounds = options.paper_rounds if name == "paper" else options.rounds

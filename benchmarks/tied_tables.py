@@ -5,7 +5,7 @@ of the learning rate, gradients clipped at 1.0, characters, 90/10 split by posit
 split. The model is `model.py` of https://github.com/karpathy/nanoGPT, whose path is the argument; the text is read
 from `$WELLNORMED_DATA/shakespeare/input.txt`.
 
-    python benchmarks/tied_tables.py nanoGPT/model.py --output results/tied-tables.json
+    python -m benchmarks.tied_tables nanoGPT/model.py --output results/tied-tables.json
 
 Every finished run is written at once, and a run that the file holds already is not repeated. A file of another commit
 is refused.
@@ -125,7 +125,7 @@ def main() -> None:
     options = parser.parse_args()
     module, text = nanogpt(options.model), load_shakespeare()
     results: dict[str, Any] = {
-        **header("python benchmarks/tied_tables.py nanoGPT/model.py", list(SEEDS)),
+        **header("python -m benchmarks.tied_tables nanoGPT/model.py", list(SEEDS)),
         "config": {"length": LENGTH, "batch": BATCH, "steps": STEPS, "clip": 1.0, "schedule": "cosine to 0.1"},
         "source": text.source,
     }

@@ -2,6 +2,7 @@
 
 import lzma
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -61,10 +62,14 @@ def token_task(config: TrainConfig, corpus: Corpus, device: torch.device) -> Lan
 
 
 def results(config: TrainConfig, corpus: Corpus, device: torch.device) -> dict[str, Any]:
-    """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did."""
+    """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did.
+
+    Products are in the precision of the config until the model is trained, and then in float32.
+    """
     task = token_task(config, corpus, device)
     try:
         fit(task)
+        task.config = replace(task.config, precision="float32")
         found: dict[str, Any] = task.evaluate()
     except DivergedError as error:
         return {"diverged_at": task.step, "why": str(error)}
@@ -73,9 +78,11 @@ def results(config: TrainConfig, corpus: Corpus, device: torch.device) -> dict[s
     seen = task.observe()
     found |= {"largest_entry": max(seen.entries.values()), "largest_logit": max(seen.logits.values(), default=None)}
     model = task.copy(task.whole_weights())
-    certificate = certificate_of(model, 0, task)
+    certificate = certificate_of(model, config.attack_steps, task)
     if isinstance(certificate, Certificate):
         found["log10_lipschitz"] = certificate.log10_lipschitz
+        if certificate.lower_bound is not None:
+            found["lower_bound"] = certificate.lower_bound
     else:
         found["refused"] = certificate
     if isinstance(model, GPT):

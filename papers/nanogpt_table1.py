@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from papers import _by_form
+from papers._by_form import Matched
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._table import Row
@@ -85,12 +87,13 @@ class Cell:
     seed: int = 0
 
 
-def cells(preset: Preset) -> list[Cell]:
-    """Every row; LT's numbers are of single runs."""
+def cells(preset: Preset) -> list[Cell | Matched]:
+    """Every row; LT's numbers are of single runs. For the CPU also models that are 1-Lipschitz by form, and peers."""
     small = 3, ("1m", 5, 128), 105, 32
     seeds, shape, steps, batch = (1, ("124m", 12, 1024), 1770, 384) if preset == "paper" else small
     runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items())
-    return sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
+    longest_first = sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
+    return [*longest_first, *([] if preset == "paper" else _by_form.cells())]
 
 
 def config_of(cell: Cell) -> TrainConfig:
@@ -110,14 +113,25 @@ def config_of(cell: Cell) -> TrainConfig:
     return replace(run, model=model, **settings)
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+def run(cells: Sequence[Cell | Matched], device: torch.device) -> list[dict[str, Any]]:
     """Loss, accuracy, bounds and the largest activation of every trained model."""
-    return [results(config_of(cell), corpus_of(cell.size), device) for cell in cells]
+    return [
+        _by_form.run(cell, device)
+        if isinstance(cell, Matched)
+        else results(config_of(cell), corpus_of(cell.size), device)
+        for cell in cells
+    ]
 
 
-def text_of(cell: Cell) -> str:
+def text_of(cell: Cell | Matched) -> str:
     """The name of what a cell reads."""
-    return corpus_of(cell.size).name
+    return corpus_of("1m" if isinstance(cell, Matched) else cell.size).name
+
+
+def _parts(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The rows of LT's table, and those of models that are 1-Lipschitz by form with their peers."""
+    table = [row for row in rows if "row" in row["config"]]
+    return table, [row for row in rows if "row" not in row["config"]]
 
 
 def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
@@ -127,6 +141,7 @@ def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Loss, the largest activation, and the bounds of every row, beside the published ones; means and extremes."""
+    rows, matched = _parts(rows)
     figure, axes = panels(1, 3, (13, 4.5), sharey=True)
     names = [name for name in ROWS if any(row["config"]["row"] == name for row in rows)]
     for axis, key, title in zip(axes[0], COLUMNS, COLUMNS.values(), strict=True):
@@ -143,13 +158,14 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     axes[0, 0].set_yticks(range(len(names)), names)
     axes[0, 0].invert_yaxis()
     figure.suptitle("Bars: here, with extremes of the seeds. Diamonds: here, by LT's formulas. Stars: published")
-    return {"table1": figure}
+    return {"table1": figure, **(_by_form.figures(matched) if matched else {})}
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Every row beside LT's, and the order of the losses and of the activations that its table shows."""
     yes, no = ANSWERS[preset]
-    lines = []
+    rows, matched = _parts(rows)
+    lines: list[Verdict] = []
     for name, row in ROWS.items():
         losses, stopped = values(rows, name, "validation_loss"), values(rows, name, "diverged_at")
         if not (count := len(losses) + len(stopped)):
@@ -168,7 +184,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         reached = bool(losses) and fmean(losses) <= row.loss + WITHIN
         verdict = "measured" if preset == "cpu" else yes if reached else no
         lines.append(Verdict(name, published, ", ".join(words), interval, count, verdict))
-    return lines + [_orders(rows, preset, key) for key in ("validation_loss", "largest_entry")]
+    lines += [_orders(rows, preset, key) for key in ("validation_loss", "largest_entry")]
+    return lines + _by_form.verdicts(matched)
 
 
 def _orders(rows: Sequence[Row], preset: Preset, column: str) -> Verdict:

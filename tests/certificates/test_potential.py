@@ -106,6 +106,38 @@ def test_a_weight_above_one_gives_a_constant_above_one():
     assert 1 < exact <= certify(layer, torch.zeros(4)).lipschitz <= exact + 1e-7
 
 
+class Fused(nn.Module):
+    """A convex potential whose factor and difference are those of one `addmm`."""
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__()
+        self.layer, self.settings = ConvexPotential(4, 9, torch.Generator().manual_seed(0)), settings
+
+    def forward(self, x):
+        hidden = torch.relu(nn.functional.linear(x, self.layer.weight, self.layer.bias))
+        return torch.addmm(x, hidden, self.layer.weight, **self.settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [
+        ({"alpha": -2}, (1, 1 + 1e-6)),
+        ({"alpha": -1}, (1, 1 + 1e-6)),
+        ({"alpha": 2}, (3, 3 + 1e-5)),
+        ({"beta": -2}, (2, 4)),  # the factor of the other summand is no alpha
+        ({"alpha": -2, "beta": 0.5}, (1.5, 3)),
+        ({}, (2, 2 + 1e-5)),
+    ],
+)
+def test_a_product_that_is_added_is_a_potential_where_it_is_subtracted(settings, bounds):
+    model, x = Fused(**settings), torch.randn(7, 4)
+    model.layer.bias.data.fill_(1.0)
+    certificate = certify(model, x)
+    assert bounds[0] <= certificate.lipschitz <= bounds[1]
+    assert lower_bound(model, x, steps=20, generator=torch.Generator().manual_seed(0)).value <= certificate.lipschitz
+    verify(certificate, model.state_dict())
+
+
 class Joined(nn.Module):
     """A join of the input and of what a map makes of it, or of a stored tensor."""
 

@@ -71,6 +71,7 @@ def assert_same_bits(folder, other):
     ("steps", "changes"),
     [
         (12, {"parallel": "fsdp"}),
+        (12, {"parallel": "fsdp", "variant": "potential"}),
         pytest.param(50, {"parallel": "ddp"}, marks=pytest.mark.slow),
         pytest.param(50, {"parallel": "fsdp"}, marks=pytest.mark.slow),
         pytest.param(50, {"parallel": "fsdp", "recompute": True}, marks=pytest.mark.slow),
@@ -78,7 +79,8 @@ def assert_same_bits(folder, other):
 )
 def test_four_processes_train_as_one_does(whole, steps, changes):
     # two windows for each of four ranks, one at a time
-    alone, together = whole(1, steps=steps), whole(4, steps=steps, micro_batch=1, **changes)
+    model = {"variant": changes["variant"]} if "variant" in changes else {}
+    alone, together = whole(1, steps=steps, **model), whole(4, steps=steps, micro_batch=1, **changes)
     one, four = metrics(alone), metrics(together)
     assert [row["step"] for row in four] == list(range(1, steps + 1))
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)  # as asked for 50 steps

@@ -23,11 +23,13 @@ from wellnormed.train.presets import token_preset
 QUIET = Console(quiet=True)
 
 
-def config(data, **changes) -> TrainConfig:
+def config(data, *, variant="lipschitz", **changes) -> TrainConfig:
     """Two blocks of width 16 on windows of 16 tokens, with every weight kept below its cap."""
-    start = token_preset("1m")
-    assert isinstance(start.model, GPTConfig)
-    model = replace(start.model, width=16, blocks=2, heads=2, length=16, residual_strength=0.25)
+    start = token_preset("1m", variant)
+    if isinstance(start.model, GPTConfig):
+        model = replace(start.model, width=16, blocks=2, heads=2, length=16, residual_strength=0.25)
+    else:
+        model = replace(start.model, token_width=4, mixing_heads=4, blocks=2, hidden=32, attention_heads=2, length=16)
     # at a rate at which rounding does not grow from step to step; the preset's is for a model that is larger
     small = {
         "learning_rate": 0.05,

@@ -12,7 +12,7 @@ import torch
 
 from wellnormed.cli import main
 from wellnormed.data.shards import Tokens
-from wellnormed.models.config import GPTConfig
+from wellnormed.models.config import GPTConfig, PotentialConfig
 from wellnormed.models.files import build, load
 from wellnormed.train.checkpoint import require_torch
 from wellnormed.train.config import Caps, TrainConfig
@@ -37,9 +37,15 @@ def metrics(folder):
 @pytest.mark.parametrize("size", get_args(Size))
 def test_presets_are_what_they_are_called(size, variant):
     config = token_preset(size, variant)
-    blocks = 12 * config.model.width**2 * config.model.blocks
+    model, width = config.model, config.model.width
+    if isinstance(model, PotentialConfig):
+        blocks = model.blocks * width * model.hidden + model.attention_blocks * 5 * width**2
+        table = token_preset(size).model.width  # of a peer, whose two tables hold as many entries as the head here
+        assert width == 2 * table
+    else:
+        blocks, table = 12 * width**2 * model.blocks, width
     stated = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
-    tables = 50_304 * config.model.width if size == "124m" else 0  # GPT-2's name counts its table
+    tables = 50_304 * table if size == "124m" else 0  # GPT-2's name counts its table
     assert 0.8 * stated <= blocks + tables <= 1.2 * stated
     assert asdict(config)  # what a run folder holds
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellnormed.norms import Norm
 from wellnormed.optim import admission
-from wellnormed.optim.fallback import adamw_step
+from wellnormed.optim.fallback import adamw_step, make_state
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, outcome, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
@@ -176,23 +176,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
         """
-        self._index()
-        for group in self.param_groups:  # a scheduler may have moved them
-            admission.check_settings(group)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if not torch.compiler.is_compiling():
-            parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
-            if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
-                self._warn_once("gradients", admission.NO_GRADIENTS)
+        loss, batches = self._prepared(closure)
         for group in self.param_groups:
             if rule_of(group) is None:
                 adamw_step([p for p in group["params"] if p.grad is not None], self.state, group)
-        batches = list(self._batches())
-        for batch in batches:
-            self._make_state(batch)  # all before the first direction, whose memory the next ones take then
         results = self.placement.run(self._job(batch) for batch in batches)
         for batch in batches:
             directions, *kept = next(results)
@@ -203,6 +190,32 @@ class ConditionalGradient(torch.optim.Optimizer):
         for group in self.param_groups:
             group["steps"] += 1
         return loss
+
+    def _prepared(self, closure: Callable[[], Any] | None) -> tuple[Any, list[Batch]]:
+        """The closure's value, and what will move, all of it admitted and with its state made.
+
+        It looks at values and makes tensors, which `torch.compile` would specialise on, so that it leaves this out.
+        """
+        self._index()
+        for group in self.param_groups:  # a scheduler may have moved them
+            admission.check_settings(group)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
+        if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
+            self._warn_once("gradients", admission.NO_GRADIENTS)
+        for group in self.param_groups:
+            if rule_of(group) is None:
+                make_state([p for p in group["params"] if p.grad is not None], self.state)
+        batches = list(self._batches())
+        for batch in batches:
+            self._make_state(batch)  # all before the first direction, whose memory the next ones take then
+        return loss, batches
+
+    # What `torch.compiler.disable` does, which imports the compiler: another second for `import wellnormed`.
+    _prepared._torchdynamo_disable = True  # pyrefly: ignore
 
     def _batches(self) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal settings; singly to save memory."""

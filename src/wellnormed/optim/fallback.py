@@ -37,14 +37,18 @@ class AdamWSettings:
             raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
 
 
-def adamw_step(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]], group: dict[str, Any]) -> None:
-    """One step of torch's own AdamW on parameters that have a gradient; state as `torch.optim.AdamW` keeps it."""
-    states = [all_states[parameter] for parameter in parameters]
-    for parameter, state in zip(parameters, states, strict=True):
-        if not state:
+def make_state(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]]) -> None:
+    """The state of parameters that have none yet, as `torch.optim.AdamW` keeps it."""
+    for parameter in parameters:
+        if not (state := all_states[parameter]):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+def adamw_step(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]], group: dict[str, Any]) -> None:
+    """One step of torch's own AdamW on parameters that have a gradient and their state."""
+    states = [all_states[parameter] for parameter in parameters]
     averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     gradients: list = [parameter.grad for parameter in parameters]
     beta1, beta2 = group["betas"]

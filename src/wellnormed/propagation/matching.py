@@ -34,17 +34,22 @@ class Number:
 
 @dataclass(frozen=True)
 class Op:
-    """One of some operations with these arguments; further arguments are bound to the name `rest`."""
+    """One of some operations with these arguments; further arguments are bound to the name `rest`.
+
+    With `keywords` its keyword arguments have exactly these names; without, they count as further arguments.
+    """
 
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
     either_order: bool = False
     rest: str = ""
+    keywords: tuple[tuple[str, Any], ...] = ()
 
 
-def op(names: str, *arguments: Any, either_order: bool = False, rest: str = "") -> Op:
+def op(names: str, *arguments: Any, either_order: bool = False, rest: str = "", **keywords: Any) -> Op:
     """One of the operations of `aten` with these names, separated by spaces."""
-    return Op(tuple(f"aten.{name}" for name in names.split()), arguments, either_order, rest)
+    given = tuple(sorted(keywords.items()))
+    return Op(tuple(f"aten.{name}" for name in names.split()), arguments, either_order, rest, given)
 
 
 def mul(a: Any, b: Any) -> Op:
@@ -109,7 +114,10 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
     if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names or rounds(node):
         return None
     arguments = list(node.args) + [node.kwargs[key] for key in sorted(node.kwargs)]
-    count = len(pattern.arguments)
+    parts = (*pattern.arguments, *(part for _, part in pattern.keywords))
+    if pattern.keywords and sorted(node.kwargs) != [key for key, _ in pattern.keywords]:
+        return None
+    count = len(parts)
     if len(arguments) < count or (len(arguments) > count and not pattern.rest):
         return None
     rest = arguments[count:]
@@ -118,7 +126,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
     orders = [arguments[:count]] + ([arguments[count - 1 :: -1]] if pattern.either_order else [])
     for order in orders:
         result: Found | None = {**found, pattern.rest: rest} if pattern.rest else found
-        for part, argument in zip(pattern.arguments, order, strict=True):
+        for part, argument in zip(parts, order, strict=True):
             result = None if result is None else match(part, argument, result, same)
         if result is not None:
             return result

@@ -56,6 +56,7 @@ def _back(hidden: Any) -> tuple[Op, ...]:
 
 _HIDDEN = op("relu.default", op("linear.default", X, _WEIGHT, rest="bias"))
 _POTENTIAL = op("sub.Tensor", X, (*_back((mul(_HIDDEN, _FACTOR), _HIDDEN)), mul(_back(_HIDDEN), _FACTOR)))
+_FUSED_POTENTIAL = op("addmm.default", X, _HIDDEN, _WEIGHT, alpha=Number("minus_factor"))
 _CONVOLUTIONAL_POTENTIAL = tuple(
     op("sub.Tensor", X, back)
     for name, adjoint in (
@@ -76,6 +77,10 @@ def _bound_convolutional(step: Ledger, f: Mapping[str, Any]) -> Value:
     return convolutional_potential(step, f["x"], f["weight"], bias, f.get("factor", 1.0), forward, f["back"])
 
 
+def _bias(f: Mapping[str, Any]) -> Any:
+    return next(iter(f.get("bias", [])), None)
+
+
 Lowering = Callable[[Ledger, Mapping[str, Any]], Value]
 PATTERNS: list[tuple[Any, Lowering]] = [
     (_ROOT, lambda step, f: normalize(step, f["x"], f["dims"], f["eps"])),
@@ -84,12 +89,8 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (_gated(_TANH), lambda step, f: apply(step, "gelu_tanh", f["x"])),
     (_gated(_ERF), lambda step, f: apply(step, "gelu", f["x"])),
     (mul(X, _SIGMOID), lambda step, f: apply(step, "silu", f["x"])),
-    (
-        _POTENTIAL,
-        lambda step, f: convex_potential(
-            step, f["x"], f["weight"], f["bias"][0] if f.get("bias") else None, f.get("factor", 1.0)
-        ),
-    ),
+    (_POTENTIAL, lambda step, f: convex_potential(step, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
+    (_FUSED_POTENTIAL, lambda step, f: convex_potential(step, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
     (_CONVOLUTIONAL_POTENTIAL, _bound_convolutional),
 ]
 """Patterns, each with the function that bounds it: it takes what the pattern found, with values and stored tensors in

@@ -7,7 +7,7 @@ from wellnormed.models.config import GPTConfig, NanoGPTConfig, PotentialConfig
 from wellnormed.train.config import BYTES, Caps, TrainConfig
 
 Size = Literal["1m", "10m", "124m", "350m", "1b", "3b"]
-Variant = Literal["lipschitz", "speedrun", "nanogpt", "modula"]
+Variant = Literal["lipschitz", "potential", "speedrun", "nanogpt", "modula"]
 _ASKED = TrainConfig(
     model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
 )
@@ -56,13 +56,17 @@ SHAPES: dict[Size, dict[str, Any]] = {
 162 and 405 million with tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape
 of LMO."""
 
+TOKEN_WIDTHS: dict[Size, int] = {"1m": 16, "10m": 32}
+"""Entries of a token's vector in the models `potential` of these sizes; the others have 64."""
+
 
 def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConfig:
     """The run of a size and a model, from which the command's other options start.
 
-    `lipschitz` is LT's transformer with enforced norms (section 4.4), the others are its peers. 1m and 10m train on
-    Shakespeare's bytes, 1m in minutes on two cores, at rates from a small search there; the larger ones have LT's
-    rates, steps and batch of 384 windows of FineWeb, in bfloat16.
+    `lipschitz` is LT's transformer with enforced norms (section 4.4). `potential` is the model whose blocks are
+    1-Lipschitz by form, with as many parameters in them as the others, in a stream that is twice as wide. The rest are
+    peers without enforced norms. 1m and 10m train on Shakespeare's bytes, 1m in minutes on two cores, at rates from a
+    small search there; the larger ones have LT's rates, steps and batch of 384 windows of FineWeb, in bfloat16.
 
     Peers have LT's models, but one training for all of them: Muon for the matrices of blocks, whose step is
     `sqrt(out/in)` long; AdamW with betas 0.9 and 0.95 for the rest; rates that fall to 0. In the speedrun's record Adam
@@ -89,6 +93,19 @@ def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConf
             model = GPTConfig(**shape, **form, residual_strength=strength, output_factor=1 / 3, logit_scale=8.0)
             rate, head_rate = (0.2, 1.0) if small else (0.05, 0.1)
             return replace(run, model=model, learning_rate=rate, head_rate=head_rate)
+        case "potential":
+            width, token_width = 2 * shape["width"], TOKEN_WIDTHS.get(size, 64)
+            potentials = round(3 / 4 * shape["blocks"]) - 1
+            # what the 12 width^2 parameters of each of a peer's blocks leave after attention, which has 5 width^2 here
+            rows = (12 * shape["blocks"] * shape["width"] ** 2 - 5 * width**2) // (potentials * width)
+            by_form = PotentialConfig(
+                length=shape["length"], token_width=token_width, mixing_heads=width // token_width, blocks=potentials,
+                hidden=rows // 16 * 16, attention_heads=shape["heads"],
+            )  # fmt: skip
+            return replace(
+                run, model=by_form, lipschitz=10.0, caps=Caps(), constraint="none", learning_rate=0.02,
+                embedding_rate=2.0, bias_rate=0.1, schedule="linear",
+            )  # fmt: skip
         case _:
             return replace(
                 run, model=NanoGPTConfig(variant=variant, **shape), caps=Caps(), constraint="none", optimizer="muon"
