@@ -233,6 +233,31 @@ def test_a_compiled_step_is_the_step_with_its_constraints():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("make", [wn.Muon, pytest.param(wn.Scion, marks=pytest.mark.slow)])
+def test_a_schedule_compiles_nothing_anew(make):
+    """Twelve parameters of many shapes; the second step compiles the counter as a variable, and none after it."""
+    one, other = (nn.Sequential() for _ in range(2))
+    for model in (one, other):
+        torch.manual_seed(0)
+        for width in (4, 6, 8):
+            model += nn.Sequential(nn.Linear(width, width + 2), nn.LayerNorm(width + 2))
+    first, second = make(one, lr=0.05), make(other, lr=0.05)
+    schedules = [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 6) for optimizer in (first, second)]
+    compiled = torch.compile(second.step, backend="aot_eager")
+    for number in range(6):
+        stance = "fail_on_recompile" if number > 1 else "default"
+        for model, optimizer, step in ((one, first, first.step), (other, second, compiled)):
+            optimizer.zero_grad()
+            torch.manual_seed(number)
+            model(torch.randn(5, 4)).square().sum().backward()
+            with torch.compiler.set_stance(stance):
+                step()
+        for schedule in schedules:
+            schedule.step()
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_matrices_of_one_shape_are_one_call(monkeypatch):
     model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(5))
     calls, dualize = [], wn.Spectral.dualize

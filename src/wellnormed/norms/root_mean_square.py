@@ -30,7 +30,7 @@ class _LargestRMS(Norm):
         return 1.0
 
     def _count(self, weight: Tensor) -> int:
-        return math.prod(weight.shape[dim] for dim in self._dims())
+        return math.prod([weight.shape[dim] for dim in self._dims()])  # of a generator torch.compile has no product
 
     def _sizes(self, weight: Tensor) -> Tensor:
         """The RMS of every group, with the dimensions of the weight."""

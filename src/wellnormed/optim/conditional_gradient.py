@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellnormed.norms import Norm
 from wellnormed.optim import admission
-from wellnormed.optim.fallback import adamw_step, make_state
+from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, outcome, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
@@ -24,15 +24,30 @@ from wellnormed.parallel.layout import local
 from wellnormed.routing import Assignment
 
 
+class Lengths(NamedTuple):
+    """The numbers of a batch that depend on the learning rate, tensors without dimensions where they are compiled.
+
+    `torch.compile` takes a number for a constant, and would begin anew at every step of a schedule.
+    """
+
+    step: float | Tensor
+    """Learning rate times radius."""
+    kept: float | Tensor | None
+    """The share of the weights that stays; None for all of it."""
+    factor: float | Tensor | None
+    """What the directions are multiplied by, to be subtracted; None if nothing moves."""
+
+
 class Batch(NamedTuple):
     """Parameters of one group that share norm, radius, direction, shape and layout, and so move together."""
 
     parameters: list[Tensor]
+    gradients: list[Tensor]
     group: Group
     rule: StepRule
     norm: Norm
     direction: Direction
-    radius: float
+    lengths: Lengths
 
 
 class ConditionalGradient(torch.optim.Optimizer):
@@ -176,10 +191,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
         """
-        loss, batches = self._prepared(closure)
-        for group in self.param_groups:
-            if rule_of(group) is None:
-                adamw_step([p for p in group["params"] if p.grad is not None], self.state, group)
+        loss, batches, adamw = self._prepared(closure, torch.compiler.is_compiling())
+        for work in adamw:
+            work(self.state)
         results = self.placement.run(self._job(batch) for batch in batches)
         for batch in batches:
             directions, *kept = next(results)
@@ -191,10 +205,12 @@ class ConditionalGradient(torch.optim.Optimizer):
             group["steps"] += 1
         return loss
 
-    def _prepared(self, closure: Callable[[], Any] | None) -> tuple[Any, list[Batch]]:
+    @torch._disable_dynamo  # as torch's optimizers: `torch.compiler.disable` would import the compiler at once
+    def _prepared(self, closure: Callable[[], Any] | None, compiled: bool) -> tuple[Any, list[Batch], list[AdamWStep]]:
         """The closure's value, and what will move, all of it admitted and with its state made.
 
-        It looks at values and makes tensors, which `torch.compile` would specialise on, so that it leaves this out.
+        It looks at values, makes tensors and reads gradients, which are others in every step, so that `torch.compile`
+        leaves it out.
         """
         self._index()
         for group in self.param_groups:  # a scheduler may have moved them
@@ -206,18 +222,16 @@ class ConditionalGradient(torch.optim.Optimizer):
         parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
         if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
             self._warn_once("gradients", admission.NO_GRADIENTS)
-        for group in self.param_groups:
-            if rule_of(group) is None:
-                make_state([p for p in group["params"] if p.grad is not None], self.state)
-        batches = list(self._batches())
+        number = _as_tensor if compiled else float
+        adamw = [AdamWStep.of(group, number(group["lr"])) for group in self.param_groups if rule_of(group) is None]
+        for work in adamw:
+            work.make_state(self.state)
+        batches = list(self._batches(number))
         for batch in batches:
             self._make_state(batch)  # all before the first direction, whose memory the next ones take then
-        return loss, batches
+        return loss, batches, adamw
 
-    # What `torch.compiler.disable` does, which imports the compiler: another second for `import wellnormed`.
-    _prepared._torchdynamo_disable = True  # pyrefly: ignore
-
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self, number: Callable[[float], float | Tensor]) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal settings; singly to save memory."""
         for group in self.param_groups:
             rule, alone = rule_of(group), group["memory"] == "gradient"
@@ -226,7 +240,18 @@ class ConditionalGradient(torch.optim.Optimizer):
             for (norm, radius, chosen, _), members in in_buckets(moving, lambda p: p, alike.__getitem__):
                 assert rule is not None  # a parameter with a norm has one
                 assert norm is not None
-                yield Batch(members, group, rule, norm, chosen or rule.direction_for(group, norm), radius)
+                direction = chosen or rule.direction_for(group, norm)
+                kept, factor = (1.0, float(group["lr"] > 0))
+                if direction.returns == "direction":
+                    kept, factor = rule.shares(group, radius, direction.bound(norm))
+                    self._warn_of_lost_decay(kept, members[0].dtype)
+                lengths = Lengths(
+                    number(float(group["lr"]) * radius),
+                    None if kept == 1 else number(kept),
+                    None if factor == 0 else number(factor),
+                )
+                gradients = [cast(Tensor, p.grad) for p in members]  # which have one
+                yield Batch(members, gradients, group, rule, norm, direction, lengths)
 
     def _make_state(self, batch: Batch) -> None:
         for parameter in batch.parameters:
@@ -242,19 +267,18 @@ class ConditionalGradient(torch.optim.Optimizer):
 
         Of the gradients and the weights only those that the direction looks at become part of the job.
         """
-        parameters, group, rule, norm, direction, radius = batch
-        gradients = [cast(Tensor, p.grad) for p in parameters]  # these parameters have one
+        parameters, gradients, group, rule, norm, direction, lengths = batch
         if group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
         momentum, memory = gradients, MEMORIES[group["memory"]]
         if rule.averages == "gradients":
             momentum = memory.average(gradients, parameters, self.state, group["momentum"], group["nesterov"])
         names, keeps = (*direction.sees, "momentum"), direction.keeps
-        length, steps = float(group["lr"]) * radius, group["steps"]
+        steps = group["steps"]
 
         def function(*tensors: Tensor) -> tuple[Tensor, ...]:
             told = dict(zip((*names, *keeps), tensors, strict=True))
-            return outcome(direction, told, norm, length, steps)
+            return outcome(direction, told, norm, lengths.step, steps)
 
         visible = {"gradient": gradients, "weight": parameters, "momentum": momentum}
         inputs = [visible[name] for name in names]
@@ -263,26 +287,30 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _move(self, batch: Batch, directions: list[Tensor]) -> None:
         parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
+        kept, factor = batch.lengths.kept, batch.lengths.factor
         if batch.direction.returns == "weight":
-            if group["lr"] > 0:
+            if factor is not None:
                 torch._foreach_copy_(list(map(local, parameters)), list(map(local, directions)))
-            return memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
+            return memory.after_step(batch.gradients, group["momentum"])
         if batch.rule.averages == "directions":
             directions = memory.average(directions, parameters, self.state, group["momentum"])
-        kept, length = batch.rule.shares(group, batch.radius, batch.direction.bound(batch.norm))
-        if group["cautious_decay"]:
+        if kept is not None and group["cautious_decay"]:
             pairs = zip(parameters, directions, strict=True)
             torch._foreach_mul_(parameters, [1 - (1 - kept) * (d * p).ge(0).to(p) for p, d in pairs])
-        elif kept != 1:
-            dtype = parameters[0].dtype
-            if dtype.itemsize < 4 and 1 - kept < torch.finfo(dtype).eps / 2:
-                self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+        elif kept is not None:
             torch._foreach_mul_(parameters, kept)
-        torch._foreach_add_(parameters, directions, alpha=-length)
-        memory.after_step([cast(Tensor, p.grad) for p in parameters], group["momentum"])
+        if isinstance(factor, Tensor):
+            torch._foreach_sub_(parameters, torch._foreach_mul(directions, factor))
+        elif factor is not None:
+            torch._foreach_add_(parameters, directions, alpha=-factor)
+        memory.after_step(batch.gradients, group["momentum"])
+
+    def _warn_of_lost_decay(self, kept: float, dtype: torch.dtype) -> None:
+        if dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
+            self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
 
     def _warn_once(self, about: str, message: str) -> None:
-        if about not in self._warned and not torch.compiler.is_compiling():
+        if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, stacklevel=6)
 
@@ -359,3 +387,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             for follower in copied:
                 follower.follow(self)
         self._index()
+
+
+def _as_tensor(number: float | Tensor) -> Tensor:
+    return torch.as_tensor(number, dtype=torch.float64, device="cpu")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,22 +37,34 @@ class AdamWSettings:
             raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
 
 
-def make_state(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]]) -> None:
-    """The state of parameters that have none yet, as `torch.optim.AdamW` keeps it."""
-    for parameter in parameters:
-        if not (state := all_states[parameter]):
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+class AdamWStep(NamedTuple):
+    """A step of torch's own AdamW on the parameters of a group that have a gradient."""
 
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    group: dict[str, Any]
+    lr: float | Tensor
 
-def adamw_step(parameters: list[Tensor], all_states: Mapping[Tensor, dict[str, Any]], group: dict[str, Any]) -> None:
-    """One step of torch's own AdamW on parameters that have a gradient and their state."""
-    states = [all_states[parameter] for parameter in parameters]
-    averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-    gradients: list = [parameter.grad for parameter in parameters]
-    beta1, beta2 = group["betas"]
-    adamw(
-        parameters, gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
-        lr=float(group["lr"]), weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
-    )  # fmt: skip
+    @classmethod
+    def of(cls, group: dict[str, Any], lr: float | Tensor) -> "AdamWStep":
+        """The step of a group."""
+        moving = [parameter for parameter in group["params"] if parameter.grad is not None]
+        return cls(moving, [parameter.grad for parameter in moving], group, lr)
+
+    def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Make the state of parameters that have none yet, as `torch.optim.AdamW` keeps it."""
+        for parameter in self.parameters:
+            if not (state := states[parameter]):
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+    def __call__(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Move the parameters, and bring their state up to date."""
+        own, group = [states[parameter] for parameter in self.parameters], self.group
+        averages, squares, steps = ([state[key] for state in own] for key in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adamw(
+            self.parameters, self.gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
+            lr=self.lr, weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+        )  # fmt: skip

@@ -98,8 +98,8 @@ class Seen:
     weight: Tensor | None
     state: dict[str, Tensor]
     norm: Norm
-    length: float
-    """Learning rate times radius: the norm of a step along a direction of norm 1."""
+    length: float | Tensor
+    """Learning rate times radius: the norm of a step along a direction of norm 1. A tensor where it is compiled."""
     step: int
     """How many steps were made before this one."""
 
@@ -152,7 +152,7 @@ class Direction(ABC):
 
 
 def outcome(
-    direction: Direction, told: Mapping[str, Tensor], norm: Norm, length: float, step: int
+    direction: Direction, told: Mapping[str, Tensor], norm: Norm, length: float | Tensor, step: int
 ) -> tuple[Tensor, ...]:
     """What a direction returns, and the new tensors that it keeps, in the order of `keeps`.
 
