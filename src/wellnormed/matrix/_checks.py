@@ -1,5 +1,8 @@
 """Argument checks and exact rescaling shared by the matrix functions; nothing numerical is decided here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +27,27 @@ def check_matrix(x: Tensor, name: str) -> None:
         raise ValueError(f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; use .float()")
 
 
+_known_to_hold = ContextVar("_known_to_hold", default=False)
+
+
+@contextmanager
+def known_to_hold() -> Iterator[None]:
+    """What `fails` would look at on a device that has to be waited for is known to hold."""
+    token = _known_to_hold.set(True)
+    try:
+        yield
+    finally:
+        _known_to_hold.reset(token)
+
+
 def fails(holds: Tensor) -> bool:
     """Whether a condition fails anywhere; False in `torch.compile` and in the recording of a CUDA graph.
 
-    No value can be looked at there.
+    No value can be looked at there, and on devices other than a CPU none is where it is `known_to_hold`.
     """
     if torch.compiler.is_compiling() or (holds.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return False
+    if holds.device.type != "cpu" and _known_to_hold.get():
         return False
     return not bool(holds.all())
 

@@ -128,6 +128,8 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
     dimensions of `x`, to which the bounds broadcast; no gradient flows to them.
     """
     if not torch.compiler.is_compiling():
+        if _nobody_differentiates(x):  # a function of autograd takes 40 microseconds more
+            return _Exact.forward(x, compute, derivative, *bounds)
         return _Exact.apply(x, compute, derivative, *bounds)  # pyrefly: ignore
     # The compiler follows no custom forward-mode or vmap rule: there, reverse mode only.
     with torch.no_grad():
@@ -135,6 +137,13 @@ def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[D
     if torch.is_grad_enabled() and x.requires_grad:
         return _ReverseOnly.apply(x, value, derivative, *bounds)  # pyrefly: ignore
     return value
+
+
+def _nobody_differentiates(x: Tensor) -> bool:
+    """Whether x is a plain tensor: without a gradient or a tangent, and in no transformation such as `vmap`."""
+    asked = torch.is_grad_enabled() and x.requires_grad
+    plain = not asked and not torch._C._are_functorch_transforms_active()
+    return plain and torch.autograd.forward_ad.unpack_dual(x).tangent is None
 
 
 class _ReverseOnly(torch.autograd.Function):

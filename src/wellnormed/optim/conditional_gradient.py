@@ -1,53 +1,28 @@
 """The engine: momentum x direction x norm x step rule, over every parameter of an assignment.
 
-`parts` holds what is composed here: parameters of equal settings become batches, whose directions a `Placement`
-computes here or in other processes, and whose weights then move entry by entry.
+Parameters of equal settings become a `batch`, which composes the `parts` of their step: a `Placement` computes its
+directions here or in other processes, and then its weights move entry by entry.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from wellnormed.norms import Norm
 from wellnormed.optim import admission
+from wellnormed.optim.batch import Batch, Numbers
 from wellnormed.optim.fallback import AdamWStep
+from wellnormed.optim.finite import GradientCheck, NonFiniteGradientError
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, outcome, rule_of
+from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
-from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import local
+from wellnormed.parallel import Placement, in_buckets
 from wellnormed.routing import Assignment
-
-
-class Lengths(NamedTuple):
-    """The numbers of a batch that depend on the learning rate, tensors without dimensions where they are compiled.
-
-    `torch.compile` takes a number for a constant, and would begin anew at every step of a schedule.
-    """
-
-    step: float | Tensor
-    """Learning rate times radius."""
-    kept: float | Tensor | None
-    """The share of the weights that stays; None for all of it."""
-    factor: float | Tensor | None
-    """What the directions are multiplied by, to be subtracted; None if nothing moves."""
-
-
-class Batch(NamedTuple):
-    """Parameters of one group that share norm, radius, direction, shape and layout, and so move together."""
-
-    parameters: list[Tensor]
-    gradients: list[Tensor]
-    group: Group
-    rule: StepRule
-    norm: Norm
-    direction: Direction
-    lengths: Lengths
 
 
 class ConditionalGradient(torch.optim.Optimizer):
@@ -88,6 +63,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
+        self._check = GradientCheck()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         admission.check_settings(defaults)
@@ -189,18 +165,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         """One step for every parameter that has a gradient; returns the closure's value, or None.
 
         Raises:
-            NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
+            NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed. On a
+                device other than a CPU, in one process, the next step raises it, and sets such gradients to zero.
         """
         loss, batches, adamw = self._prepared(closure, torch.compiler.is_compiling())
         for work in adamw:
             work(self.state)
-        results = self.placement.run(self._job(batch) for batch in batches)
+        results = self.placement.run(batch.job(self.state) for batch in batches)
         for batch in batches:
-            directions, *kept = next(results)
-            for key, tensors in zip(batch.direction.keeps, kept, strict=True):
-                torch._foreach_copy_([local(self.state[p][key]) for p in batch.parameters], list(map(local, tensors)))
-            self._move(batch, directions)
-            del directions  # before the next ones are computed; `zip` would keep them
+            batch.move(self.state, *next(results))  # nobody keeps these when the next ones are computed, as `zip` would
         for group in self.param_groups:
             group["steps"] += 1
         return loss
@@ -213,25 +186,37 @@ class ConditionalGradient(torch.optim.Optimizer):
         leaves it out.
         """
         self._index()
+        self._refuse_last()
         for group in self.param_groups:  # a scheduler may have moved them
             admission.check_settings(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
-        if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
+        gradients = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
+        for name, gradient in gradients.items():
+            parameter = self._owner[name][1]
+            admission.refuse_gradient(name, parameter, gradient, self.state.get(parameter, {}))
+        if not gradients:
             self._warn_once("gradients", admission.NO_GRADIENTS)
-        number = _as_tensor if compiled else float
-        adamw = [AdamWStep.of(group, number(group["lr"])) for group in self.param_groups if rule_of(group) is None]
-        for work in adamw:
-            work.make_state(self.state)
-        batches = list(self._batches(number))
-        for batch in batches:
-            self._make_state(batch)  # all before the first direction, whose memory the next ones take then
+        steps = self.param_groups[0]["steps"]
+        spoilt = self._check.before_step(gradients, list(self._owner), self.placement, steps)
+        others = [group for group in self.param_groups if rule_of(group) is None]
+        adamw = [AdamWStep.of(group, compiled, spoilt) for group in others]
+        batches = list(self._batches(compiled, spoilt))
+        for work in (*adamw, *batches):
+            work.make_state(self.state)  # all before the first direction, whose memory the next ones take then
         return loss, batches, adamw
 
-    def _batches(self, number: Callable[[float], float | Tensor]) -> Iterator[Batch]:
+    def _refuse_last(self) -> None:
+        try:
+            self._check.require_last()
+        except NonFiniteGradientError:
+            for group in self.param_groups:
+                group["steps"] -= 1
+            raise
+
+    def _batches(self, compiled: bool, spoilt: Tensor | None) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal settings; singly to save memory."""
         for group in self.param_groups:
             rule, alone = rule_of(group), group["memory"] == "gradient"
@@ -241,72 +226,14 @@ class ConditionalGradient(torch.optim.Optimizer):
                 assert rule is not None  # a parameter with a norm has one
                 assert norm is not None
                 direction = chosen or rule.direction_for(group, norm)
-                kept, factor = (1.0, float(group["lr"] > 0))
-                if direction.returns == "direction":
-                    kept, factor = rule.shares(group, radius, direction.bound(norm))
-                    self._warn_of_lost_decay(kept, members[0].dtype)
-                lengths = Lengths(
-                    number(float(group["lr"]) * radius),
-                    None if kept == 1 else number(kept),
-                    None if factor == 0 else number(factor),
-                )
+                numbers = Numbers.of(group, rule, direction, norm, radius)
+                self._warn_of_lost_decay(numbers.kept, members[0].dtype)
                 gradients = [cast(Tensor, p.grad) for p in members]  # which have one
-                yield Batch(members, gradients, group, rule, norm, direction, lengths)
+                numbers = numbers.as_tensors(compiled, spoilt)
+                yield Batch(members, gradients, group, rule, norm, direction, numbers, spoilt)
 
-    def _make_state(self, batch: Batch) -> None:
-        for parameter in batch.parameters:
-            for key in MEMORIES[batch.group["memory"]].state:
-                if key not in self.state[parameter]:
-                    self.state[parameter][key] = torch.zeros_like(parameter)
-            for key in batch.direction.keeps:
-                if key not in self.state[parameter]:
-                    self.state[parameter][key] = batch.direction.start(key, parameter, batch.norm)
-
-    def _job(self, batch: Batch) -> Job:
-        """The work on whole tensors: it computes the directions, and brings what they keep of each weight up to date.
-
-        Of the gradients and the weights only those that the direction looks at become part of the job.
-        """
-        parameters, gradients, group, rule, norm, direction, lengths = batch
-        if group["maximize"]:
-            gradients = list(torch._foreach_neg(gradients))
-        momentum, memory = gradients, MEMORIES[group["memory"]]
-        if rule.averages == "gradients":
-            momentum = memory.average(gradients, parameters, self.state, group["momentum"], group["nesterov"])
-        names, keeps = (*direction.sees, "momentum"), direction.keeps
-        steps = group["steps"]
-
-        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-            told = dict(zip((*names, *keeps), tensors, strict=True))
-            return outcome(direction, told, norm, lengths.step, steps)
-
-        visible = {"gradient": gradients, "weight": parameters, "momentum": momentum}
-        inputs = [visible[name] for name in names]
-        inputs += [[self.state[parameter][key] for parameter in parameters] for key in keeps]
-        return Job(tuple(inputs), function, read_only=len(names) - 1, cubic=norm.measures == "singular values")
-
-    def _move(self, batch: Batch, directions: list[Tensor]) -> None:
-        parameters, group, memory = batch.parameters, batch.group, MEMORIES[batch.group["memory"]]
-        kept, factor = batch.lengths.kept, batch.lengths.factor
-        if batch.direction.returns == "weight":
-            if factor is not None:
-                torch._foreach_copy_(list(map(local, parameters)), list(map(local, directions)))
-            return memory.after_step(batch.gradients, group["momentum"])
-        if batch.rule.averages == "directions":
-            directions = memory.average(directions, parameters, self.state, group["momentum"])
-        if kept is not None and group["cautious_decay"]:
-            pairs = zip(parameters, directions, strict=True)
-            torch._foreach_mul_(parameters, [1 - (1 - kept) * (d * p).ge(0).to(p) for p, d in pairs])
-        elif kept is not None:
-            torch._foreach_mul_(parameters, kept)
-        if isinstance(factor, Tensor):
-            torch._foreach_sub_(parameters, torch._foreach_mul(directions, factor))
-        elif factor is not None:
-            torch._foreach_add_(parameters, directions, alpha=-factor)
-        memory.after_step(batch.gradients, group["momentum"])
-
-    def _warn_of_lost_decay(self, kept: float, dtype: torch.dtype) -> None:
-        if dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
+    def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
+        if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
             self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
 
     def _warn_once(self, about: str, message: str) -> None:
@@ -380,14 +307,10 @@ class ConditionalGradient(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned = None, None, set()
+            self._model, self._process_group, self._warned, self._check = None, None, set(), GradientCheck()
             self._adopt(self.assignment)
             self._index()
             copied, self.attached = self.attached, []
             for follower in copied:
                 follower.follow(self)
         self._index()
-
-
-def _as_tensor(number: float | Tensor) -> Tensor:
-    return torch.as_tensor(number, dtype=torch.float64, device="cpu")

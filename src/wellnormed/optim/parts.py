@@ -49,11 +49,11 @@ class Momentum(ABC):
 
     @abstractmethod
     def average(
-        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float | Tensor, ahead: bool = False
     ) -> list[Tensor]:
         """Bring averages up to date with a value for every parameter; return them, or one step `ahead` (Nesterov)."""
 
-    def after_step(self, gradients: list[Tensor], kept: float) -> None:  # noqa: B027
+    def after_step(self, gradients: list[Tensor], kept: float | Tensor) -> None:  # noqa: B027
         """What happens to the gradients once the weights have moved; nothing by default."""
 
 
@@ -63,9 +63,14 @@ class Buffer(Momentum):
     state = ("momentum_buffer",)
 
     def average(
-        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float | Tensor, ahead: bool = False
     ) -> list[Tensor]:
         buffers = [states[parameter]["momentum_buffer"] for parameter in parameters]
+        if isinstance(kept, Tensor):  # `lerp` takes a number
+            added = torch._foreach_mul(values, 1 - kept)
+            torch._foreach_mul_(buffers, kept)
+            torch._foreach_add_(buffers, added)
+            return list(torch._foreach_add(torch._foreach_mul(buffers, kept), added)) if ahead else buffers
         torch._foreach_lerp_(buffers, values, 1 - kept)
         return list(torch._foreach_lerp(buffers, values, 1 - kept)) if ahead else buffers
 
@@ -74,11 +79,11 @@ class InGradient(Momentum):
     """The sum in `parameter.grad`, on which the next backward pass adds: no state (LMO's memory-light form)."""
 
     def average(
-        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float, ahead: bool = False
+        self, values: list[Tensor], parameters: list[Tensor], states: States, kept: float | Tensor, ahead: bool = False
     ) -> list[Tensor]:
         return values
 
-    def after_step(self, gradients: list[Tensor], kept: float) -> None:
+    def after_step(self, gradients: list[Tensor], kept: float | Tensor) -> None:
         torch._foreach_mul_(gradients, kept)
 
 

@@ -1,0 +1,144 @@
+"""A batch of parameters that move together: its numbers, its whole-tensor work, and how its weights move."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wellnormed.matrix._checks import known_to_hold
+from wellnormed.norms import Norm
+from wellnormed.optim.parts import MEMORIES, Direction, Group, Momentum, States, StepRule, outcome
+from wellnormed.parallel import Job
+from wellnormed.parallel.layout import local
+
+
+class Numbers(NamedTuple):
+    """The numbers of a batch that may change from step to step.
+
+    They are tensors without dimensions where the step is compiled, since `torch.compile` takes a number for a constant,
+    and where the device itself decides whether it moves anything.
+    """
+
+    step: float | Tensor
+    """Learning rate times radius."""
+    momentum: float | Tensor
+    """The share of the momentum that stays."""
+    kept: float | Tensor | None
+    """The share of the weights that stays; None for all of it."""
+    factor: float | Tensor | None
+    """What the directions are multiplied by, to be subtracted; None if nothing moves."""
+
+    @classmethod
+    def of(cls, group: Group, rule: StepRule, direction: Direction, norm: Norm, radius: float) -> "Numbers":
+        """The numbers of the coming step."""
+        kept, factor = 1.0, float(group["lr"] > 0)
+        if direction.returns == "direction":
+            kept, factor = rule.shares(group, radius, direction.bound(norm))
+        step = float(group["lr"]) * radius
+        return cls(step, group["momentum"], None if kept == 1 else kept, None if factor == 0 else factor)
+
+    def as_tensors(self, compiled: bool, spoilt: Tensor | None) -> "Numbers":
+        """The numbers as the step takes them; those of a step that moves nothing where that is `spoilt`."""
+
+        def taken(number: float | Tensor, still: float) -> float | Tensor:
+            number = as_tensor(number) if compiled else number
+            return number if spoilt is None else torch.where(spoilt, still, number)
+
+        return Numbers(
+            as_tensor(self.step) if compiled else self.step,
+            taken(self.momentum, 1.0),
+            None if self.kept is None else taken(self.kept, 1.0),
+            None if self.factor is None else taken(self.factor, 0.0),
+        )
+
+
+class Batch(NamedTuple):
+    """Parameters of one group that share norm, radius, direction, shape and layout, and so move together."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    group: Group
+    rule: StepRule
+    norm: Norm
+    direction: Direction
+    numbers: Numbers
+    spoilt: Tensor | None
+    """Whether nothing is to change, if the device knows that and the CPU does not."""
+
+    @property
+    def memory(self) -> Momentum:
+        """Where the momentum is kept."""
+        return MEMORIES[self.group["memory"]]
+
+    def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Make the state of parameters that lack some."""
+        for parameter in self.parameters:
+            for key in self.memory.state:
+                if key not in states[parameter]:
+                    states[parameter][key] = torch.zeros_like(parameter)
+            for key in self.direction.keeps:
+                if key not in states[parameter]:
+                    states[parameter][key] = self.direction.start(key, parameter, self.norm)
+
+    def job(self, states: States) -> Job:
+        """The work on whole tensors: it computes the directions, and brings what they keep of each weight up to date.
+
+        Of the gradients and the weights only those that the direction looks at become part of the job.
+        """
+        gradients, norm, direction = self.gradients, self.norm, self.direction
+        if self.group["maximize"]:
+            gradients = list(torch._foreach_neg(gradients))
+        momentum, ahead = gradients, self.group["nesterov"]
+        if self.rule.averages == "gradients":
+            momentum = self.memory.average(gradients, self.parameters, states, self.numbers.momentum, ahead)
+        names, keeps = (*direction.sees, "momentum"), direction.keeps
+        length, steps = self.numbers.step, self.group["steps"]
+
+        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+            told = dict(zip((*names, *keeps), tensors, strict=True))
+            with nullcontext() if torch.compiler.is_compiling() else known_to_hold():  # the gradients are finite
+                return outcome(direction, told, norm, length, steps)
+
+        visible = {"gradient": gradients, "weight": self.parameters, "momentum": momentum}
+        inputs = [visible[name] for name in names]
+        inputs += [[states[parameter][key] for parameter in self.parameters] for key in keeps]
+        return Job(tuple(inputs), function, read_only=len(names) - 1, cubic=norm.measures == "singular values")
+
+    def move(self, states: States, directions: list[Tensor], *kept_tensors: list[Tensor]) -> None:
+        """Move the weights by what the job has computed, and remember what their directions keep."""
+        for key, tensors in zip(self.direction.keeps, kept_tensors, strict=True):
+            self._write([states[parameter][key] for parameter in self.parameters], tensors)
+        momentum, factor = self.numbers.momentum, self.numbers.factor
+        if self.direction.returns == "weight":
+            if factor is not None:
+                self._write(self.parameters, directions)
+        else:
+            if self.rule.averages == "directions":
+                directions = self.memory.average(directions, self.parameters, states, momentum)
+            self._shrink(directions)
+            if isinstance(factor, Tensor):
+                torch._foreach_sub_(self.parameters, torch._foreach_mul(directions, factor))
+            elif factor is not None:
+                torch._foreach_add_(self.parameters, directions, alpha=-factor)
+        self.memory.after_step(self.gradients, momentum)
+
+    def _shrink(self, directions: list[Tensor]) -> None:
+        kept = self.numbers.kept
+        if kept is not None and self.group["cautious_decay"]:
+            pairs = zip(self.parameters, directions, strict=True)
+            torch._foreach_mul_(self.parameters, [1 - (1 - kept) * (d * p).ge(0).to(p) for p, d in pairs])
+        elif kept is not None:
+            torch._foreach_mul_(self.parameters, kept)
+
+    def _write(self, targets: list[Tensor], values: list[Tensor]) -> None:
+        here, new = list(map(local, targets)), list(map(local, values))
+        if self.spoilt is not None:
+            new = [torch.where(self.spoilt, old, value) for old, value in zip(here, new, strict=True)]
+        torch._foreach_copy_(here, new)
+
+
+def as_tensor(number: float | Tensor) -> Tensor:
+    """A number as a tensor without dimensions."""
+    return torch.as_tensor(number, dtype=torch.float64, device="cpu")
