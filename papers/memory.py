@@ -132,23 +132,19 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
-    """Multiples of the weights' own bytes in float32."""
-    published = {"AdamW": 3.0, "Scion": 2.0, "Scion, memory-light": 1.0}
+    """Multiples of the weights' own bytes in float32. LMO says which buffers there are, and publishes no bytes."""
+    counted = {"AdamW": 3.0, "Scion": 2.0, "Scion, memory-light": 1.0}
     found = []
     for precision in get_args(Precision):
         for name in get_args(Optimizer):
             values = _share(rows, name, precision)
             if not values:
                 continue
-            expected = None if name not in published else published[name] * (1.0 if precision == "float32" else 0.5)
-            ours = f"{max(values):.2f} times the weights"
+            ours = f"{max(values):.2f} times the weights in float32"
+            if name in counted:
+                ours += f"; {counted[name] * (1.0 if precision == 'float32' else 0.5):g} by counting buffers"
             interval = f"{min(values):.2f} to {max(values):.2f}"
-            if expected is None:
-                found.append(Verdict(f"{name}, {precision}", "-", ours, interval, len(values), "measured"))
-                continue
-            verdict = "reached" if abs(max(values) - expected) < 0.01 else "not reached"
-            what = f"{name}, {precision}"
-            found.append(Verdict(what, f"{expected:g} times the weights", ours, interval, len(values), verdict))
+            found.append(Verdict(f"{name}, {precision}", "-", ours, interval, len(values), "measured"))
     return found
 
 
