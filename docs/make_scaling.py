@@ -44,6 +44,7 @@ class Assumptions:
     """What the page supposes; every field is an argument of the script."""
 
     gpus: int = assumption(1000, "GPUs, over which FSDP2 cuts every parameter by rows")
+    hybrid: int = assumption(128, "GPUs that hold one copy together, with hybrid sharding")
     weight_bytes: int = assumption(4, "bytes of an entry of weights, gradients and state, which the optimizer sends")
     gathered_bytes: int = assumption(2, "bytes of an entry that FSDP2 gathers, for the forward and the backward pass")
     reduced_bytes: int = assumption(4, "bytes of an entry of a gradient that FSDP2 reduces")
@@ -317,6 +318,10 @@ def work(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     yield "operations of the busiest rank", [amount(each) for each in most]
     for name, peak in (("float32", assumed.float32_flops), ("16 bits", assumed.product_flops)):
         yield f"its time, products in {name}", [seconds(each / (peak * assumed.utilization)) for each in most]
+    hybrid = [dealt(size, "muon", assumed.hybrid) for size in MODELS.values()]
+    most = [max(w.by_rank(operations(w, operations_over_cost), assumed.hybrid)) for w in hybrid]
+    peak = assumed.float32_flops * assumed.utilization
+    yield f"its time with {assumed.hybrid} owners, in float32", [seconds(each / peak) for each in most]
     yield "forward and backward pass", [seconds(training_seconds(size, assumed)) for size in MODELS.values()]
 
 
@@ -346,7 +351,7 @@ def _projection(every: int, assumed: Assumptions) -> str:
 def caps(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     """Rows: how often caps act, and what they take."""
     for every in EVERY:
-        intervals, shares, busiest, bytes_sent = [], [], [], []
+        intervals, shares, busiest, due, hybrid, bytes_sent = [], [], [], [], [], []
         for size in MODELS.values():
             w = dealt(size, "muon", assumed.gpus)
             steps = steps_per_projection(every, assumed, w.parameters[0])
@@ -356,12 +361,29 @@ def caps(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
             shares.append(f"{sum(found) / steps / training:.2%}")
             most = max(w.by_rank(found, assumed.gpus))
             busiest.append(seconds(most / steps / (assumed.float32_flops * assumed.utilization)))
+            due.append(seconds(most / (assumed.float32_flops * assumed.utilization)))
+            fewer = dealt(size, "muon", assumed.hybrid)
+            most = max(fewer.by_rank(found, assumed.hybrid))
+            hybrid.append(seconds(most / (assumed.float32_flops * assumed.utilization)))
             bytes_sent.append(amount(sum(sent(w, assumed)) / assumed.gpus / steps, "B"))
         name = f"`HardCap({assumed.cap:g}, every={every})`"
         yield f"{name}: steps from one projection to the next", intervals
         yield f"{name}: operations over those of training", shares
         yield f"{name}: time of the busiest rank, a step on average, in float32", busiest
+        yield f"{name}: that time in a step in which caps are due", due
+        yield f"{name}: the same with {assumed.hybrid} owners", hybrid
         yield f"{name}: bytes that a rank sends, a step on average", bytes_sent
+
+
+def checkpoints(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
+    """Rows: bytes of a checkpoint of the trainer, which holds weights and the optimizer's state."""
+    for optimizer in OPTIMIZERS:
+        kinds, found = state_kinds(optimizer), []
+        for size in MODELS.values():
+            own = ((each.parameter.numel(), kinds[_of_first_block(each.name)]) for each in assigned(size, None))
+            entries = sum(count * (1 + sum(large for large in state.values())) for count, state in own)
+            found.append(amount(entries * assumed.weight_bytes, "B"))
+        yield optimizer, found
 
 
 def certificates() -> Iterator[tuple[str, list[str]]]:
@@ -454,8 +476,8 @@ def page(assumed: Assumptions | None = None) -> str:
         ),
         *table("a step", work(assumed)),
         *text(
-            "Where that is too long, hybrid sharding does not help, for each set of copies does all of the work; "
-            "products in 16 bits do."
+            "Where that is too long, hybrid sharding does not help, for each set of copies does all of the work, with "
+            "fewer owners; products in 16 bits do."
         ),
         "## Constraints",
         "",
@@ -463,9 +485,16 @@ def page(assumed: Assumptions | None = None) -> str:
             "Hard caps are computed by matrix products alone, as on GPUs, whose operations are counted as they run: "
             f"{', and '.join(_projection(every, assumed) for every in EVERY)}. The steps between projections are "
             "counted by the cap's own rule. Constraints have the owners of the update, and send as much whenever they "
-            "act."
+            "act. With equal rates all caps are due in the same steps."
         ),
         *table("caps on Muon's matrices", caps(assumed)),
+        "## Checkpoints",
+        "",
+        *text(
+            "Every rank writes its own parts of the weights and of the optimizer's state, and training waits until all "
+            "are written. A run folder keeps the last two."
+        ),
+        *table("a checkpoint on disk", checkpoints(assumed)),
         "## Certificates",
         "",
         *text(
