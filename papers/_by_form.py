@@ -31,26 +31,28 @@ class Kind:
 
     variant: Variant
     optimizer: Literal["scion", "muon"]
-    rates: tuple[float, ...]
-    """Those that are tried, of which `RATE` has the best."""
+    rates: dict[int, tuple[float, ...]]
+    """Tokens -> the rates that are tried, of which `RATE` has the best."""
     lipschitz: float | None = None
     """The constant that is asked for, and proved."""
 
 
 KINDS = {
-    "NanoGPT, Muon": Kind("nanogpt", "muon", (0.0125, 0.025, 0.05, 0.1)),
-    "NanoGPT, Scion": Kind("nanogpt", "scion", (0.01, 0.02, 0.04, 0.08)),
-    "speedrun, Muon": Kind("speedrun", "muon", (0.025, 0.05, 0.1)),
-    "speedrun, Scion": Kind("speedrun", "scion", (0.01, 0.02, 0.04, 0.08)),
-    "by form, proved 3": Kind("potential", "scion", (0.01, 0.02, 0.04, 0.08), 3.0),
-    "by form, proved 10": Kind("potential", "scion", (0.01, 0.02, 0.04), 10.0),
-    "by form, proved 100": Kind("potential", "scion", (0.005, 0.01, 0.02), 100.0),
+    "NanoGPT, Muon": Kind("nanogpt", "muon", {1: (0.0125, 0.025, 0.05, 0.1), 4: (0.0125, 0.025, 0.05, 0.1)}),
+    "NanoGPT, Scion": Kind("nanogpt", "scion", {1: (0.01, 0.02, 0.04, 0.08, 0.16), 4: (0.01, 0.02, 0.04, 0.08)}),
+    "speedrun, Muon": Kind("speedrun", "muon", {1: (0.025, 0.05, 0.1, 0.2), 4: (0.025, 0.05, 0.1)}),
+    "speedrun, Scion": Kind("speedrun", "scion", {1: (0.01, 0.02, 0.04, 0.08), 4: (0.01, 0.02, 0.04, 0.08)}),
+    "by form, proved 3": Kind(
+        "potential", "scion", {1: (0.01, 0.02, 0.04, 0.08, 0.16), 4: (0.01, 0.02, 0.04, 0.08)}, 3.0
+    ),
+    "by form, proved 10": Kind("potential", "scion", {1: (0.01, 0.02, 0.04, 0.08), 4: (0.01, 0.02, 0.04)}, 10.0),
+    "by form, proved 100": Kind("potential", "scion", {1: (0.005, 0.01, 0.02, 0.04), 4: (0.005, 0.01, 0.02)}, 100.0),
 }
 RATE = {
-    "NanoGPT, Muon": {1: 0.05, 4: 0.05}, "NanoGPT, Scion": {1: 0.04, 4: 0.04},
-    "speedrun, Muon": {1: 0.05, 4: 0.05}, "speedrun, Scion": {1: 0.04, 4: 0.04},
-    "by form, proved 3": {1: 0.04, 4: 0.04}, "by form, proved 10": {1: 0.02, 4: 0.02},
-    "by form, proved 100": {1: 0.01, 4: 0.01},
+    "NanoGPT, Muon": {1: 0.05, 4: 0.05}, "NanoGPT, Scion": {1: 0.08, 4: 0.04},
+    "speedrun, Muon": {1: 0.1, 4: 0.05}, "speedrun, Scion": {1: 0.04, 4: 0.04},
+    "by form, proved 3": {1: 0.08, 4: 0.04}, "by form, proved 10": {1: 0.04, 4: 0.02},
+    "by form, proved 100": {1: 0.02, 4: 0.01},
 }  # fmt: skip
 """Kind -> tokens -> the best of its rates there, for seed 0."""
 STEPS = 105
@@ -78,7 +80,7 @@ def rate(kind: str, tokens: int) -> float:
 
 def cells() -> list[Matched]:
     """Rates for one seed, three seeds at the best ones, then more tokens and a longer context for one seed."""
-    searched = [Matched(name, each, tokens) for tokens in (4, 1) for name, kind in KINDS.items() for each in kind.rates]
+    searched = [Matched(name, each, t) for t in (4, 1) for name, kind in KINDS.items() for each in kind.rates[t]]
     main = [Matched(name, rate(name, t), t, seed=seed) for t in (4, 1) for seed in range(3) for name in KINDS]
     wide = [Matched(name, rate(name, 4), 4, length=512) for name in ("NanoGPT, Muon", "by form, proved 10")]
     long = [Matched(name, rate(name, 16), 16) for name in KINDS]
@@ -125,7 +127,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for tokens, losses in points:
             axes[0, 0].plot([tokens, tokens], [min(losses), max(losses)], color=style["color"])
         for axis, tokens in zip(axes[0, 1:], (4, 1), strict=True):
-            searched = [(each, found(rows, name, rate=each, tokens=tokens, seed=0)) for each in kind.rates]
+            searched = [(each, found(rows, name, rate=each, tokens=tokens, seed=0)) for each in kind.rates[tokens]]
             searched = [(each, losses[0]) for each, losses in searched if losses]
             axis.plot([each for each, _ in searched], [loss for _, loss in searched], **style)
     axes[0, 0].set(xscale="log", xlabel="training tokens, in 430,080", ylabel="validation loss, nats a byte")

@@ -64,7 +64,7 @@ def test_the_frontier_averages_seeds_and_names_its_axes():
         {"point": name, "results": EVALUATION | {"validation_loss": losses[config.seed]}}
         for name, config in GRID.items()
     ]
-    (axes,) = figure_of(points, {"validation_loss": 1.25}).axes
+    (axes,) = figure_of(points, {"a peer": 1.25}).axes
     assert "certified Lipschitz constant" in axes.get_xlabel()
     assert "nats per character" in axes.get_ylabel()
     labels = [text.get_text() for text in axes.texts]

@@ -1,0 +1,89 @@
+"""What models without a bound reach on the tokens of the frontier: the peers of its figure, trained as well as we can.
+
+nanoGPT's model and the speedrun's, both with 4 blocks of width 128, read the same 1.5 million characters of Tiny
+Shakespeare as the points of `papers.frontier`, by this package's Scion, plain or with NorMuon's normalisation, at rates
+that fall to 0. Rates are searched for seed 0, and the best one is run for three seeds. A row is written when its run
+ends, and is not run again.
+
+    python -m benchmarks.frontier_peers --output results/frontier_peers.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import wellnormed as wn
+from papers.header import header, write_result
+from wellnormed.data.corpus import load_corpus
+from wellnormed.models.config import NanoGPTConfig
+from wellnormed.train.config import CHARACTERS, TrainConfig
+from wellnormed.train.language import LanguageTask
+from wellnormed.train.ranks import Ranks
+from wellnormed.train.setup import with_precision, with_vocabulary
+from wellnormed.train.task import fit
+
+KINDS: dict[str, tuple[Literal["nanogpt", "speedrun"], float | None, tuple[float, ...]]] = {
+    "nanoGPT, Scion": ("nanogpt", None, (0.01, 0.02, 0.04)),
+    "speedrun, Scion": ("speedrun", None, (0.01, 0.02, 0.04)),
+    "speedrun, NorMuon": ("speedrun", 0.95, (0.025, 0.05, 0.1)),
+}
+"""Name -> model, what NorMuon keeps, and the rates that are searched."""
+SEEDS = (0, 1, 2)
+
+
+def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
+    """One training run of 2,000 steps of 12 windows of 64 characters."""
+    variant, normuon, _ = KINDS[kind]
+    corpus = load_corpus(CHARACTERS, "tiny-shakespeare")
+    config = TrainConfig(
+        model=NanoGPTConfig(variant=variant, length=64, width=128, blocks=4, heads=4), data=CHARACTERS,
+        constraint="none", learning_rate=rate, seed=seed,
+    )  # fmt: skip
+    alone = Ranks(0, 1, torch.device("cpu"))
+    config = with_precision(with_vocabulary(config, corpus), alone)
+
+    def scion(model: Any, config: TrainConfig, group: Any) -> tuple[torch.optim.Optimizer, None]:
+        return wn.Scion(model, config.learning_rate, momentum=0.95, nesterov=True, radius=1.0, normuon=normuon), None
+
+    task = LanguageTask(config, corpus, alone, scion)
+    fit(task)
+    found = task.evaluate(last=True)
+    counts = {"parameters": sum(p.numel() for p in task.model.parameters()), "precision": config.precision}
+    return {"kind": kind, "rate": rate, "seed": seed, **counts, **found}
+
+
+def best(rows: list[dict[str, Any]], kind: str) -> float:
+    """The rate with the least loss for seed 0."""
+    searched = [row for row in rows if row["kind"] == kind and row["seed"] == 0]
+    return min(searched, key=lambda row: row["validation_loss"])["rate"]
+
+
+def main() -> None:
+    """Run what has no row yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("results/frontier_peers.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+
+    def ensure(kind: str, rate: float, seed: int) -> None:
+        if any((row["kind"], row["rate"], row["seed"]) == (kind, rate, seed) for row in rows):
+            return
+        rows.append(run(kind, rate, seed))
+        print(json.dumps(rows[-1]), flush=True)
+        command = f"python -m benchmarks.frontier_peers --output {options.output}"
+        write_result(options.output, {**header(command, list(SEEDS)), "rows": rows})
+
+    for kind, (_, _, rates) in KINDS.items():
+        for rate in rates:
+            ensure(kind, rate, 0)
+    for kind in KINDS:
+        for seed in SEEDS:
+            ensure(kind, best(rows, kind), seed)
+
+
+if __name__ == "__main__":
+    main()
