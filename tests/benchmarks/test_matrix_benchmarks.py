@@ -97,8 +97,8 @@ def test_a_cap_that_waits_costs_its_share_of_operations():
     for row in (hard, normalize, normalize_products):
         assert row["share_of_a_step"] == pytest.approx(row["share_of_a_step_every_1"] / 4)
         assert row["share_gpt2"] == pytest.approx(row["share_gpt2_every_1"] / 4)
-    # as `docs/matrix.md` has them: 4 m n^2 + 96 n^3, and with what is known 4 m n^2 + 40 n^3 or more
-    assert hard_products["operations_over_n3_every_1"] == pytest.approx(100)
+    # as `docs/matrix.md` has them: 4 m n^2 + 100 n^3, and with what is known 4 m n^2 + 40 n^3 or more
+    assert hard_products["operations_over_n3_every_1"] == pytest.approx(104)
     assert 44 / 4 <= hard_products["operations_over_n3"] < 60 / 4
 
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 import wellnormed as wn
 from wellnormed.constraints import EntryCap, OptimalCap, SpectralNormalize
 
-LOOKS = 0
-"""Of an optimizer's step."""
+LOOKS = 1
+"""Of an optimizer's step: whether a gradient is not finite, for all at once."""
 
 
 class Accelerator(TorchDispatchMode):
@@ -37,8 +37,6 @@ class Accelerator(TorchDispatchMode):
             self.looks += 1
             answer = next((answer for tensor, answer in self.answers if tensor is there[0]), 1)
             return bool(answer) if there[0].dtype == torch.bool else float(answer)
-        if name == "_to_copy" and kwargs.get("non_blocking"):  # nobody waits for it
-            return torch.ones(args[0].shape, dtype=args[0].dtype, device="cpu")
         leaves = name in ("_to_copy", "copy_") and there and not all(tensor.is_meta for tensor in tensors)
         if leaves or (name == "_to_copy" and there and kwargs.get("device", there[0].device).type == "cpu"):
             return self._copied(func, name, args, kwargs)

@@ -73,6 +73,5 @@ def test_a_state_that_does_not_grow_is_said_to():
         lengths = {str(n): {"accuracy": 0.5, "norm": growth**i} for i, n in enumerate(ttt.LENGTHS)}
         return {"config": config, "results": {"lengths": lengths}}
 
-    assert ttt.verdicts([row(False, 2.0), row(True, 1.0)], "cpu")[0].verdict == "same shape"
-    assert ttt.verdicts([row(False, 1.0), row(True, 1.0)], "cpu")[0].verdict == "another shape"
-    assert ttt.verdicts([row(False, 3.0), row(True, 2.0)], "cpu")[0].verdict == "another shape"
+    assert not ttt.verdicts([row(False, 2.0), row(True, 1.0)], "cpu")[0].why
+    assert "hardly grows" in ttt.verdicts([row(False, 1.0), row(True, 1.0)], "cpu")[0].why

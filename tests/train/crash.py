@@ -146,9 +146,10 @@ def outcomes_of(begin, how, which):
             again, _, _ = child([*begin, name])
         resumed, expected = bits(f"runs/{name}"), bits("runs/whole")
         differing = sorted(file for file in resumed | expected if resumed.get(file) != expected.get(file))
+        configured = any(what.startswith("os.rename") and "config.json" in what for what in seen[:at])
         outcomes.append({
-            "at": operations[at], "status": status, "shown": shown, "advice": advice, "begun anew": begun_anew,
-            "again": again, "differing": differing,
+            "at": seen[at], "configured": configured, "status": status, "shown": shown, "advice": advice,
+            "begun anew": begun_anew, "again": again, "differing": differing,
         })  # fmt: skip
     return outcomes
 

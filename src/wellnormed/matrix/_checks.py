@@ -32,7 +32,7 @@ _known_to_hold = ContextVar("_known_to_hold", default=False)
 
 @contextmanager
 def known_to_hold() -> Iterator[None]:
-    """What `fails` would look at on a device that has to be waited for is known to hold."""
+    """Within it, `fails` answers False on devices other than a CPU without a look; the caller vouches for that."""
     token = _known_to_hold.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def known_to_hold() -> Iterator[None]:
 def fails(holds: Tensor) -> bool:
     """Whether a condition fails anywhere; False in `torch.compile` and in the recording of a CUDA graph.
 
-    No value can be looked at there, and on devices other than a CPU none is where it is `known_to_hold`.
+    No value can be looked at there. On devices other than a CPU none is within `known_to_hold`.
     """
     if torch.compiler.is_compiling() or (holds.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False

@@ -1,13 +1,11 @@
 """A batch of parameters that move together: its numbers, its whole-tensor work, and how its weights move."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import MEMORIES, Direction, Group, Momentum, States, StepRule, outcome
 from wellnormed.parallel import Job
@@ -17,8 +15,7 @@ from wellnormed.parallel.layout import local
 class Numbers(NamedTuple):
     """The numbers of a batch that may change from step to step.
 
-    They are tensors without dimensions where the step is compiled, since `torch.compile` takes a number for a constant,
-    and where the device itself decides whether it moves anything.
+    They are tensors without dimensions where the step is compiled, since `torch.compile` takes a number for a constant.
     """
 
     step: float | Tensor
@@ -39,19 +36,9 @@ class Numbers(NamedTuple):
         step = float(group["lr"]) * radius
         return cls(step, group["momentum"], None if kept == 1 else kept, None if factor == 0 else factor)
 
-    def as_tensors(self, compiled: bool, spoilt: Tensor | None) -> "Numbers":
-        """The numbers as the step takes them; those of a step that moves nothing where that is `spoilt`."""
-
-        def taken(number: float | Tensor, still: float) -> float | Tensor:
-            number = as_tensor(number) if compiled else number
-            return number if spoilt is None else torch.where(spoilt, still, number)
-
-        return Numbers(
-            as_tensor(self.step) if compiled else self.step,
-            taken(self.momentum, 1.0),
-            None if self.kept is None else taken(self.kept, 1.0),
-            None if self.factor is None else taken(self.factor, 0.0),
-        )
+    def as_tensors(self) -> "Numbers":
+        """The same for a compiled step; on the CPU, from where every device takes a number with all its digits."""
+        return Numbers(*(number if number is None else _as_tensor(number) for number in self))  # pyrefly: ignore
 
 
 class Batch(NamedTuple):
@@ -64,8 +51,6 @@ class Batch(NamedTuple):
     norm: Norm
     direction: Direction
     numbers: Numbers
-    spoilt: Tensor | None
-    """Whether nothing is to change, if the device knows that and the CPU does not."""
 
     @property
     def memory(self) -> Momentum:
@@ -98,8 +83,7 @@ class Batch(NamedTuple):
 
         def function(*tensors: Tensor) -> tuple[Tensor, ...]:
             told = dict(zip((*names, *keeps), tensors, strict=True))
-            with nullcontext() if torch.compiler.is_compiling() else known_to_hold():  # the gradients are finite
-                return outcome(direction, told, norm, length, steps)
+            return outcome(direction, told, norm, length, steps)
 
         visible = {"gradient": gradients, "weight": self.parameters, "momentum": momentum}
         inputs = [visible[name] for name in names]
@@ -133,12 +117,8 @@ class Batch(NamedTuple):
             torch._foreach_mul_(self.parameters, kept)
 
     def _write(self, targets: list[Tensor], values: list[Tensor]) -> None:
-        here, new = list(map(local, targets)), list(map(local, values))
-        if self.spoilt is not None:
-            new = [torch.where(self.spoilt, old, value) for old, value in zip(here, new, strict=True)]
-        torch._foreach_copy_(here, new)
+        torch._foreach_copy_(list(map(local, targets)), list(map(local, values)))
 
 
-def as_tensor(number: float | Tensor) -> Tensor:
-    """A number as a tensor without dimensions."""
+def _as_tensor(number: float | Tensor) -> Tensor:
     return torch.as_tensor(number, dtype=torch.float64, device="cpu")

@@ -16,7 +16,7 @@ from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.batch import Batch, Numbers
 from wellnormed.optim.fallback import AdamWStep
-from wellnormed.optim.finite import GradientCheck, NonFiniteGradientError
+from wellnormed.optim.finite import refuse_not_finite
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
@@ -63,7 +63,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
-        self._check = GradientCheck()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         admission.check_settings(defaults)
@@ -165,8 +164,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         """One step for every parameter that has a gradient; returns the closure's value, or None.
 
         Raises:
-            NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed. On a
-                device other than a CPU, in one process, the next step raises it, and sets such gradients to zero.
+            NonFiniteGradientError: Names the parameter and the step; no parameter and no buffer was changed.
         """
         loss, batches, adamw = self._prepared(closure, torch.compiler.is_compiling())
         for work in adamw:
@@ -186,7 +184,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         leaves it out.
         """
         self._index()
-        self._refuse_last()
         for group in self.param_groups:  # a scheduler may have moved them
             admission.check_settings(group)
         loss = None
@@ -200,23 +197,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         if not gradients:
             self._warn_once("gradients", admission.NO_GRADIENTS)
         steps = self.param_groups[0]["steps"]
-        spoilt = self._check.before_step(gradients, list(self._owner), self.placement, steps)
+        refuse_not_finite(gradients, list(self._owner), self.placement, steps)
         others = [group for group in self.param_groups if rule_of(group) is None]
-        adamw = [AdamWStep.of(group, compiled, spoilt) for group in others]
-        batches = list(self._batches(compiled, spoilt))
+        adamw = [AdamWStep.of(group, compiled) for group in others]
+        batches = list(self._batches(compiled))
         for work in (*adamw, *batches):
             work.make_state(self.state)  # all before the first direction, whose memory the next ones take then
         return loss, batches, adamw
 
-    def _refuse_last(self) -> None:
-        try:
-            self._check.require_last()
-        except NonFiniteGradientError:
-            for group in self.param_groups:
-                group["steps"] -= 1
-            raise
-
-    def _batches(self, compiled: bool, spoilt: Tensor | None) -> Iterator[Batch]:
+    def _batches(self, compiled: bool) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal settings; singly to save memory."""
         for group in self.param_groups:
             rule, alone = rule_of(group), group["memory"] == "gradient"
@@ -229,8 +218,8 @@ class ConditionalGradient(torch.optim.Optimizer):
                 numbers = Numbers.of(group, rule, direction, norm, radius)
                 self._warn_of_lost_decay(numbers.kept, members[0].dtype)
                 gradients = [cast(Tensor, p.grad) for p in members]  # which have one
-                numbers = numbers.as_tensors(compiled, spoilt)
-                yield Batch(members, gradients, group, rule, norm, direction, numbers, spoilt)
+                numbers = numbers.as_tensors() if compiled else numbers
+                yield Batch(members, gradients, group, rule, norm, direction, numbers)
 
     def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
         if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
@@ -307,7 +296,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned, self._check = None, None, set(), GradientCheck()
+            self._model, self._process_group, self._warned = None, None, set()
             self._adopt(self.assignment)
             self._index()
             copied, self.attached = self.attached, []

@@ -44,15 +44,13 @@ class AdamWStep(NamedTuple):
     gradients: list[Tensor]
     group: dict[str, Any]
     lr: float | Tensor
-    spoilt: Tensor | None
-    """Whether nothing is to change, if the device knows that and the CPU does not."""
 
     @classmethod
-    def of(cls, group: dict[str, Any], compiled: bool, spoilt: Tensor | None) -> "AdamWStep":
+    def of(cls, group: dict[str, Any], compiled: bool) -> "AdamWStep":
         """The step of a group."""
-        lr = torch.as_tensor(group["lr"], device="cpu") if compiled else float(group["lr"])
+        lr = torch.as_tensor(group["lr"], dtype=torch.float64, device="cpu") if compiled else float(group["lr"])
         moving = [parameter for parameter in group["params"] if parameter.grad is not None]
-        return cls(moving, [parameter.grad for parameter in moving], group, lr, spoilt)
+        return cls(moving, [parameter.grad for parameter in moving], group, lr)
 
     def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Make the state of parameters that have none yet, as `torch.optim.AdamW` keeps it."""
@@ -61,17 +59,13 @@ class AdamWStep(NamedTuple):
                 state["step"] = torch.zeros((), dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-            if self.spoilt is not None:  # the fused step counts where it decides
-                state["step"] = state["step"].to(parameter.device)
 
     def __call__(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the parameters, and bring their state up to date."""
         own, group = [states[parameter] for parameter in self.parameters], self.group
         averages, squares, steps = ([state[key] for state in own] for key in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
-        decided: dict[str, Any] = {} if self.spoilt is None else {"fused": True, "found_inf": self.spoilt.float()}
         adamw(
             self.parameters, self.gradients, averages, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
             lr=self.lr, weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
-            **decided,
         )  # fmt: skip
