@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 import wellnormed as wn
+from papers.frontier import best_rate
 from papers.header import header, write_result
 from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
@@ -55,12 +56,6 @@ def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
     return {"kind": kind, "rate": rate, "seed": seed, **counts, **found}
 
 
-def best(rows: list[dict[str, Any]], kind: str) -> float:
-    """The rate with the least loss for seed 0."""
-    searched = [row for row in rows if row["kind"] == kind and row["seed"] == 0]
-    return min(searched, key=lambda row: row["validation_loss"])["rate"]
-
-
 def main() -> None:
     """Run what has no row yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,7 +77,7 @@ def main() -> None:
             ensure(kind, rate, 0)
     for kind in KINDS:
         for seed in SEEDS:
-            ensure(kind, best(rows, kind), seed)
+            ensure(kind, best_rate(rows, kind), seed)
 
 
 if __name__ == "__main__":

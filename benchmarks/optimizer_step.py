@@ -176,15 +176,8 @@ def main() -> None:
     memory = {}
     print(f"\n{'memory of a step, MiB':32} {'resident':>8} {'tensors':>8} {'bytes per weight':>18}")
     for name in MEASURED:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.optimizer_step",
-            "--child",
-            name,
-            "--memory-blocks",
-            str(options.memory_blocks),
-        ]
+        command = [sys.executable, "-m", "benchmarks.optimizer_step", "--child", name]
+        command += ["--memory-blocks", str(options.memory_blocks)]
         memory[name] = found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         resident, tensors = (found[key] / 2**20 for key in ("resident", "tensors"))
         print(f"{name:32} {resident:8.1f} {tensors:8.1f} {found['tensors'] / weights:18.2f}")

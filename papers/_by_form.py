@@ -19,10 +19,10 @@ from papers._experiment import Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._tokens import corpus_of, results
-from wellnormed.models import NanoGPT, build
+from wellnormed.models import build
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.presets import Variant, token_preset
-from wellnormed.train.setup import with_vocabulary
+from wellnormed.train.setup import blocks, with_vocabulary
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,8 @@ def run(cell: Matched, device: torch.device) -> dict[str, Any]:
     """Loss, accuracy, proved bound and largest gain found of a trained model, and its parameters."""
     corpus, config = corpus_of("1m"), config_of(cell)
     model = build(with_vocabulary(config, corpus).model)
-    layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
     counts = {"parameters": sum(p.numel() for p in model.parameters())}
-    counts["block_parameters"] = sum(p.numel() for p in layers.parameters())
+    counts["block_parameters"] = sum(p.numel() for block in blocks(model) for p in block.parameters())
     return counts | results(config, corpus, device)
 
 

@@ -137,12 +137,17 @@ def best_losses(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
         >>> best_losses([*rows, {"kind": "a", "seed": 1, "rate": 0.2, "validation_loss": 1.6}])
         {'a': [1.5, 1.6]}
     """
-    found = {}
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        rate = min((row for row in own if row["seed"] == 0), key=lambda row: row["validation_loss"])["rate"]
-        found[kind] = [row["validation_loss"] for row in own if row["rate"] == rate]
-    return found
+    rates = {kind: best_rate(rows, kind) for kind in dict.fromkeys(row["kind"] for row in rows)}
+    return {
+        kind: [row["validation_loss"] for row in rows if (row["kind"], row["rate"]) == (kind, rate)]
+        for kind, rate in rates.items()
+    }
+
+
+def best_rate(rows: list[dict[str, Any]], kind: str) -> float:
+    """The rate of a kind of peer with the least loss for seed 0."""
+    searched = [row for row in rows if row["kind"] == kind and row["seed"] == 0]
+    return min(searched, key=lambda row: row["validation_loss"])["rate"]
 
 
 def over_seeds(points: list[dict[str, Any]], curve: str) -> list[dict[str, float]]:

@@ -1,8 +1,8 @@
 """One optimizer engine, and the published optimizers as compositions of momentum, norm and step rule."""
 
+from wellnormed.optim.admission import NonFiniteGradientError as NonFiniteGradientError
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
-from wellnormed.optim.finite import NonFiniteGradientError as NonFiniteGradientError
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
 from wellnormed.optim.named import Almond as Almond
 from wellnormed.optim.named import Muon as Muon

@@ -3,6 +3,7 @@
 The others are refused before anything is changed, by a `ValueError` that names the parameter and the remedy.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -15,7 +16,8 @@ from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, STEP_RULES, Direction, Group, StepRule, rule_of
 from wellnormed.optim.settings import EngineSettings, StepRuleName
-from wellnormed.parallel.layout import is_distributed, layout, refuse_untrainable
+from wellnormed.parallel import Placement
+from wellnormed.parallel.layout import is_distributed, layout, local, refuse_untrainable
 from wellnormed.routing import AssignedParameter, Assignment
 from wellnormed.routing.assignment import check_norm
 
@@ -27,6 +29,10 @@ LOST_DECAY = (
     "a decay of {:.2g} a step is lost where weights round to {}, so it bounds no norm there; keep the weights in "
     "float32, raise the learning rate, or cap them by wellnormed.constrain"
 )
+
+
+class NonFiniteGradientError(ValueError):
+    """A gradient held NaN or infinity; nothing was changed."""
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
@@ -126,6 +132,33 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
                 f"parameter {name!r} is of {parameter.dtype}, and its {key} of {state[key].dtype}: the model was cast "
                 "after a step. Cast the optimizer too, by optimizer.load_state_dict(optimizer.state_dict())"
             )
+
+
+def refuse_gradients(
+    parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]], placement: Placement, step: int
+) -> bool:
+    """Refuse, in every process and by name, gradients that no step can use; returns whether there are gradients."""
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for name, gradient in gradients.items():
+        refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
+    parts = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
+    sizes = dict.fromkeys(gradients, 0.0)
+    for device in {part.device for part in parts.values()}:
+        here = [name for name, part in parts.items() if part.device == device]
+        norms = torch._foreach_norm([parts[name] for name in here])
+        for name, length in zip(here, torch.stack([x.double() for x in norms]).tolist(), strict=True):  # one transfer
+            # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
+            sizes[name] = (
+                length if length < math.inf else float(parts[name].double().abs().amax().nan_to_num(math.inf, math.inf))
+            )
+    sizes = placement.agree(sizes, list(parameters))
+    if bad := [name for name, size in sizes.items() if not size < math.inf]:
+        others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
+        raise NonFiniteGradientError(
+            f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step {step}; nothing was changed. "
+            "Lower the learning rate, or find the operation with torch.autograd.set_detect_anomaly(True)"
+        )
+    return bool(gradients)
 
 
 def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -> dict[Tensor, Direction]:

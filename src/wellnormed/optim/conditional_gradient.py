@@ -16,7 +16,6 @@ from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.batch import Batch, Numbers
 from wellnormed.optim.fallback import AdamWStep
-from wellnormed.optim.finite import refuse_not_finite
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
@@ -190,14 +189,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
-        for name, gradient in gradients.items():
-            parameter = self._owner[name][1]
-            admission.refuse_gradient(name, parameter, gradient, self.state.get(parameter, {}))
-        if not gradients:
+        parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
+        if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
             self._warn_once("gradients", admission.NO_GRADIENTS)
-        steps = self.param_groups[0]["steps"]
-        refuse_not_finite(gradients, list(self._owner), self.placement, steps)
         others = [group for group in self.param_groups if rule_of(group) is None]
         adamw = [AdamWStep.of(group, compiled) for group in others]
         batches = list(self._batches(compiled))

@@ -27,7 +27,6 @@ matrices:
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -189,8 +188,7 @@ class Oracle(Direction):
         return norm.overshoot
 
     def __call__(self, seen: Seen) -> Tensor:
-        # an average of gradients, all of which were found to be finite
-        with nullcontext() if torch.compiler.is_compiling() else known_to_hold():
+        with known_to_hold():  # an average of gradients, all of which were found to be finite
             return seen.norm.dualize(seen.momentum)
 
 

@@ -138,18 +138,13 @@ class Placement:
             if group is not None:
                 self._devices.setdefault(group, parameter.device)
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes do a part of the jobs."""
-        return bool(self._devices)
-
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Tensor], ...]]:
         """The results of every job, in order; each laid out over processes as the argument in its place.
 
         Every process passes the same jobs in the same order, and takes all results. A job's inputs are read before
         the next result is asked for; without a group it is only then that the next job is taken.
         """
-        if not self.shared:
+        if not self._devices:
             yield from (job.run() for job in jobs)
             return
         works = deque(self._plan(list(jobs)))

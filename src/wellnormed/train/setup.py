@@ -33,12 +33,12 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
 
 def over_ranks(model: Model, config: TrainConfig, ranks: Ranks) -> tuple[nn.Module, Any]:
     """Spread a model over the ranks; return the module to call for a loss, and the group that holds copies, if any."""
-    blocks = list(_blocks(model))
+    layers = list(blocks(model))
     if config.recompute:
-        for block in blocks:
+        for block in layers:
             block.forward = partial(_recomputed, block.forward)
     if config.compile:
-        for block in blocks:
+        for block in layers:
             block.compile()
     if ranks.world == 1:
         return model, None
@@ -49,15 +49,15 @@ def over_ranks(model: Model, config: TrainConfig, ranks: Ranks) -> tuple[nn.Modu
 
     half = torch.bfloat16 if config.precision == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    for part in (*blocks, model):
+    for part in (*layers, model):
         fully_shard(part, mp_policy=policy)
     return model, None
 
 
-def _blocks(model: Model) -> Iterator[nn.Module]:
+def blocks(model: Model) -> Iterator[nn.Module]:
     """The layers of a model that are alike and hold most of its weights."""
-    layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
-    return (layer for layer in layers if any(True for _ in layer.parameters()))
+    all_layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
+    return (layer for layer in all_layers if any(True for _ in layer.parameters()))
 
 
 def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
