@@ -6,11 +6,14 @@ since the paper does not say. Output projections and the head start at zero, all
 the embedding, 32 for the blocks and 1 for the head; the rate of a layer is halved for every residual connection after
 it (appendix F). AdamW has one rate for all weights. Caps hold whole matrices, the three projections of attention too,
 and the embedding's vectors have RMS at most 1. Momentum is an average that keeps 0.9, without Nesterov's step.
+
+LT's repository held another form from 7 to 9 May 2025, which its remark on "the sensitivity of Mul" describes: there
+the stream is `x + block(x)`, and attention has no factor of 1/3. Which form made the published runs is not known.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 import wellnormed as wn
 from papers import as_published
 from papers._lt_methods import constraint_of
+from papers._table import ADDED
 from papers.characters import TextTask
 from wellnormed.certificates import certify
 from wellnormed.data import load_shakespeare
@@ -32,20 +36,18 @@ from wellnormed.train.presets import PRESETS
 
 OptimizerName = Literal["adamw", "muon"]
 Method = Literal["weight decay", "spectral normalization", "hammer", "soft cap"]
+Residual = Literal["convex", "plain"]
+"""The form of LT's text, and that of its code from 7 to 9 May 2025."""
 BLOCKS_MASS = 32
 MATRICES = dict.fromkeys(("layers", "head"), wn.Spectral(coefficients="you-6"))
 """Norms of whole matrices, where this package's own models measure every head, and Modula's iteration for the step."""
 
 
-@dataclass(frozen=True)
-class LTRun:
-    """One training run."""
+@dataclass(frozen=True, kw_only=True)
+class LTShape:
+    """What is trained, and how long. The sizes are LT's unless given."""
 
-    optimizer: OptimizerName
-    method: Method
-    strength: float
-    """The cap in RMS -> RMS units, or the decay."""
-    lr: float
+    residual: Residual = field(default="convex", metadata=ADDED)
     steps: int = 2000
     batch: int = 64
     length: int = 256
@@ -54,25 +56,38 @@ class LTRun:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class LTRun(LTShape):
+    """One training run."""
+
+    optimizer: OptimizerName
+    method: Method
+    strength: float
+    """The cap in RMS -> RMS units, or the decay."""
+    lr: float
+
+
 @cache
 def shakespeare() -> CharacterText:
     """Tiny Shakespeare and no other text: what is published was measured on it."""
     return load_shakespeare("tiny-shakespeare")
 
 
-def lt_model(run: LTRun, generator: torch.Generator) -> GPT:
+def lt_model(run: LTShape, generator: torch.Generator) -> GPT:
     """The transformer at its start."""
     paper = PRESETS["paper"].model
     assert isinstance(paper, GPTConfig)
+    form: dict[str, Any] = {"residual": "plain", "output_factor": 1.0} if run.residual == "plain" else {}
     shape = {"length": run.length, "width": run.width, "blocks": run.blocks, "residual_strength": 0.5 / run.blocks}
-    return GPT(replace(paper, vocabulary_size=len(shakespeare().symbols), rotary=True, **shape), generator)
+    config = replace(paper, vocabulary_size=len(shakespeare().symbols), rotary=True, **shape, **form)
+    return GPT(config, generator)
 
 
-def rate_factors(blocks: int) -> dict[str, float]:
+def rate_factors(blocks: int, mass: float = BLOCKS_MASS) -> dict[str, float]:
     """Part of the model -> its share of a step: its mass, halved for every residual connection after it."""
-    layers, atoms, mass = 2 * blocks, 6 * blocks, BLOCKS_MASS + 2
-    own = {f"layers.{i}": BLOCKS_MASS / atoms / mass * 0.5 ** (layers - 1 - i) for i in range(layers)}
-    return {"embedding": 0.5**layers / mass, **own, "head": 1 / mass}
+    layers, atoms, whole = 2 * blocks, 6 * blocks, mass + 2
+    own = {f"layers.{i}": mass / atoms / whole * 0.5 ** (layers - 1 - i) for i in range(layers)}
+    return {"embedding": 0.5**layers / whole, **own, "head": 1 / whole}
 
 
 def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:

@@ -13,10 +13,15 @@ from wellnormed._files import json_text, parse_json, write_atomically, writing
 Row = dict[str, Any]
 """`cell` (its key), `config`, `results`, `seconds`, where it ran: `command`, `commit`, `seed`, `machine`, ..., and what
 it read where that depends on the machine: `data`."""
+ADDED = {"added": True}
+"""Metadata of a field of a config that rows were stored without."""
 
 
 def cell_key(config: Any) -> str:
     """What a cell is known by: a hash of its config, which is a dataclass of numbers, words and tuples.
+
+    A field that was added when rows of its class had been stored is declared with the metadata `ADDED`; it is left out
+    at its default, so that those rows keep their keys.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -26,6 +31,9 @@ def cell_key(config: Any) -> str:
         True
     """
     content = {"kind": type(config).__qualname__, **dataclasses.asdict(config)}
+    for field in dataclasses.fields(config):
+        if field.metadata == ADDED and content[field.name] == field.default:
+            del content[field.name]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -35,7 +35,8 @@ def transformer(model: GPT) -> float:
     """Decimal logarithm of what LT section 4.2 and appendix D say of a `GPT`, from norms of whole matrices.
 
     It divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the norm of
-    a whole projection for that of every head.
+    a whole projection for that of every head. It takes every residual connection for a convex one of the config's
+    strength, with a third of attention, also in a model with plain ones (`GPTConfig.residual`).
 
     Example:
         >>> from wellnormed.models import GPTConfig
@@ -49,10 +50,10 @@ def transformer(model: GPT) -> float:
     def norm(part: nn.Module) -> Decimal:
         return Decimal(float(Spectral().upper_bound(next(p for p in part.parameters() if p.ndim == 2))))
 
-    constant = Decimal("1.1289")
+    constant, share = Decimal("1.1289"), Decimal(model.config.residual_strength)
     radius = lipschitz = _ONE
     for residual in model.layers:
-        block, share = getattr(residual, "block", None), Decimal(getattr(residual, "strength", 0.0))
+        block = getattr(residual, "block", None)
         if block is None:  # a ball projection, which the paper does not have
             continue
         if isinstance(block, Attention):

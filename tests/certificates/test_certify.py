@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -94,18 +95,20 @@ def test_norms_have_the_constant_of_their_floor_never_one() -> None:
     assert certify(nn.RMSNorm(4), torch.zeros(4)).lipschitz == pytest.approx(floor**-0.5)
 
 
+_BALLS: dict[str, Any] = dict.fromkeys(("query_radius", "key_radius", "value_radius"), 0.5)
+
+
 @pytest.mark.parametrize(
-    ("heads", "blocks", "stream", "ball", "bias", "rotary", "size"),
-    [(1, 1, None, 0.5, True, False, 0.5), (2, 1, 1.0, None, False, True, 0.5)],
+    ("heads", "settings"),
+    [
+        (1, {"blocks": 1, "stream_radius": None, **_BALLS}),
+        (2, {"blocks": 1, "relative_bias": False, "biases": False, "rotary": True}),
+        (2, {"blocks": 2, "stream_radius": None, "relative_bias": False, "rotary": True, "residual": "plain"}),
+    ],
 )
-def test_random_transformers(
-    heads: int, blocks: int, stream: float | None, ball: float | None, bias: bool, rotary: bool, size: float
-) -> None:
-    config = GPTConfig(
-        vocabulary_size=7, length=8, width=8, heads=heads, blocks=blocks, stream_radius=stream,
-        query_radius=ball, key_radius=ball, value_radius=ball, relative_bias=bias, biases=bias, rotary=rotary,
-    )  # fmt: skip
-    model = random_weights(GPT(config), 1, size)
+def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
+    config = GPTConfig(vocabulary_size=7, length=8, width=8, heads=heads, **settings)
+    model = random_weights(GPT(config), 1, 0.5)
     certificate = certify(model, torch.arange(6)[None], radius=2.0)
     found = lower_bound(model, torch.arange(6)[None], 2.0, steps=4, generator=torch.Generator().manual_seed(0))
     assert 0 < found.value <= certificate.lipschitz

@@ -9,7 +9,16 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.modular import modular_tree
-from wellnormed.nn import BallProjection, CausalAttention, ConvexResidual, HeadProjection, MergeHeads, Scale, ScaledGELU
+from wellnormed.nn import (
+    BallProjection,
+    CausalAttention,
+    ConvexResidual,
+    HeadProjection,
+    MergeHeads,
+    Residual,
+    Scale,
+    ScaledGELU,
+)
 from wellnormed.routing import assign_norms
 
 
@@ -36,6 +45,7 @@ OPERATIONS = {
     "gelu": nn.GELU(), "gelu by tanh": nn.GELU("tanh"), "leaky relu": nn.LeakyReLU(-1.5), "elu": nn.ELU(2.0),
     "hardswish": nn.Hardswish(), "scale": Scale(-3.0), "scaled gelu": ScaledGELU(2.0), "ball": BallProjection(2.0),
     "residual": ConvexResidual(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh()), 0.25),
+    "plain residual": Residual(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh())),
     "composition": nn.Sequential(nn.Linear(4, 8, bias=False), nn.GELU(), nn.Linear(8, 2, bias=False)),
     "attention": _Attention(),
 }  # fmt: skip

@@ -217,6 +217,16 @@ def test_projections_and_merge_are_inverse_in_shape(generator):
     torch.testing.assert_close(heads[:, 1], x @ project.weight[4:].T)
 
 
+def test_a_plain_residual_adds_1_to_the_constant_of_its_block():
+    block = torch.nn.Linear(3, 3, bias=False)
+    torch.nn.init.eye_(block.weight)
+    layer = wn.nn.Residual(block).eval()
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), x + block(x))
+    # 2 is attained by the identity; a norm is proved with a slack of 1e-9
+    assert wn.certify(layer, x).lipschitz == pytest.approx(2.0, rel=1e-8)
+
+
 def test_residual_and_mix_are_convex():
     x = torch.ones(2, 3, 4)
     block = wn.nn.ConvexResidual(wn.nn.Scale(0.0), 0.25)

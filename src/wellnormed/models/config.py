@@ -23,8 +23,10 @@ class GPTConfig:
     """Pairs of attention and feed-forward layers."""
     expansion: int = 4
     """Hidden width of the feed-forward layer over the width."""
+    residual: Literal["convex", "plain"] = "convex"
+    """How a layer is joined to the stream: `(1 - s) x + s layer(x)`, which is LT's text, or `x + layer(x)`."""
     residual_strength: float = 0.25
-    """Share of a layer's branch in the convex residual; LT: 1 / (2 blocks)."""
+    """Share `s` of a layer's branch in the convex residual; LT: 1 / (2 blocks)."""
     attention_scale: float = 1.0
     """Factor on <q, k> / d_head; LT: 1."""
     output_factor: float = 1.0

@@ -14,6 +14,7 @@ from wellnormed.nn import (
     HeadProjection,
     MergeHeads,
     PositionMix,
+    Residual,
     Rotary,
     Scale,
     ScaledGELU,
@@ -85,7 +86,8 @@ class GPT(nn.Module):
             for layer in (Attention(config), FeedForward(config)):
                 if config.stream_radius is not None:
                     layers.append(BallProjection(config.stream_radius))
-                layers.append(ConvexResidual(layer, config.residual_strength))
+                convex = config.residual == "convex"
+                layers.append(ConvexResidual(layer, config.residual_strength) if convex else Residual(layer))
         if config.stream_radius is not None:
             layers.append(BallProjection(config.stream_radius))
         self.layers = nn.Sequential(*layers)

@@ -16,4 +16,5 @@ from wellnormed.nn.potential import ConvexPotential as ConvexPotential
 from wellnormed.nn.potential import ConvexPotential2d as ConvexPotential2d
 from wellnormed.nn.projection import BallProjection as BallProjection
 from wellnormed.nn.scaling import ConvexResidual as ConvexResidual
+from wellnormed.nn.scaling import Residual as Residual
 from wellnormed.nn.scaling import Scale as Scale

@@ -6,7 +6,7 @@ from wellnormed.nn.activation import ScaledGELU
 from wellnormed.nn.attention import HeadProjection, MergeHeads, Rotary
 from wellnormed.nn.embedding import CappedEmbedding, PositionMix
 from wellnormed.nn.projection import BallProjection
-from wellnormed.nn.scaling import ConvexResidual, Scale
+from wellnormed.nn.scaling import ConvexResidual, Residual, Scale
 
 _BONDS = {
     Rotary: Bond("rotary"),
@@ -25,6 +25,12 @@ modular_rule(CappedEmbedding, HeadProjection)(weight_and_bias)
 def convex_residual(module: ConvexResidual, builder: Builder) -> NormedModule:
     """LT equation 1."""
     return residual(builder.child("block"), module.strength)
+
+
+@modular_rule(Residual)
+def plain_residual(module: Residual, builder: Builder) -> NormedModule:
+    """`x + block(x)`."""
+    return IDENTITY + builder.child("block")
 
 
 @modular_rule(PositionMix)

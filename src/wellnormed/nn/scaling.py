@@ -1,4 +1,4 @@
-"""Constant factors and the convex residual (LT section 4.1, equation 1)."""
+"""Constant factors, the convex residual (LT section 4.1, equation 1) and the plain one."""
 
 from torch import Tensor, nn
 
@@ -44,3 +44,20 @@ class ConvexResidual(nn.Module):
 
     def extra_repr(self) -> str:
         return f"strength={self.strength}"
+
+
+class Residual(nn.Module):
+    """`x + block(x)`: its Lipschitz constant is at most 1 plus the block's, so that it grows with every such layer.
+
+    Example:
+        >>> import torch
+        >>> Residual(Scale(3.0))(torch.ones(2))
+        tensor([4., 4.])
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x)
