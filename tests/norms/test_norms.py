@@ -222,6 +222,10 @@ def test_upper_bound_is_above_the_float64_norm(norm, shape, truth):
     assert (true * (1 - 1e-13) <= bound).all()
     assert (bound <= true * (1 + 1e-7)).all()
     assert (norm.norm(w.double()) / SCALES <= bound * (1 + 1e-13)).all()
+    # a proof leaves 1e-8; single weights, because a bound is a number
+    for one, size in zip(w, norm.upper_bound(w).tolist(), strict=True):
+        assert norm.within(one, size * (1 + 3e-8))
+        assert not norm.within(one, size * (1 - 1e-7))
 
 
 @every_norm

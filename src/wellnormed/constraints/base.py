@@ -150,8 +150,8 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
     """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` is not proved."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
-    while bool(((proved := norm.upper_bound(rounded)) > bound).any()):
-        weights = scaled(weights, torch.where(proved > bound, (1 - margin) * bound / proved, 1), norm)
+    while not bool((within := norm.within(rounded, bound)).all()):
+        weights = scaled(weights, torch.where(within, 1.0, 1 - margin), norm)
         rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
     return rounded

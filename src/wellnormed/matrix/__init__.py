@@ -8,6 +8,7 @@ bound that does not broadcast to the batch, an unknown name.
 
 from wellnormed.matrix import coefficients as coefficients
 from wellnormed.matrix.bounds import spectral_norm_upper_bound as spectral_norm_upper_bound
+from wellnormed.matrix.bounds import spectral_norm_within as spectral_norm_within
 from wellnormed.matrix.clips import spectral_clip as spectral_clip
 from wellnormed.matrix.clips import spectral_clipped_decoupled_weight_decay as spectral_clipped_decoupled_weight_decay
 from wellnormed.matrix.clips import spectral_clipped_weight_decay as spectral_clipped_weight_decay

@@ -1,10 +1,14 @@
-"""An upper bound on the spectral norm that is proved in floating point, by the kernel of certificates."""
+"""Upper bounds on the spectral norm, proved in floating point: by the kernel of certificates, or on a device."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import Matrices, check_matrix, finite_scale
-from wellnormed.proof.matrices import proved_norm
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, finite_scale
+from wellnormed.matrix._symmetric import full_product
+from wellnormed.proof.matrices import TINY, gamma, proved_norm
+from wellnormed.proof.value import UNIT
 
 
 def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
@@ -29,3 +33,37 @@ def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     finite_scale(wide, "w")  # refuses what is not finite
     bounds = [proved_norm(matrix[None]) for matrix in wide.reshape(-1, *w.shape[-2:]).numpy()]
     return bounds[0] if w.ndim == 2 else torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
+
+
+@torch.no_grad()
+def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
+    """Whether a proof on `w`'s device finds that the spectral norm is at most `upper`: booleans of the batch shape.
+
+    A float64 Cholesky factorisation that completes is the proof (`proof.matrices.norms_below` has the theorem). It
+    costs `m n^2 + n^3 / 3` multiplications and no eigenvalues, and needs a device whose float64 is IEEE's. The answer is
+    `False` also where the norm is less than 1e-8 below `upper`. NaN and infinity are refused.
+
+    Example:
+        >>> w = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
+        >>> bool(spectral_norm_within(w, 5.001)), bool(spectral_norm_within(w, 4.999))
+        (True, False)
+    """
+    check_matrix(w, "w")
+    bound = as_bound(upper, w, "upper").expand(w.shape[:-2])
+    if not w.numel():
+        return bound >= 0
+    wide = (w if w.shape[-2] >= w.shape[-1] else w.mT).double()
+    scale = finite_scale(wide, "w")
+    wide, target = wide / scale, bound / scale[..., 0, 0]
+    m, n = wide.shape[-2:]
+    gram = full_product(wide.mT, wide)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    squared, frobenius = target * target * (1 - 4 * UNIT), diagonal.sum(-1)
+    rate = gamma(n + 1)
+    trace = (n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6)).clamp(min=0)
+    margin = rate / (1 - rate) * trace + gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + diagonal.amax(-1))
+    c = squared - (margin * (1 + 1e-6) + TINY) - 4 * UNIT * squared
+    factor, failed = torch.linalg.cholesky_ex(c[..., None, None] * torch.eye(n, dtype=c.dtype, device=c.device) - gram)
+    completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
+    # No entry exceeds 1 after the scaling, so that a larger bound needs no factorisation, whose numbers might overflow.
+    return (bound >= 0) & (completes | (target > math.sqrt(m * n) * (1 + 1e-6)) | (frobenius == 0))

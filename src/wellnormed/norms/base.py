@@ -68,6 +68,10 @@ class Norm(ABC):
         count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
 
+    def within(self, weight: Tensor, bound: float) -> Tensor:
+        """Whether `norm(weight) <= bound` is proved, `(*batch,)`; where it can be, without computing the norm."""
+        return self.upper_bound(weight) <= bound
+
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
         """The parts that make up a weight, in batches `(parts, m, n)`, with the singular value of a part of norm 1.
 

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from wellnormed.matrix import coefficients as registry
-from wellnormed.matrix import msign, overshoot, spectral_hardcap, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix import (
+    msign,
+    overshoot,
+    spectral_hardcap,
+    spectral_norm,
+    spectral_norm_upper_bound,
+    spectral_norm_within,
+)
 from wellnormed.matrix.msign import METHODS, coarse_msign
 from wellnormed.norms.base import Norm, normal_like
 
@@ -81,6 +88,12 @@ class MatrixNorm(Norm):
             return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64) / unit
 
         return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
+
+    def within(self, weight: Tensor, bound: float) -> Tensor:
+        def proved(x: Tensor, unit: float) -> Tensor:
+            return spectral_norm_within(x, bound * unit * (1 - 2.0**-51))  # roundings of the unit and both products
+
+        return self._measure(weight.detach(), proved).all(-1)
 
     @property
     def overshoot(self) -> float:
