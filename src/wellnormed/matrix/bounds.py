@@ -40,8 +40,8 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     """Whether a proof on `w`'s device finds that the spectral norm is at most `upper`: booleans of the batch shape.
 
     A float64 Cholesky factorisation that completes is the proof (`proof.matrices.norms_below` has the theorem). It
-    costs `m n^2 + n^3 / 3` multiplications and no eigenvalues, and needs a device whose float64 is IEEE's. The answer is
-    `False` also where the norm is less than 1e-8 below `upper`. NaN and infinity are refused.
+    costs `m n^2 + n^3 / 3` multiplications and no eigenvalues, and needs a device whose float64 is IEEE's. The answer
+    is `False` also where the norm is less than 1e-8 below `upper`. NaN and infinity are refused.
 
     Example:
         >>> w = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
