@@ -42,7 +42,10 @@ FOUR = ["Muon and AdamW", "Scion, light", "Scion with constraints"]
 
 @pytest.mark.parametrize(
     ("layout", "world", "case"),
-    [("ddp", 2, case) for case in CASES] + [("fsdp", 2, case) for case in CASES] + [("fsdp", 4, case) for case in FOUR],
+    [("ddp", 2, case) for case in CASES]
+    + [("fsdp", 2, case) for case in CASES]
+    + [("fsdp", 4, case) for case in FOUR]
+    + [("fsdp x tp", 4, case) for case in FOUR],
 )
 def test_many_processes_are_one(processes, layout, world, case):
     many = processes(world).run(measured, layout, *CASES[case], STEPS)
@@ -53,7 +56,7 @@ def test_many_processes_are_one(processes, layout, world, case):
 
 @pytest.mark.slow
 @every_case
-@pytest.mark.parametrize(("layout", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4)])
+@pytest.mark.parametrize(("layout", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("fsdp x tp", 4)])
 def test_other_numbers_of_processes_are_one(processes, layout, world, case):
     many = processes(world).run(measured, layout, *CASES[case], 20)
     identical(many)

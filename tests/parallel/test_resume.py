@@ -42,7 +42,7 @@ def resume(layout, optimizer, constraints, folder):
 
 
 @pytest.mark.parametrize("optimizer", CASES)
-@pytest.mark.parametrize(("first", "then"), [("fsdp", "ddp"), ("ddp", "fsdp")])
+@pytest.mark.parametrize(("first", "then"), [("fsdp", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp x tp")])
 def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, first, then):
     constraints = CASES[optimizer]
     (left, end), *_ = processes(2).run(save, first, optimizer, constraints, tmp_path)
@@ -53,6 +53,18 @@ def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, 
         torch.testing.assert_close(found, left, atol=0, rtol=0)
         # the mean of the gradient adds in another order, which 3 steps of 5 Newton-Schulz steps enlarge
         torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["Scion", "Muon and AdamW"])
+def test_fsdp_with_tensor_parallelism_goes_on_on_two_processes_and_on_one(processes, tmp_path, optimizer):
+    constraints = CASES[optimizer]
+    (left, end), *_ = processes(4).run(save, "fsdp x tp", optimizer, constraints, tmp_path)
+    for found, last in [
+        *processes(2).run(resume, "fsdp", optimizer, constraints, tmp_path),
+        alone(optimizer, constraints, tmp_path),
+    ]:
+        torch.testing.assert_close(found, left, atol=0, rtol=0)
+        torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)  # as above
 
 
 def alone(optimizer, constraints, folder):

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import wellnormed as wn
 from tests.parallel.training import CONSTRAINTS, Training, assembled, mesh_of
@@ -74,35 +74,34 @@ def test_a_gradient_in_one_process_only_is_refused_in_all(processes):
 
 
 def refusals():
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    line = init_device_mesh("cpu", (4,))
+    grid, line = mesh_of("fsdp x tp"), init_device_mesh("cpu", (4,))
     model = torch.nn.Linear(8, 8, bias=False)
-    two = distribute_tensor(model.weight.detach(), mesh, [Shard(0), Shard(1)])
-    model.weight = torch.nn.Parameter(two)
-    messages = [outcome(lambda: wn.Scion(wn.assign_norms(model), lr=0.1))]
+
+    def laid(part, mesh, placements):
+        shape = {"shape": torch.Size((8, 8)), "stride": (8, 1)}
+        model.weight = torch.nn.Parameter(DTensor.from_local(part, mesh, placements, run_check=False, **shape))
+        return outcome(lambda: wn.Scion(wn.assign_norms(model), lr=0.1))
+
+    messages = [laid(torch.randn(8, 8), line, [Partial()])]
     messages.append(outcome(lambda: wn.constrain(
         torch.optim.SGD(model.parameters()), {"weight": wn.HardCap(1.0)}, wn.assign_norms(model)
     )))  # fmt: skip
-    model.weight = torch.nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh["tp"], [Shard(0)]))
-    fully_shard(model, mesh=mesh["dp"])  # rows cut by both: interleaved
-    messages.append(outcome(lambda: wn.Scion(wn.assign_norms(model), lr=0.1)))
-    model = torch.nn.Linear(8, 8, bias=False)
-    model.weight = torch.nn.Parameter(distribute_tensor(model.weight.detach(), line, [Replicate()]))
+    messages.append(laid(torch.randn(2, 8), grid, [_StridedShard(0, split_factor=4), Shard(0)]))
+    part = laid(torch.randn(3, 8), line, [Shard(0)])  # in one process of four there would be none
+    model.weight = torch.nn.Parameter(distribute_tensor(torch.randn(8, 8), line, [Replicate()]))
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
-    sum_to_be = torch.distributed.tensor.DTensor.from_local(torch.ones(8, 8), line, [Partial()])
-    model.weight.grad = sum_to_be
-    messages.append(outcome(optimizer.step))
-    return messages
+    model.weight.grad = DTensor.from_local(torch.ones(8, 8), line, [Partial()])
+    return messages, part, outcome(optimizer.step)
 
 
 def test_layouts_that_cannot_be_assembled_are_refused_by_name(processes):
-    for two, constraint, strided, summed in processes(4).run(refusals):
-        for kind, message in (two, constraint, strided):
+    for messages, part, summed in processes(4).run(refusals):
+        for (kind, message), name in zip(messages, ("Partial(sum)", "Partial(sum)", "StridedShard"), strict=True):
             assert kind == "ValueError"
             assert "parameter 'weight' lies as (" in message
-            assert "fully_shard without tensor parallelism" in message
-        assert "Shard(dim=0), Shard(dim=1)" in two[1]
-        assert "StridedShard" in strided[1]
+            assert name in message
+            assert "Redistribute it to Shard and Replicate" in message
+        assert "should hold a part of shape (2, 8), and holds one of (3, 8); shard it by fully_shard" in part[1]
         assert "the gradient of 'weight' lies as (Partial(sum),)" in summed[1]
 
 
@@ -136,14 +135,18 @@ def every_layout():
     line, grid = mesh_of("fsdp"), mesh_of("hsdp")
     layouts = [None, (line, [Replicate()]), (line, [Shard(0)]), (line, [Shard(-1)]), (grid, [Replicate(), Shard(0)])]
     layouts.append((grid, [Shard(0), Replicate()]))
+    last = {"split_factor": grid.size(1)}
+    layouts += [(grid, [Shard(0), Shard(0)]), (grid, [_StridedShard(0, **last), Shard(0)])]
+    cuts = [Shard(0), Shard(1)], [Shard(1), Shard(0)], [_StridedShard(1, **last), Shard(1)]
+    matrices = [(grid, each) for each in cuts]
     generator = torch.Generator().manual_seed(0)
     expected, jobs = [], []
     for shape in SHAPES:
         for dtype in DTYPES:
-            for count, lie in enumerate(layouts, start=1):
+            for count, lie in enumerate(layouts + (matrices if len(shape) > 1 else []), start=1):
                 weights = [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
                 numbers = [torch.tensor(float(i), dtype=torch.float64) for i in range(count)]
-                laid = weights if lie is None else [distribute_tensor(weight, *lie) for weight in weights]
+                laid = weights if lie is None else [laid_out(weight, *lie) for weight in weights]
                 expected.append(Job((weights, numbers), half_and_count).run())
                 jobs.append(Job((laid, numbers), half_and_count))
                 expected.append(Job((weights, numbers), count_alone, read_only=1).run())
@@ -156,6 +159,18 @@ def every_layout():
                 assert type(value) is type(tensor.detach())
                 assert getattr(value, "placements", None) == getattr(tensor, "placements", None)
                 torch.testing.assert_close(assembled(value), want, atol=0, rtol=0)
+
+
+def laid_out(weight, mesh, placements):
+    """As `distribute_tensor`, which cannot make strided shards that do not divide."""
+    if not isinstance(placements[0], _StridedShard):
+        return distribute_tensor(weight, mesh, placements)
+    part = weight
+    for axis in (1, 0):
+        dim = placements[axis].dim
+        part = part.split(part_lengths(part.shape[dim], mesh.size(axis)), dim)[mesh.get_local_rank(axis)]
+    whole_of = {"shape": weight.shape, "stride": weight.stride()}
+    return DTensor.from_local(part.contiguous(), mesh, placements, run_check=False, **whole_of)
 
 
 def half_and_count(weights, numbers):
@@ -202,24 +217,25 @@ def test_a_training_sends_no_more_than_stated(processes, layout, world, constrai
     assert 3 * 2 * 8 * least <= sent <= 3 * 2 * 8 * most
 
 
-def volume_of_jobs(cut):
+def volume_of_jobs(layout):
     """What sixteen 8 x 12 matrices in two jobs send, which divide evenly."""
     placement.SMALL = 0
     matrices = [torch.ones(8, 12) for _ in range(16)]
-    if cut:
-        matrices = [distribute_tensor(matrix, mesh_of("fsdp"), [Shard(0)]) for matrix in matrices]
+    if layout != "ddp":
+        cuts = [Shard(0), Shard(1)][: mesh_of(layout).ndim]
+        matrices = [distribute_tensor(matrix, mesh_of(layout), cuts) for matrix in matrices]
     dealt = Placement({str(i): matrix for i, matrix in enumerate(matrices)}, dist.group.WORLD)
     jobs = [Job((part,), lambda batch: (2 * batch,)) for part in (matrices[:4], matrices[4:])]
     list(dealt.run(jobs))
     return dealt.sent_bytes
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["copied", "cut"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tp"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_bytes_sent_are_those_stated(processes, world, cut):
+def test_bytes_sent_are_those_stated(processes, world, layout):
     size = 16 * 8 * 12 * 4
-    stated = 2 * (world - 1) / world**2 * size if cut else (world - 1) / world * size
-    assert processes(world).run(volume_of_jobs, cut) == [stated] * world
+    stated = (world - 1) / world * size if layout == "ddp" else 2 * (world - 1) / world**2 * size
+    assert processes(world).run(volume_of_jobs, layout) == [stated] * world
 
 
 def other_optimizer():

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import wellnormed as wn
@@ -67,8 +68,15 @@ def network():
     return nn.Sequential(*layers, nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3)).double()
 
 
+PLAN = {"1": ColwiseParallel(), "3": RowwiseParallel(), "5": ColwiseParallel(), "7": RowwiseParallel()}
+"""Weights cut along rows and along columns, biases cut and copied. Torch needs an even number of features; the rows of
+7.weight, the biases of 7 and what tensor parallelism leaves out are cut unevenly by fully_shard."""
+
+
 class Training:
     """A model on "one" process, or copied by "ddp" or cut by "fsdp" over the default group, with its optimizer.
+
+    "fsdp x tp" is tensor parallel over pairs of processes as well.
 
     The default group is always small enough for every matrix to be dealt, whatever its size.
     """
@@ -82,6 +90,9 @@ class Training:
             settings = {"process_group": dist.group.WORLD}
         elif layout != "one":
             mesh = mesh_of(layout)
+            if layout == "fsdp x tp":
+                parallelize_module(self.model, mesh["tp"], PLAN)
+                mesh = mesh["dp"]
             for layer in self.model:
                 if not isinstance(layer, nn.GELU):
                     fully_shard(layer, mesh=mesh)
@@ -89,6 +100,8 @@ class Training:
         self.optimizer = OPTIMIZERS[optimizer](wn.assign_norms(self.model), **settings)
         self.constraints = wn.constrain(self.optimizer, constraints) if constraints else None
         self.rank, self.world = (0, 1) if layout == "one" else (dist.get_rank(), dist.get_world_size())
+        if layout == "fsdp x tp":  # the processes of a pair see the same examples
+            self.rank, self.world = mesh.get_local_rank(), mesh.size()
         self.count = 0
 
     def run(self, steps):
@@ -124,6 +137,8 @@ def mesh_of(layout):
     world = dist.get_world_size()
     if layout == "hsdp":
         return init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copies", "parts"))
+    if layout == "fsdp x tp":
+        return init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
     return init_device_mesh("cpu", (world,))
 
 

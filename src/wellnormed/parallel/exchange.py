@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from wellnormed.parallel.layout import Cut, like, local, part_lengths
+from wellnormed.parallel.layout import Cut, like, local
 
 if TYPE_CHECKING:
     from wellnormed.parallel.placement import Job
@@ -119,10 +119,7 @@ class _Parts(_Argument):
 
     def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], cut: Cut) -> None:
         super().__init__(tensors, group, owners)
-        self._axis = cut.dim + 1  # after the members
-        self._lengths = part_lengths(self._shape[cut.dim], group.size())
-        before, after = self._shape[: cut.dim], self._shape[cut.dim + 1 :]
-        self._part_shapes = [torch.Size((*before, length, *after)) for length in self._lengths]
+        self._cut, self._part_shapes = cut, cut.shapes(self._shape)
         # entries of this rank's parts of what each rank owns, and of each rank's parts of what this one owns
         self._here = [len(members) * self._part_shapes[self._rank].numel() for members in self._owned]
         self._there = [len(self._mine) * shape.numel() for shape in self._part_shapes]
@@ -135,11 +132,10 @@ class _Parts(_Argument):
         _, buffer, work = self._arriving
         work.wait()
         pairs = zip(buffer.split(self._there), self._part_shapes, strict=True)
-        parts = [part.view(len(self._mine), *shape) for part, shape in pairs]
-        return torch.cat(parts, self._axis)
+        return self._cut.joined([part.view(len(self._mine), *shape) for part, shape in pairs])
 
     def spread(self, result: Tensor | None) -> None:
-        parts = [] if result is None else result.to(self._tensors[0].dtype).split(self._lengths, self._axis)
+        parts = [] if result is None else self._cut.parts(result.to(self._tensors[0].dtype))
         sent = torch.cat([part.reshape(-1) for part in parts]) if parts else self._buffer(0)
         self._arriving = self._exchange(sent, self._there, self._here)
 

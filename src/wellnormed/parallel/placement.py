@@ -4,8 +4,8 @@ An oracle or a constraint needs its weight whole; everything else an optimizer d
 whole-tensor work over as jobs, so that one mechanism decides who does it.
 
 A member whose tensors are copied in every process (DDP) needs no gathering; its results go from its owner to all. A
-member that is cut (FSDP2, `layout`) is sent in parts to its owner, and its result back in parts. All parts start to
-travel at once; results start as soon as they are computed, while the next members are computed.
+member that is cut (FSDP2, tensor parallelism, both; `layout`) is sent in parts to its owner, and its result back in
+parts. All parts start to travel at once; results start as soon as they are computed, while the next ones are computed.
 
 `docs/parallel.md` says what is sent, and how much memory it takes.
 """
@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 from wellnormed._batching import batches
 from wellnormed._precision import all_digits
 from wellnormed.parallel.exchange import DealtJob
-from wellnormed.parallel.layout import Cut, cut_of, layout, like, local
+from wellnormed.parallel.layout import Cut, cut_of, layout, like, local, refuse_other_part
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -134,6 +134,8 @@ class Placement:
         self._devices: dict[ProcessGroup, torch.device] = {}
         for name, parameter in parameters.items():
             cut = self._cut(parameter, name)
+            if cut is not None:
+                refuse_other_part(cut, parameter, name)
             group = process_group if cut is None else cut.group
             if group is not None:
                 self._devices.setdefault(group, parameter.device)
