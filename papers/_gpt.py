@@ -3,7 +3,7 @@
 It is modded-nanogpt's: rotary positions, RMS norm without gains on the stream and on queries and keys, no biases,
 output projections that start at zero. On FineWeb the head shares the embedding's weight and the hidden layer is squared
 ReLU; in the released Shakespeare code it has its own, and the hidden layer is GELU. Activations are scaled by
-sqrt(2) as there. There is no warm-up and no weight decay, and gradients are not clipped.
+sqrt(2) as there. There is no weight decay, gradients are not clipped, and Adam alone has a warm-up.
 """
 
 import math
@@ -27,9 +27,13 @@ from wellnormed.optim import AdamWSettings
 from wellnormed.routing import assign_norms, initialize_
 from wellnormed.train.task import DivergedError, Task, fit
 
-Method = Literal["Adam", "Muon", "uSCG", "SCG", "Sign", "Signum"]
+Method = Literal["Adam with warm-up", "Muon", "uSCG", "SCG", "Sign", "Signum"]
 Text = Literal["shakespeare", "fineweb"]
 BETAS = (0.9, 0.95)
+WARM_UP = 0.05
+"""Part of the steps in which Adam's rate rises. LMO's text says that of its optimizers only Adam needs a warm-up, not
+how long it is, and its code has no Adam. In modded-nanogpt, on which it builds, Adam's takes about 250 steps of as many
+tokens as each of LMO's 5,100."""
 FINEWEB: dict[str, Any] = {"steps": 5100, "batch": 512, "length": 1024, "head_width": 128, "text": "fineweb"}
 """The settings of figure 1, from the released code."""
 RADII = {"embedding": 1.0, "blocks": 3.0, "head": 10.0}
@@ -139,7 +143,7 @@ def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
     modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head.
     """
     match run.method:
-        case "Adam":
+        case "Adam with warm-up":
             return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, weight_decay=0.0)
         case "Muon":
             adamw = AdamWSettings(lr=run.lr, betas=BETAS)
@@ -168,9 +172,10 @@ class GPTTask(Task[GPT]):
         super().__init__(model, optimizer_of(model, run), None, run.steps, generator)
 
     def rate_factor(self, step: int) -> float:
-        """No warm-up; the last part is a linear fall to 0."""
+        """Adam's rises linearly at first; the last part is a linear fall to 0."""
         falling = 1450 / 5100 if self.run.text == "fineweb" else 1.0
-        return min(1.0, (1 - step / self.steps) / falling)
+        rising = round(WARM_UP * self.steps) if self.run.method == "Adam with warm-up" else 0
+        return min((step + 1) / max(1, rising), 1.0, (1 - step / self.steps) / falling)
 
     def batch_loss(self) -> Tensor:
         """Cross entropy, in nats a token."""

@@ -17,14 +17,14 @@ from papers._gpt import FINEWEB, GPTRun, Method, run, text_of
 from papers._table import Row
 from papers._transfer import Best, agreed, best, curves
 
-METHODS: tuple[Method, ...] = ("Adam", "Muon", "uSCG", "SCG")
+METHODS: tuple[Method, ...] = ("Adam with warm-up", "Muon", "uSCG", "SCG")
 TOKENS = 2**18
 BATCHES = (8, 32, 64, 128)
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
-    "cpu": {"Adam": (-8, -7, -6, -5, -4), "Muon": (-7, -6, -5, -4, -3), "uSCG": (-7, -6, -5, -4, -3),
-            "SCG": (-7, -6, -5, -4, -3)},
-    "paper": {"Adam": (-11, -10, -9, -8, -7), "Muon": (-10, -9, -8, -7, -6), "uSCG": (-13, -12, -11, -10, -9),
-              "SCG": (-13, -12, -11, -10, -9)},
+    "cpu": {"Adam with warm-up": (-8, -7, -6, -5, -4), "Muon": (-7, -6, -5, -4, -3),
+            "uSCG": (-7, -6, -5, -4, -3), "SCG": (-7, -6, -5, -4, -3)},
+    "paper": {"Adam with warm-up": (-11, -10, -9, -8, -7), "Muon": (-10, -9, -8, -7, -6),
+              "uSCG": (-13, -12, -11, -10, -9), "SCG": (-13, -12, -11, -10, -9)},
 }  # fmt: skip
 """Base-2 logarithms of the rates."""
 
@@ -81,7 +81,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     yes, no = ANSWERS[preset]
     batches = sorted({row["config"]["batch"] for row in rows})
     for scion in ("uSCG", "SCG"):
-        for other in ("Adam", "Muon"):
+        for other in ("Adam with warm-up", "Muon"):
             ours, theirs = rises(rows, scion), rises(rows, other)
             gains = [b - a for a, b in zip(ours, theirs, strict=False)]
             if not gains:

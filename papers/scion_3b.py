@@ -19,15 +19,15 @@ from papers._transfer import agreed
 from papers.lr_transfer_gpt import METHODS, SMALL, TABLE_5, WITHIN
 
 RATES: dict[Preset, dict[Method, float]] = {
-    "cpu": {"Adam": 2.0**-6, "Muon": 2.0**-4, "uSCG": 2.0**-4, "SCG": 2.0**-4},
-    "paper": {"Adam": 2.0**-9, "Muon": 0.0036, "uSCG": 2.0**-12, "SCG": 2.0**-12},
+    "cpu": {"Adam with warm-up": 2.0**-6, "Muon": 2.0**-4, "uSCG": 2.0**-4, "SCG": 2.0**-4},
+    "paper": {"Adam with warm-up": 2.0**-9, "Muon": 0.0036, "uSCG": 2.0**-12, "SCG": 2.0**-12},
 }
 """The best rates of the small model. Of the paper Scion's are LMO's, 2^-12, where the example in its released code has
 0.00036; Muon's is that of modded-nanogpt, on which LMO builds, and Adam's the nearest power of two."""
 PRESET_OF: dict[Text, Preset] = {"shakespeare": "cpu", "fineweb": "paper"}
 FACTORS = (0.5, 1.0, 2.0)
 ORDERS: tuple[tuple[Method, Method], ...] = (
-    ("uSCG", "Adam"), ("uSCG", "Muon"), ("SCG", "Adam"), ("SCG", "Muon"), ("uSCG", "SCG"),
+    ("uSCG", "Adam with warm-up"), ("uSCG", "Muon"), ("SCG", "Adam with warm-up"), ("SCG", "Muon"), ("uSCG", "SCG"),
 )  # fmt: skip
 """Whose loss is below whose in table 5."""
 

@@ -51,7 +51,7 @@ def test_turned_vectors_keep_their_length_and_compare_by_distance():
 
 def test_the_124_million_parameters_of_the_paper():
     with torch.device("meta"):
-        model = GPT(50304, GPTRun("Adam", 768, 12, 0.1, seed=0, **FINEWEB))
+        model = GPT(50304, GPTRun("Adam with warm-up", 768, 12, 0.1, seed=0, **FINEWEB))
     assert sum(p.numel() for p in model.parameters()) == 12 * 12 * 768**2 + 50304 * 768  # 123.6 million, head shared
 
 
@@ -85,7 +85,9 @@ def test_steps_of_signs_shrink_with_the_inputs_except_the_embeddings():
 
 
 def test_scion_starts_as_muon_does_and_scg_stays_in_its_balls_once_it_is_there():
-    tasks = [GPTTask(replace(RUN, lr=1.0, method=method), CPU) for method in ("SCG", "uSCG", "Muon", "Adam")]
+    tasks = [
+        GPTTask(replace(RUN, lr=1.0, method=method), CPU) for method in ("SCG", "uSCG", "Muon", "Adam with warm-up")
+    ]
     starts = [[p.detach().clone() for p in task.model.parameters()] for task in tasks]
     for start in starts[1:]:
         assert all(map(torch.equal, starts[0], start))
@@ -123,6 +125,15 @@ def test_rates_stay_on_fineweb_before_they_fall_and_weights_are_shared():
     assert [other.rate_factor(step) for step in (0, 5)] == [1.0, 0.5]
 
 
+def test_adam_alone_has_a_warm_up_over_a_twentieth_of_the_steps():
+    tasks = [GPTTask(replace(RUN, method=m, text="fineweb", steps=5100), CPU) for m in ("Adam with warm-up", "Muon")]
+    adam, muon = ([task.rate_factor(step) for step in (0, 127, 254, 255, 3650)] for task in tasks)
+    assert adam == pytest.approx([1 / 255, 128 / 255, 1, 1, 1])
+    assert muon == [1.0] * 5
+    short = GPTTask(replace(RUN, method="Adam with warm-up", steps=64), CPU)  # where rates fall from the first step on
+    assert [short.rate_factor(step) for step in (0, 1, 2, 32)] == pytest.approx([1 / 3, 2 / 3, 62 / 64, 0.5])
+
+
 @pytest.mark.parametrize("experiment", [batch_size, lr_transfer_gpt, scion_3b, sign_only])
 def test_cells_of_the_paper_start(experiment):
     cells = {cell.method: cell for cell in experiment.cells("paper")}
@@ -132,15 +143,15 @@ def test_cells_of_the_paper_start(experiment):
 
 
 def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
-    losses = {"Adam": 3.0, "Muon": 2.5, "uSCG": 2.4, "SCG": 2.6}
+    losses = {"Adam with warm-up": 3.0, "Muon": 2.5, "uSCG": 2.4, "SCG": 2.6}
     rows = [
         {"config": asdict(cell), "results": {"loss": losses[cell.method] - (cell.lr != rate) * (cell.seed - 0.5)}}
         for cell in scion_3b.cells("cpu")
         for rate in [scion_3b.RATES["cpu"][cell.method]]
     ]
     found = {verdict.what: verdict for verdict in scion_3b.verdicts(rows, "cpu")}
-    assert found["Adam: loss"].ours == "3.000; 2.500 at the best of three rates"
-    assert found["uSCG below Adam"].ours == "lower by 0.600"
+    assert found["Adam with warm-up: loss"].ours == "3.000; 2.500 at the best of three rates"
+    assert found["uSCG below Adam with warm-up"].ours == "lower by 0.600"
     assert (found["uSCG below Muon"].verdict, found["SCG below Muon"].verdict) == ("same shape", "another shape")
 
 
