@@ -41,11 +41,51 @@ def test_pairs_have_their_results_and_are_seen_or_tested(operation, result):
     assert found[5, 6] == result  # 11 and 30 modulo 7
 
 
-def test_never_and_always_are_judged_and_can_fail():
-    def row(projection: str, at: int | None, bound: float) -> dict:
-        results = {"grokked_at": at, "lipschitz": bound, "steps": 5, "accuracy": [0.5]}
-        return {"config": {"operation": "sum", "projection": projection}, "results": results}
+def row(projection: str, at: int | None, bound: float, accuracy: float = 0.97, like: str | None = None) -> dict:
+    """A seed that has an accuracy of .5, and from a step on another one."""
+    curve = [accuracy if at is not None and 5 * index + 5 >= at else 0.5 for index in range(4)]
+    results = {"lipschitz": bound, "steps": 20, "accuracy": curve}
+    lr, cap = grokking.SETTINGS[like or projection]
+    config = {"operation": "sum", "projection": projection, "lr": lr, "cap": cap, "steps": 20}
+    return {"config": config, "results": results}
 
+
+def test_never_and_always_are_judged_and_can_fail():
     rows = [row("none", 5, 1e5), row("stiefel", None, 1.0), row("embedding", 5, 1e5), row("hard-cap", None, 4.0)]
     found = [verdict.verdict for verdict in grokking.verdicts(rows, "paper")]
     assert found == ["not reached", "reached", "reached", "not reached", "reached"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict", "why"),
+    [
+        (0.97, "another shape", "another accuracy the answer is the other one: 0.99 in 0%"),
+        (0.92, "same shape", "another accuracy the answer is the other one: 0.9 in 100%"),
+        (0.5, "same shape", ""),
+    ],
+)
+def test_a_claim_that_another_accuracy_would_answer_otherwise_says_so(accuracy, verdict, why):
+    (found,) = grokking.verdicts([row("none", 10, 1e5, accuracy)], "cpu")
+    assert found.verdict == verdict
+    assert why in found.why
+    assert bool(why) == ("another accuracy" in found.why)
+
+
+def test_of_a_run_that_ended_early_no_later_accuracy_is_judged():
+    early = row("hard-cap", 5, 4.0)
+    early["config"]["steps"] = 400
+    (found,) = grokking.verdicts([early], "cpu")
+    assert (found.verdict, found.why) == ("same shape", "an earlier run, which ended when all seeds had 0.95")
+
+
+@pytest.mark.parametrize(
+    ("steps", "bounds", "verdict"),
+    [((15, 10), (4, 9), "reached"), ((10, 15), (4, 9), "not reached"), ((15, 10), (9, 4), "not reached")],
+)
+def test_decays_are_compared_at_one_rate_and_cap(steps, bounds, verdict):
+    rows = [row(name, step, bound, like=grokking.DECAYS[0])
+            for name, step, bound in zip(grokking.DECAYS, steps, bounds, strict=True)]  # fmt: skip
+    rows.append(row(grokking.DECAYS[1], 5, 100.0))  # with a rate and cap of its own, which must not count
+    (found,) = [found for found in grokking.verdicts(rows, "paper") if "0.5 and of 0.1" in found.what]
+    assert found.verdict == verdict
+    assert found.ours.startswith(f"0.5: median {steps[0]} steps, bound {bounds[0]}")
