@@ -43,6 +43,46 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
     return 0.0 if ratio <= 1 else root_strength(ratio) / max_norm / max_norm
 
 
+def hard_cap(x: Tensor) -> Tensor:
+    """LT, section 3.1: the four quintics of `HARD_CAP` on the singular values of matrices, which must be at most 3.5.
+
+    The result exceeds 1 by up to 0.0109, and small singular values shrink to 0.951 of themselves.
+
+    Example:
+        >>> hard_cap(torch.diag(torch.tensor([3.0, 0.01]))).diagonal()
+        tensor([1.0009, 0.0095])
+    """
+    if x.shape[-2] < x.shape[-1]:
+        return hard_cap(x.mT).mT
+    for a, b, c in HARD_CAP:
+        g = x.mT @ x
+        x = a * x + x @ (b * g + c * g @ g)
+    return x
+
+
+def clip_by_identities(w: Tensor, lower: float, upper: float) -> Tensor:
+    """SC equation 6, the lift of a clip that SC rejects: the scalar formula with the identity for 1, `(*batch, m, n)`.
+
+    It is the clip of symmetric positive matrices alone: the identity has not the singular vectors of another one. The
+    result is `(*batch, m, m)`, so that a matrix that is not square changes its shape.
+
+    Example:
+        >>> clip_by_identities(torch.diag(torch.tensor([3.0, 1.5])), 1.0, 2.0)
+        tensor([[2.0000, 0.0000],
+                [0.0000, 1.5000]])
+    """
+    m, n = w.shape[-2:]
+    one = torch.eye(m, n, dtype=w.dtype, device=w.device)
+    far, near = (_absolute(bound * one - w) for bound in (lower, upper))
+    return ((lower + upper) * torch.eye(m, dtype=w.dtype, device=w.device) + far - near) / 2
+
+
+def _absolute(x: Tensor) -> Tensor:
+    """`X msign(X)^T`, exact: equation 6 fails whatever computes its signs."""
+    u, s, _ = torch.linalg.svd(x, full_matrices=False)
+    return (u * s[..., None, :]) @ u.mT
+
+
 def _nested(w: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """SC equation 7, or the two-sign forms of sections 3.2 and 3.3 where one bound is absent.
 
@@ -198,6 +238,36 @@ def inverse_root(x: Tensor) -> Tensor:
     return (x @ root / math.sqrt(1 + ridge)).to(given)
 
 
+def qdwh(x: Tensor) -> Tensor:
+    """The polar factor by QR factorisations (SC, table of section 2.1; Nakatsukasa, Bai and Gygi 2010, as JAX has it).
+
+    Each iteration is the rational function `x (a + b x^2) / (1 + c x^2)` of singular values, whose weights follow from
+    `least`, below which none is assumed to lie; from the rounding of float64 it takes six. It needs neither a
+    polynomial's interval nor a Gram matrix, but an `(m + n) x n` QR in each iteration instead of products; torch has
+    none in half precision.
+
+    Example:
+        >>> qdwh(torch.diag(torch.tensor([3.0, -1e-6], dtype=torch.float64))).diagonal()
+        tensor([ 1.0000, -1.0000], dtype=torch.float64)
+    """
+    if x.shape[-2] < x.shape[-1]:
+        return qdwh(x.mT).mT
+    m, n = x.shape[-2:]
+    least = rounding = torch.finfo(x.dtype).eps
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    eye = torch.eye(n, dtype=x.dtype, device=x.device).expand(*x.shape[:-2], n, n)
+    while 1 - least > 10 * rounding:
+        d = (4 * (1 - least**2) / least**4) ** (1 / 3)
+        root = math.sqrt(1 + d)
+        a = root + math.sqrt(8 - 4 * d + 8 * (2 - least**2) / (least**2 * root)) / 2
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        q = torch.linalg.qr(torch.cat((math.sqrt(c) * x, eye), -2)).Q
+        x = b / c * x + (a - b / c) / math.sqrt(c) * q[..., :m, :] @ q[..., m:, :].mT
+        least = min(least * (a + b * least**2) / (1 + c * least**2), 1.0)
+    return x
+
+
 def sketch(x: Tensor, rank: int, generator: torch.Generator | None = None) -> Tensor:
     """`U_r V_r^T` of a randomised SVD of that rank (Halko, Martinsson, Tropp 2011; Modular Duality, section 5.1).
 
@@ -216,5 +286,5 @@ def sketch(x: Tensor, rank: int, generator: torch.Generator | None = None) -> Te
     return ((basis @ u[..., :rank] * top) @ vh[..., :rank, :]).to(x.dtype)
 
 
-SIGNS = {"gram": gram, "eigh": eigh, "inverse-root": inverse_root}
+SIGNS = {"gram": gram, "eigh": eigh, "inverse-root": inverse_root, "qdwh": qdwh}
 """Ways to a matrix sign, each a function of matrices alone."""

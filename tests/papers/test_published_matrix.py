@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from papers import published_matrix
-from wellnormed.matrix import msign, spectral_hardcap
+from wellnormed.matrix import msign, spectral_clip, spectral_hardcap
 
 
 def with_singular_values(values, m, n, seed=0):
@@ -98,17 +98,44 @@ def test_sketch_is_the_sign_of_the_leading_part(shape):
     assert torch.equal(value, again)
 
 
-def hard_cap(x):
-    for a, b, c in published_matrix.HARD_CAP:
-        x = a * x + b * x**3 + c * x**5
-    return x
-
-
 def test_published_hard_cap_is_not_idempotent():
-    x = torch.linspace(0, 3.5, 100_001, dtype=torch.float64)
-    assert float(hard_cap(x).max()) == pytest.approx(1.0109, abs=5e-5)  # printed digits
-    assert float(hard_cap(x[1]) / x[1]) == pytest.approx(0.951, abs=5e-4)  # the slope at zero
-    drifting = torch.tensor(0.2, dtype=torch.float64)
+    x = torch.linspace(0, 3.5, 100_001, dtype=torch.float64)[:, None, None]  # matrices of one entry
+    assert float(published_matrix.hard_cap(x).max()) == pytest.approx(1.0109, abs=5e-5)  # printed digits
+    assert float(published_matrix.hard_cap(x[1]) / x[1]) == pytest.approx(0.951, abs=5e-4)  # the slope at zero
+    drifting = torch.full((1, 1), 0.2, dtype=torch.float64)
     for _ in range(100):
-        drifting = hard_cap(drifting)
+        drifting = published_matrix.hard_cap(drifting)
     assert float(drifting) < 0.002
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9)])
+def test_published_hard_cap_acts_on_singular_values(shape):
+    values = torch.tensor([3.0, 1.0, 0.8, 0.3, 0.1], dtype=torch.float64)
+    w = with_singular_values(values, *shape)
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    truth = (u * published_matrix.hard_cap(s[:, None, None])[:, 0, 0]) @ vh
+    assert error(published_matrix.hard_cap(w), truth) < 1e-12  # float64 rounding of twelve products
+
+
+def test_a_clip_lifted_by_identities_holds_for_symmetric_matrices_alone():
+    """SC 2.2: the identity does not share the singular vectors of other matrices, and the shape is lost."""
+    values = torch.tensor([3.0, 1.5, 1.2, 0.3, 0.2], dtype=torch.float64)
+    u, v = (with_singular_values(torch.ones(5), 5, 5, seed) for seed in (0, 1))
+    symmetric, other = (u * values) @ u.mT, (u * values) @ v.mT
+    clipped = values.clamp(0.5, 2.0)
+    assert error(published_matrix.clip_by_identities(symmetric, 0.5, 2.0), (u * clipped) @ u.mT) < 1e-12  # rounding
+    failed = published_matrix.clip_by_identities(other, 0.5, 2.0)
+    assert error(failed, (u * clipped) @ v.mT) > 1.0
+    assert error(spectral_clip(other, 0.5, 2.0), (u * clipped) @ v.mT) < 1e-12
+    assert published_matrix.clip_by_identities(torch.ones(3, 7), 0.5, 2.0).shape == (3, 3)
+
+
+def test_a_sign_by_qr_needs_no_interval_where_a_polynomial_does():
+    values = torch.logspace(0, -8, 9, dtype=torch.float64)
+    x = with_singular_values(values, 20, 9)
+    # the rounding of the given matrix, 1e-16, over its smallest singular value
+    assert error(published_matrix.qdwh(x), polar(x)) < 1e-7
+    assert error(msign(x, "polar-express-8"), polar(x)) > 0.9  # its slope at zero is 6,363
+    # SC's table has it stable from half precision on, where torch has no QR
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        published_matrix.qdwh(x.bfloat16())
