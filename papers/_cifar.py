@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers._caps_as_published import HardCapAsPublished, SoftCapAsPublished
 from papers._lt_methods import Method, constraint_of
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.data import load_cifar10
@@ -25,6 +26,8 @@ from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task
 
 OptimizerName = Literal["adamw", "muon"]
+AsPublished = Literal["soft cap as published", "hard cap as published"]
+"""Caps as the released code has them (`papers._cifar_as_published`)."""
 LAYERS = 3
 BETAS = (0.9, 0.95)
 EPOCH = 97
@@ -38,7 +41,7 @@ class CifarRun:
     """One training run."""
 
     optimizer: OptimizerName
-    method: Method
+    method: Method | AsPublished
     strength: float
     """The cap in RMS -> RMS units, or the decay."""
     lr: float
@@ -134,8 +137,8 @@ def lt_adamw(model: nn.Module, run: CifarRun) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=run.lr, betas=BETAS, eps=1e-12, weight_decay=decay)
 
 
-def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None = None) -> CifarTask:
-    """A run of LT, its matrices held by this constraint or, without it, by that of its method."""
+def lt_task(run: CifarRun, device: torch.device) -> CifarTask:
+    """A run of LT, its matrices held by the constraint of its method."""
     model = lt_start(run).to(device)
     norms = assign_norms(model, recipe="modular")
     if run.optimizer == "muon":
@@ -143,9 +146,19 @@ def lt_task(run: CifarRun, device: torch.device, constraint: Constraint | None =
         optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
     else:
         optimizer = lt_adamw(model, run)
-    constraint = constraint or constraint_of(run.method, run.strength)
+    constraint = _constraint(run)
     held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
     return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
+
+
+def _constraint(run: CifarRun) -> Constraint | None:
+    match run.method:
+        case "soft cap as published":
+            return SoftCapAsPublished(run.strength)
+        case "hard cap as published":
+            return HardCapAsPublished(run.strength)
+        case method:
+            return constraint_of(method, run.strength)
 
 
 @cache

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from papers._attacks import apgd, certified_radii, pgd
 from papers._cifar import EPOCH, WITHIN, CifarRun, CifarTask, lt_task, mlp
-from papers._cifar_as_published import adamw_as_published, soft_cap_as_published
+from papers._cifar_as_published import adamw_as_published
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._pictures import draw_pictures, picture
@@ -30,10 +30,11 @@ STEPS = 20 * EPOCH
 Network = Literal["adamw as published", "adamw", "muon as published", "muon"]
 ADAMW = CifarRun("adamw", "weight decay", 0.1, 8.1e-3, STEPS)
 MUON = CifarRun("muon", "soft cap", 3.0, 0.231, STEPS)
+PUBLISHED_MUON = replace(MUON, method="soft cap as published")
 RUNS: dict[Network, tuple[str, CifarRun, Callable[[CifarRun, torch.device], CifarTask]]] = {
     "adamw as published": ("AdamW as published", ADAMW, adamw_as_published),
     "adamw": ("torch's AdamW", ADAMW, lt_task),
-    "muon as published": ("Muon, soft cap as published", MUON, soft_cap_as_published),
+    "muon as published": ("Muon, soft cap as published", PUBLISHED_MUON, lt_task),
     "muon": ("Muon, soft cap corrected", MUON, lt_task),
 }
 """Name -> what a figure calls it, its setting, and its code."""

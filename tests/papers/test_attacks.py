@@ -14,7 +14,7 @@ from papers._attacks import (
     margins,
     pgd,
 )
-from papers._cifar_as_published import SoftCapAsPublished
+from papers._caps_as_published import HardCapAsPublished, SoftCapAsPublished, hard_cap_equilibrium_as_published
 from papers.published_matrix import soft_cap_strength_as_published
 from wellnormed.matrix import soft_cap
 
@@ -124,3 +124,13 @@ def test_the_published_cap_takes_a_step_for_another_one():
     torch.testing.assert_close(after, exact)
     square, _ = SoftCapAsPublished(3.0)._act(weights[:, :6], 1.0, step, {})
     torch.testing.assert_close(square, soft_cap(weights[:, :6], soft_cap_strength_as_published(3.0, step)))
+
+
+def test_the_published_hard_cap_lets_norms_sink_below_the_cap():
+    equilibrium = hard_cap_equilibrium_as_published()
+    assert equilibrium == pytest.approx(0.9023, abs=5e-5)  # printed digits
+    weights, unit = torch.eye(6, 24) * 0.5 * 5.0, 0.5  # at the cap of 5
+    for _ in range(200):
+        weights, _ = HardCapAsPublished(5.0)._act(weights, unit, None, {})
+    # float32 rounding of products of six rows
+    torch.testing.assert_close(weights.diagonal(), torch.full((6,), 0.5 * 5.0 * equilibrium), rtol=1e-5, atol=0)

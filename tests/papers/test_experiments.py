@@ -151,6 +151,20 @@ def test_every_method_gives_results_as_they_are_in_the_committed_rows(name):
         assert again == [row["results"] for row in rows]
 
 
+def test_the_caps_of_the_released_code_train_in_the_paper_s_preset_alone():
+    experiment = load("cifar-tradeoff")
+    cells = [cell for cell in experiment.cells("paper") if cell.method.endswith("as published")]
+    assert [cell.method for cell in cells] == ["soft cap as published", "hard cap as published"]
+    results = experiment.run([shrunk("cifar-tradeoff", cell) for cell in cells], torch.device("cpu"))
+    rows = [{"config": vars(cell), "results": found} for cell, found in zip(cells, results, strict=True)]
+    # judged by what LT released for the same cap, with nothing of why another cap differs
+    assert [found.published for found in experiment.verdicts(rows, "paper")] == [
+        "1.185, 0.588, 115.3",
+        "1.199, 0.588, 92.2",
+    ]
+    assert not any("LT's code" in found.why for found in experiment.verdicts(rows, "paper"))
+
+
 def test_the_letter_is_drawn_and_erased_only_in_part():
     mask = watermark.letter(64)
     assert 0.05 < mask.float().mean() < 0.4
