@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from papers._experiment import MODULES, Experiment, Preset, load
-from papers._table import Row, Table
+from papers._table import Row, Table, cell_key
 from papers.reproduce import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,9 +35,9 @@ the package installs. Their rows say which, and a command that would add rows of
 
 Below is what has been run, as it stands in the committed rows; this page is written by `python -m
 docs.make_reproduction`. The preset `paper` is a paper's own setting, and its numbers are compared: a verdict is
-"reached" or "not reached". Where the preset `cpu` is smaller than the paper, its text says in what, and the verdict
-is about the shape of a curve. "Measured" stands where nothing was published. Intervals reach from the least to the
-largest value over the seeds."""
+"reached" or "not reached"; the next section says in what it differs from the publication. Where the preset `cpu` is
+smaller than the paper, its text says in what, and the verdict is about the shape of a curve. "Measured" stands where
+nothing was published. Intervals reach from the least to the largest value over the seeds."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
@@ -64,6 +64,25 @@ def state() -> Iterator[str]:
         yield f"| `{name}` | {experiment.source} | {columns[0]} | {columns[1]} |"
 
 
+def deviations() -> Iterator[str]:
+    """What the preset `paper` of every experiment has otherwise than the publication, also where it was not run."""
+    yield from ("## In what the preset `paper` differs from the publications", "")
+    for name in MODULES:
+        if note := load(name).differs.get("paper"):
+            yield f"- `{name}`: {note}."
+
+
+def not_run(experiment: Experiment, preset: Preset, rows: list[Row]) -> str:
+    """How many cells of a preset have no row, and the values that only these have."""
+    cells = experiment.cells(preset)
+    done = {row["cell"] for row in rows}
+    left = [vars(cell) for cell in cells if cell_key(cell) not in done]
+    known = {(key, str(value)) for row in rows for key, value in row["config"].items()}
+    own = dict.fromkeys((key, str(value)) for cell in left for key, value in cell.items())
+    named = "; ".join(f"{key}: {value}" for key, value in own if (key, value) not in known)
+    return f"{len(left)} of {len(cells)} cells were not run" + (f" ({named})" if named else "") if left else ""
+
+
 def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator[str]:
     """Figures and table of one preset, and where they come from."""
     name = f"{experiment.name}-{preset}"
@@ -73,6 +92,8 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     commits = ", ".join(dict.fromkeys(_short(row["commit"]) for row in rows))
     machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
     seeds, minutes = len({row["seed"] for row in rows}), sum(row["seconds"] for row in rows) / 60
+    if missing := not_run(experiment, preset, rows):
+        yield from ("", f"{missing}.")
     yield from (
         "",
         f"[{name}](../results/reproduce/{name}/rows.jsonl): `{rows[0]['command']}`; {len(rows):,} cells, {seeds} "
@@ -91,7 +112,7 @@ def _short(commit: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    lines = [HEAD, "", *state()]
+    lines = [HEAD, "", *state(), "", *deviations()]
     for name in MODULES:
         experiment = load(name)
         for preset in get_args(Preset):

@@ -116,7 +116,8 @@ EXPERIMENT = Experiment(
         "cpu": "262,144 characters of Shakespeare instead of 2.7 billion tokens of FineWeb, in batches of 8 to 128 "
         "windows of 64; width 64, two blocks, heads of 16; head and embedding are two weights, with the norms and "
         "radii of the released Shakespeare code, and rates fall from the first step on",
-        "paper": "Adam has no warm-up either, and its hidden layers and Muon's are scaled like Scion's; batches, rates "
-        "and one seed are chosen, for the paper does not name them",
+        "paper": "the length of Adam's warm-up is modded-nanogpt's, for LMO's text does not say it; the hidden layers "
+        "of Adam and Muon are scaled like Scion's; batches, rates and one seed are chosen, for the paper does not "
+        "name them",
     },
 )

@@ -188,5 +188,9 @@ EXPERIMENT = Experiment(
     figures=figures,
     verdicts=verdicts,
     together=together,
-    differs={"cpu": "matrices of 256 x 1024 instead of 1024 x 4096"},
+    differs={
+        "cpu": "matrices of 256 x 1024 instead of 1024 x 4096",
+        "paper": "SC does not list its norms, nor say the precision: norms of 1 to 16,384 by factors of four, in "
+        "float32 and bfloat16; the clusters close to the cap are of this package",
+    },
 )

@@ -1,4 +1,4 @@
-"""LMO figure 1: the best learning rate of a transformer against its width and depth, without warm-up.
+"""LMO figure 1: the best learning rate of a transformer against its width and depth.
 
 LMO is Training Deep Learning Models with Norm-Constrained LMOs. It trains NanoGPT of 64 million to a billion parameters
 on FineWeb with Adam, Muon, unconstrained Scion (uSCG) and Scion (SCG), and finds that the best rate of the last two
@@ -62,7 +62,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     blocks, width = base(rows)
     found = {}
     for by, other, value in (("width", "blocks", blocks), ("blocks", "width", width)):
-        title = f"The best learning rate against {by} ({other}: {value}), without warm-up"
+        title = f"The best learning rate against {by} ({other}: {value})"
         panels: dict[str, dict[str, Any]] = {method: {"method": method, other: value} for method in METHODS}
         found[by] = transfer_figure(rows, by, panels, title, above=0.7)
     return found
@@ -125,7 +125,8 @@ EXPERIMENT = Experiment(
         "cpu": "characters of Shakespeare instead of tokens of FineWeb, widths 32 to 256 with 1 to 4 blocks, heads of "
         "16, for 64 steps of 16 windows of 64; head and embedding are two weights, with the norms and radii of the "
         "released Shakespeare code, and rates fall from the first step on",
-        "paper": "Adam has no warm-up either, and its hidden layers and Muon's are scaled like Scion's; widths, rates "
-        "and one seed are chosen, for the paper does not name them",
+        "paper": "the length of Adam's warm-up is modded-nanogpt's, for LMO's text does not say it; the hidden layers "
+        "of Adam and Muon are scaled like Scion's; widths, rates and one seed are chosen, for the paper does not name "
+        "them",
     },
 )

@@ -184,5 +184,8 @@ EXPERIMENT = Experiment(
     run=run,
     figures=figures,
     verdicts=verdicts,
-    differs={"cpu": "width 256 for 100 steps of 256 images instead of 1024 for 1,000 steps of 1,024"},
+    differs={
+        "cpu": "width 256 for 100 steps of 256 images instead of 1024 for 1,000 steps of 1,024",
+        "paper": 'the letter is an "a" as matplotlib draws it; MD does not state the start, which is orthogonal here',
+    },
 )

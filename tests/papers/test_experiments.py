@@ -131,6 +131,11 @@ def test_the_table_and_the_figures_are_those_of_the_committed_rows(path):
         figure.draw_without_rendering()  # where labels that do not fit, and missing letters, become warnings
 
 
+def test_every_preset_of_a_paper_says_in_what_it_differs_from_the_publication():
+    silent = {name for name in MODULES if "paper" not in load(name).differs}
+    assert silent <= {"block-mass", "inflation", "shakespeare-tradeoff"}  # LT's transformer, at LT's size
+
+
 def _marked(names):
     return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in sorted(names)]
 
