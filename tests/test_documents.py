@@ -161,6 +161,21 @@ def test_the_page_of_reproductions_is_what_its_rows_give():
     assert rows == set(re.findall(r"\]\(\.\./(results/reproduce/[^)]+\.jsonl)\)", page))  # none without its section
 
 
+def test_the_page_of_reproductions_says_what_differs_and_what_was_not_run():
+    module = script("make_reproduction")
+    page = module.page()
+    for name in module.MODULES:
+        note = module.load(name).differs.get("paper")
+        assert note is None or f"- `{name}`: {note}." in page
+    experiment = module.load("watermark")
+    cells = experiment.cells("cpu")
+    rows = [{"cell": module.cell_key(cell), "config": vars(cell)} for cell in cells if cell.method == "dualized"]
+    assert module.not_run(experiment, "cpu", rows) == "30 of 60 cells were not run (method: normalized)"
+    assert module.not_run(experiment, "cpu", rows[1:]) == "31 of 60 cells were not run (method: normalized)"
+    every = [{"cell": module.cell_key(cell), "config": vars(cell)} for cell in cells]
+    assert module.not_run(experiment, "cpu", every) == ""
+
+
 def test_the_page_of_results_is_what_its_files_give():
     module = script("make_results")
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
