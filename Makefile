@@ -85,8 +85,9 @@ bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
 	$(BIN)/python -m benchmarks.matrix.table
 
-bench-gpu: $(STAMP)  ## msign on a CUDA device, against the peers: results/matrix/gpu.json
+bench-gpu: $(STAMP)  ## msign and whole steps on a CUDA device, against the peers: results/matrix/gpu.json, first_on_gpu.json
 	$(BIN)/python -m benchmarks.matrix.gpu
+	$(BIN)/python -m benchmarks.first_on_gpu
 
 bench-step: $(STAMP)  ## Time of training steps and of optimizer steps, memory, against the peers
 	$(BIN)/python -m benchmarks.step_time

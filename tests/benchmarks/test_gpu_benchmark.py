@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from benchmarks import first_on_gpu
 from benchmarks.matrix import gpu
 
 
@@ -49,3 +50,15 @@ def test_what_cannot_run_is_a_row():
     assert gpu.runnable(fails) == "cannot run here: RuntimeError: no such instruction"
     row = {"function": "msign", "input": "2 x 2", "contender": "package", "missing": gpu.runnable(fails)}
     assert "no such instruction" in gpu.line(row)
+
+
+@pytest.mark.parametrize("name", first_on_gpu.OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_steps(name, dtype, monkeypatch):
+    for timer, value in {"seconds": 1.0, "peak_bytes": 2, "waits": 3, "records": "no"}.items():
+        monkeypatch.setattr(first_on_gpu, timer, lambda step, value=value: (step(), value)[1])
+    model = first_on_gpu.large_matrices(dtype, side=8, count=2)
+    before = [p.detach().clone() for p in model.parameters()]
+    found = first_on_gpu.measured(first_on_gpu.OPTIMIZERS[name], model)
+    assert found == {"seconds": 1.0, "peak_bytes": 2, "waits": 3, "graph": "no"}
+    assert not any(torch.equal(p, start) for p, start in zip(model.parameters(), before, strict=True))

@@ -1,0 +1,131 @@
+"""What this project would measure first on a CUDA device, which it has not met yet, in one command.
+
+    python -m benchmarks.first_on_gpu --output results/first_on_gpu.json
+
+For each of our optimizers and the peers of `benchmarks.optimizer_step`, on the same 72 hidden matrices of GPT-2 small
+and then on 24 matrices of a 7B model (4096 x 4096, one row of blocks): the seconds of a step, the memory that a step
+takes beside weights, gradients and state, and how often it waits for the device. Then whether a CUDA graph can record
+the step, and what caps on bfloat16 weights cost. A measurement that fails is stored with its error, and the next one
+runs. `make test-gpu` and `make bench-gpu` come before it.
+"""
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import wellnormed as wn
+from benchmarks.optimizer_step import BLOCKS, TIMED, hidden_matrices, ours
+from papers.header import header, write_result
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def ours_soft(model: nn.Module) -> torch.optim.Optimizer:
+    """Muon by the engine, with a soft cap on every matrix."""
+    optimizer = ours(model)
+    wn.constrain(optimizer, {"*": wn.SoftCap(1.0)})
+    return optimizer
+
+
+OPTIMIZERS: dict[str, Make] = {**TIMED, "ours with a soft cap": ours_soft}
+
+
+def large_matrices(dtype: torch.dtype = torch.float32, side: int = 4096, count: int = 24) -> nn.Module:
+    """Square linear layers with gradients drawn."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(side, side, bias=False, dtype=dtype) for _ in range(count))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return model
+
+
+def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
+    """The median time of a step, launches and waits included."""
+    times = []
+    for _ in range(rounds + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return statistics.median(times[2:])
+
+
+def peak_bytes(step: Callable[[], Any]) -> int:
+    """What a step allocates at most beside what is there before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def waits(step: Callable[[], Any]) -> int:
+    """How often a step makes the host wait for the device, as far as torch notices."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step()
+        return sum("synchroniz" in str(one.message) for one in found)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def records(step: Callable[[], Any]) -> str:
+    """Whether a CUDA graph records a step: "yes", or the error."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+        graph.replay()
+        torch.cuda.synchronize()
+        return "yes"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def measured(make: Make, model: nn.Module) -> dict[str, Any]:
+    """Everything about one optimizer on one model, in the order that leaves the device usable for the next."""
+    try:
+        step = make(model).step
+        found = {"seconds": seconds(step), "peak_bytes": peak_bytes(step), "waits": waits(step)}
+        return found | {"graph": records(step)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Measure, print a line each, and write the file after every one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("results/first_on_gpu.json"))
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this machine has no CUDA device, which all of it needs")
+    torch.set_default_device("cuda")
+    models: dict[str, Callable[[], nn.Module]] = {
+        "GPT-2 small": lambda: hidden_matrices(BLOCKS),
+        "GPT-2 small, bfloat16 weights": lambda: hidden_matrices(BLOCKS, torch.bfloat16),
+        "24 matrices of 4096 x 4096": large_matrices,
+        "24 matrices of 4096 x 4096, bfloat16 weights": lambda: large_matrices(torch.bfloat16),
+    }
+    rows = []
+    for name, model in models.items():
+        for optimizer, make in OPTIMIZERS.items():
+            torch.cuda.empty_cache()
+            rows.append({"model": name, "optimizer": optimizer, **measured(make, model())})
+            print(rows[-1], flush=True)
+            command = f"python -m benchmarks.first_on_gpu --output {options.output}"
+            write_result(options.output, {**header(command, 0, "cuda"), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
