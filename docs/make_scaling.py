@@ -20,6 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wellnormed as wn
 from wellnormed.constraints.caps import Cap
+from wellnormed.matrix import coefficients
+from wellnormed.matrix.msign import newton_schulz
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import NeuronNormalized, Oracle
 from wellnormed.parallel import Job
@@ -28,6 +30,8 @@ from wellnormed.parallel.placement import deal
 from wellnormed.routing import AssignedParameter
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL_SIDE = 120
+"""Of the matrices whose operations are counted; many numbers of ranks divide it."""
 PAGE = ROOT / "docs" / "scaling.md"
 CERTIFICATE = "public-models.json"
 EVERY = (1, 8)
@@ -325,10 +329,63 @@ def work(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     yield "forward and backward pass", [seconds(training_seconds(size, assumed)) for size in MODELS.values()]
 
 
+def shares_of_rows(matrix: Tensor, ranks: int) -> tuple[float, float, int]:
+    """Of one matrix whose rows several ranks share: operations of one that has it all, of each, and bytes each sends.
+
+    A rank multiplies its own rows and all of the small side, and each Gram matrix of `n x n` is a sum over ranks, which
+    sends `2 (ranks - 1) / ranks` times its size. Counted as the library's own iteration runs.
+    """
+    m, n = max(matrix.shape), min(matrix.shape)
+    aspect, steps = m // n, coefficients.get("jordan-5").steps
+    pairs = [steps[i : i + (2 if aspect >= 2 else 1)] for i in range(0, len(steps), 2 if aspect >= 2 else 1)]
+    share = torch.randn(part_lengths(aspect * SMALL_SIDE, ranks)[0], SMALL_SIDE)
+    with FlopCounterMode(display=False) as counter:
+        for pair in pairs:
+            newton_schulz(share, *pair)
+    of_each = counter.get_total_flops() / SMALL_SIDE**3 * n**3
+    return operations_over_cost(aspect) * m * n**2, of_each, len(pairs) * 2 * (ranks - 1) * n**2 // ranks
+
+
+def splitting(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
+    """Rows: what it would take to share the costliest matrix among the ranks that have nothing to do."""
+    works = [dealt(size, "muon", assumed.gpus) for size in MODELS.values()]
+    ranks = [max(1, assumed.gpus // len(w.owners)) for w in works]
+    largest = [max(w.parameters, key=lambda p: p.numel() * min(p.shape)) for w in works]
+    found = [shares_of_rows(matrix, count) for matrix, count in zip(largest, ranks, strict=True)]
+    yield "ranks for each matrix", [f"{count}" for count in ranks]
+    yield "operations of one rank alone", [amount(alone) for alone, _, _ in found]
+    yield "operations of each of them", [amount(each) for _, each, _ in found]
+    for name, peak, width in (("float32", assumed.float32_flops, 4), ("16 bits", assumed.product_flops, 2)):
+        rate = peak * assumed.utilization
+        yield f"{name}: one rank alone", [seconds(alone / rate) for alone, _, _ in found]
+        times = [(each / rate, sends * width / assumed.bandwidth) for _, each, sends in found]
+        yield f"{name}: shared, of which sending", [f"{seconds(a + b)}, {seconds(b)}" for a, b in times]
+
+
+def rows_that_pay(peak: float, width: int, assumed: Assumptions) -> float:
+    """Rows above which a shared Newton-Schulz takes less time, whatever the columns and the ranks.
+
+    One sum of Gram matrices, of `2 (p - 1) / p n^2` entries, saves `(p - 1) / p` of two products with the matrix, which
+    are `4 m n^2` operations.
+    """
+    return peak * assumed.utilization * width / (2 * assumed.bandwidth)
+
+
 class HardCapByProducts(wn.HardCap):
     """As a GPU computes it."""
 
     _method = "products"
+
+
+def busiest_in_turn(costs: list[int], operations: list[float], turns: int, ranks: int) -> float:
+    """Operations of the busiest rank of a step, on average, where every so manieth matrix is due in each step."""
+    most = []
+    for turn in range(turns):
+        loads = [0.0] * ranks
+        for owner, number in zip(deal(costs[turn::turns], ranks), operations[turn::turns], strict=True):
+            loads[owner] += number
+        most.append(max(loads))
+    return sum(most) / turns
 
 
 @cache
@@ -352,6 +409,7 @@ def caps(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
     """Rows: how often caps act, and what they take."""
     for every in EVERY:
         intervals, shares, busiest, due, hybrid, bytes_sent = [], [], [], [], [], []
+        in_turn: dict[int, list[str]] = {assumed.gpus: [], assumed.hybrid: []}
         for size in MODELS.values():
             w = dealt(size, "muon", assumed.gpus)
             steps = steps_per_projection(every, assumed, w.parameters[0])
@@ -364,14 +422,22 @@ def caps(assumed: Assumptions) -> Iterator[tuple[str, list[str]]]:
             due.append(seconds(most / (assumed.float32_flops * assumed.utilization)))
             fewer = dealt(size, "muon", assumed.hybrid)
             most = max(fewer.by_rank(found, assumed.hybrid))
-            hybrid.append(seconds(most / (assumed.float32_flops * assumed.utilization)))
+            rate = assumed.float32_flops * assumed.utilization
+            hybrid.append(f"{seconds(most / rate)}" + (f" ({seconds(most / rate / steps)})" if every > 1 else ""))
             bytes_sent.append(amount(sum(sent(w, assumed)) / assumed.gpus / steps, "B"))
+            for ranks, times in in_turn.items():
+                most = busiest_in_turn(w.costs, found, every, ranks)
+                times.append(seconds(most / (assumed.float32_flops * assumed.utilization)))
         name = f"`HardCap({assumed.cap:g}, every={every})`"
         yield f"{name}: steps from one projection to the next", intervals
         yield f"{name}: operations over those of training", shares
         yield f"{name}: time of the busiest rank, a step on average, in float32", busiest
         yield f"{name}: that time in a step in which caps are due", due
-        yield f"{name}: the same with {assumed.hybrid} owners", hybrid
+        average = " (a step on average)" if every > 1 else ""
+        yield f"{name}: the same with {assumed.hybrid} owners{average}", hybrid
+        if every > 1:
+            for ranks, times in in_turn.items():
+                yield f"a step, if 1/{every} of the caps were due in each, with {ranks:,} owners", times
         yield f"{name}: bytes that a rank sends, a step on average", bytes_sent
 
 
@@ -476,16 +542,28 @@ def page(assumed: Assumptions | None = None) -> str:
         ),
         *table("a step", work(assumed)),
         *text(
-            "Where that is too long, hybrid sharding does not help, for each set of copies does all of the work, with "
-            "fewer owners; products in 16 bits do."
+            "Where that is too long, hybrid sharding does not help, for each set of copies does all of the work, "
+            "with fewer owners; products in 16 bits do. The ranks without a matrix could share those of the others: "
+            "each would multiply its share of the rows (of the longer side), every Gram matrix would be summed over "
+            "the ranks of its matrix, and each of them would multiply the small side in full. Sending such a sum "
+            "takes less time than it saves where a matrix has more than "
+            f"{rows_that_pay(assumed.float32_flops, 4, assumed):,.0f} rows in float32, and "
+            f"{rows_that_pay(assumed.product_flops, 2, assumed):,.0f} with products and sums in 16 bits, whatever "
+            "the number of columns and of ranks; the time that a message takes to start is left out. The library "
+            "does not do this. The table says what it would bring."
         ),
+        *table("of the costliest matrix", splitting(assumed)),
         "## Constraints",
         "",
         *text(
             "Hard caps are computed by matrix products alone, as on GPUs, whose operations are counted as they run: "
             f"{', and '.join(_projection(every, assumed) for every in EVERY)}. The steps between projections are "
-            "counted by the cap's own rule. Constraints have the owners of the update, and send as much whenever they "
-            "act. With equal rates all caps are due in the same steps."
+            "counted by the cap's own rule. Constraints have the owners of the update, and send as much whenever "
+            "they act. With equal rates all caps are due in the same steps. Due in turn, an eighth in each step, "
+            "they would make steps alike and training slower: a step waits for its busiest rank, so that eight "
+            "steps with an eighth of the caps each are one way to compute all of them, and no faster than the best "
+            "way. Where a rank owns one matrix at most, each of the eight would take as long as the one in which "
+            "all are due; and one process would compute smaller batches of equal matrices."
         ),
         *table("caps on Muon's matrices", caps(assumed)),
         "## Checkpoints",

@@ -204,6 +204,32 @@ def test_the_scaling_of_what_is_sent_is_what_two_processes_sent():
     assert scaling.sent(work, scaling.Assumptions(gpus=2)) == [measured["sent_bytes"]] * 2
 
 
+def test_the_scaling_of_shared_rows_is_the_iteration_of_one_rank():
+    scaling = script("make_scaling")
+    for shape in ((960, 240), (240, 960), (240, 240)):
+        alone, each, sends = scaling.shares_of_rows(torch.empty(shape, device="meta"), 1)
+        assert (each, sends) == (alone, 0)
+        assert scaling.shares_of_rows(torch.empty(shape, device="meta"), 4)[1] < alone
+    x = torch.nn.functional.normalize(torch.randn(12, 4, dtype=torch.float64), dim=(0, 1))
+    step = scaling.coefficients.get("jordan-5").steps[0]
+    gram = sum(part.mT @ part for part in x.split(3))  # of four ranks
+    shared = [step[0] * part + part @ (step[1] * gram + step[2] * gram @ gram) for part in x.split(3)]
+    # float64 sums in another order
+    torch.testing.assert_close(torch.cat(shared), scaling.newton_schulz(x, step), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 24, 1000])
+def test_the_scaling_of_turns_takes_at_least_as_long_as_all_at_once(ranks):
+    scaling = script("make_scaling")
+    costs = [(7 * i) % 5 + 1 for i in range(48)]
+    together, in_turn = (scaling.busiest_in_turn(costs, costs, turns, ranks) for turns in (1, 8))
+    assert together == max(sum(c for c, o in zip(costs, scaling.deal(costs, ranks), strict=True) if o == r)
+                           for r in range(ranks))  # fmt: skip
+    assert 8 * in_turn >= 0.75 * together  # the dealing may take 4/3 of the best (Graham 1969)
+    if ranks == 1000:
+        assert in_turn == together == 5
+
+
 def test_the_scaling_of_state_is_what_an_optimizer_keeps():
     """Which tensors, and which of them are as large as the parameter, at another size than the script looks at."""
     scaling = script("make_scaling")
