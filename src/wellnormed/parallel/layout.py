@@ -151,7 +151,7 @@ def _group_of(world: Any, ranks: tuple[int, ...]) -> Any:
 def refuse_other_part(cut: Cut, tensor: Tensor, name: str) -> None:
     """Refuse a `DTensor` whose part in this process is not the one that its placements say."""
     expected, found = cut.shapes(tensor.shape)[cut.group.rank()], local(tensor).shape
-    if found != expected:
+    if is_distributed(tensor) and found != expected:
         raise ValueError(
             f"parameter {name!r} of shape {tuple(tensor.shape)} lies as {tuple(tensor.placements)}, by which this "
             f"process should hold a part of shape {tuple(expected)}, and holds one of {tuple(found)}; shard it by "
