@@ -38,15 +38,15 @@ def with_a_bad_gradient(layout):
     training.backward()
     if dist.get_rank() == 1:
         gradient = training.model[3].weight.grad
-        (gradient.to_local() if layout == "fsdp" else gradient)[0, 0] = float("nan")
+        local(gradient)[0, 0] = float("nan")
     raised = outcome(training.optimizer.step)
     torch.testing.assert_close((training.weights(), training.state()), before, atol=0, rtol=0)
     return raised, [group["steps"] for group in training.optimizer.param_groups]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_a_bad_gradient_in_one_process_is_refused_in_all(processes, layout):
-    for raised, steps in processes(2).run(with_a_bad_gradient, layout):
+@pytest.mark.parametrize(("layout", "world"), [("ddp", 2), ("fsdp", 2), ("fsdp x tp", 4)])
+def test_a_bad_gradient_in_one_process_is_refused_in_all(processes, layout, world):
+    for raised, steps in processes(world).run(with_a_bad_gradient, layout):
         kind, message = raised
         assert kind == "NonFiniteGradientError"
         assert "the gradient of 3.weight holds NaN or infinity at step 2; nothing was changed" in message
@@ -300,7 +300,7 @@ def changed_in_place(layout):
     return untouched, held.proved_ratios()
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp x tp"])
 def test_parts_that_are_written_in_place_are_brought_below_their_caps(processes, layout):
     for untouched, ratios in processes(4).run(changed_in_place, layout):
         assert untouched == {0.0}
