@@ -23,7 +23,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak.json"
 OPTIONS = [
     *("--batch", "8", "--model.width", "16", "--model.blocks", "2", "--model.heads", "2", "--model.length", "16"),
     *("--model.residual-strength", "0.25", "--checkpoint-every", "200", "--log-every", "100", "--device", "cpu"),
-    *("--validation-tokens", "2000", "--certify", "no", "--attack-steps", "0", "--every", "4", "--caps.query", "2"),
+    *("--validation-tokens", "2000", "--certify", "end", "--attack-steps", "0", "--every", "4", "--caps.query", "2"),
     *("--caps.key", "2", "--caps.value", "2", "--caps.output", "2", "--caps.feed-in", "2", "--caps.feed-out", "2"),
 ]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from wellnormed.certificates import Certificate
 from wellnormed.data import load_corpus
 from wellnormed.models import GPT, load
+from wellnormed.norms import spectral
 from wellnormed.train import RunFolder, resume, sample, train, validation_loss
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.language import LanguageTask
@@ -55,6 +57,21 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert config == replace(tiny, model=load(run.path).config)
     finished = run.weights_file.read_bytes()
     assert resume(run.path).weights_file.read_bytes() == finished
+
+
+def test_start_and_resume_prove_nothing_and_without_certificates_nothing_does(tiny, tmp_path):
+    proofs = []
+    prove = spectral.spectral_norm_upper_bound
+    with mock.patch.object(spectral, "spectral_norm_upper_bound", lambda w: proofs.append(w) or prove(w)):
+        run = train(replace(tiny, certify="no"), tmp_path / "without")
+        run.manifest_file.unlink()
+        resume(run.path)
+        assert not proofs
+        assert "proved_norm_over_cap" not in run.results_file.read_text() + run.metrics_file.read_text()
+        task_of(tiny)
+        assert not proofs
+        train(replace(tiny, steps=1), tmp_path / "with")
+        assert proofs  # at its checkpoint
 
 
 def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from wellnormed._inputs import require_patterns
+from wellnormed._inputs import require_flags, require_patterns
 from wellnormed.constraints.attached import Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
@@ -17,7 +17,11 @@ from wellnormed.routing import AssignedParameter, Assignment
 
 
 def constrain(
-    optimizer: torch.optim.Optimizer, constraints: Mapping[str, Constraint], norms: Assignment | None = None
+    optimizer: torch.optim.Optimizer,
+    constraints: Mapping[str, Constraint],
+    norms: Assignment | None = None,
+    *,
+    prove: bool = True,
 ) -> Constraints:
     """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
 
@@ -40,6 +44,10 @@ def constrain(
             on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
             constrained, what is not, and why), and no parameter may have two different ones.
         norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
+        prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
+            thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
+            own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
+            those that the state was saved with: pass False where checksums say so, and prove what you publish.
 
     Returns:
         The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
@@ -64,6 +72,7 @@ def constrain(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
             "optimizer of this library with process_group=, or fully_shard (FSDP2)"
         )
+    require_flags("constrain: ", {"prove": prove})
     if norms is None and isinstance(optimizer, BoundsItsSteps):
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
@@ -103,7 +112,7 @@ def constrain(
     left_out = {a.name: _why_not(a, list(named[a.name])) for a in norms if a.name not in constrained}
     left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
-    return Constraints(optimizer, tuple(constrained.values()), left_out)
+    return Constraints(optimizer, tuple(constrained.values()), left_out, prove)
 
 
 def _why_not(a: AssignedParameter, kinds: list[str]) -> str:

@@ -29,7 +29,7 @@ from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, lo
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement, in_buckets
-from wellnormed.parallel.layout import local, whole
+from wellnormed.parallel.layout import local
 from wellnormed.routing.patterns import unwrapped
 
 Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
@@ -43,9 +43,8 @@ class Constraints:
 
     They hold as long as only the optimizer moves the weights; whoever else writes calls `project_`.
 
-    They run where the optimizer's oracles run. With parameters that lie over many
-    processes, making this object, `project_`, `norms`, `norm_ratios`, `proved_ratios` and `load_state_dict` are
-    collective calls: every process must make them. What the constraints remember is the same in every process.
+    They run where the optimizer's oracles run. With parameters that lie over many processes, making this object, all
+    that measures or projects, and `load_state_dict` are collective calls. What is remembered is the same everywhere.
 
     A copied or unpickled optimizer of this library keeps its constraints. One of another library does not, as torch
     copies no hooks: copy this object, which copies its optimizer, or both together.
@@ -56,14 +55,17 @@ class Constraints:
         optimizer: torch.optim.Optimizer,
         constrained: tuple[Constrained, ...],
         left_out: Mapping[str, str] | None = None,
+        prove: bool = True,
     ) -> None:
         self._optimizer, self._constrained = optimizer, constrained
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
+        self._prove = prove
         self._bounds: Bounds = {}  # on the step that was checked last
-        self._resting: set[str] = set()  # proved since they took a step that was not of length 0, by its bound
+        # proved, or begun on trust, since they took a step that was not of length 0, by its bound
+        self._resting: set[str] = set() if prove else {c.name for c in constrained}
         self._own_placement = Placement({c.name: c.parameter for c in constrained})
         self._check()
-        self._begin(constrained)
+        self._begin(constrained, prove)
         self.attach()
 
     def __str__(self) -> str:
@@ -158,8 +160,8 @@ class Constraints:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
 
-        The prefixes that wrappers give names do not count. Weights that are not proved to keep what the state promises,
-        such as those of a run with a larger cap, are brought below their caps.
+        The prefixes of wrappers do not count. Weights that are not proved to keep what the state promises, such as those
+        of a run with a larger cap, are brought below their caps. After `constrain(..., prove=False)` nothing is proved.
 
         Raises:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
@@ -168,7 +170,7 @@ class Constraints:
         saved = matching_state(state, {unwrapped(name): tensor for name, tensor in here.items()})
         for name, tensor in here.items():
             tensor.copy_(saved[unwrapped(name)])
-        self._settle(self._constrained)
+        self._settle(self._constrained, self._prove)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
@@ -221,9 +223,9 @@ class Constraints:
         self._settle(changed)
         self._begin([c for c in changed if c.promised() is None])
 
-    def _settle(self, among: Sequence[Constrained]) -> None:
+    def _settle(self, among: Sequence[Constrained], prove: bool = True) -> None:
         """Bring back weights that are not proved to keep their promise; the others are not written."""
-        promised, proved = self.promised(), self._measure_own(among, upper_bound)
+        promised, proved = self.promised(), self._measure_own(among if prove else [], upper_bound)
         if ruined := [name for name, bound in proved.items() if not bound < math.inf]:
             raise ValueError(
                 f"the constrained weights {', '.join(ruined)} hold NaN or infinity, which nothing bounds; load other "
@@ -232,20 +234,19 @@ class Constraints:
         for c in among:
             c.doubt = 0.0
             if c.reach is not None:
-                c.reach.clamp_(min=proved[c.name])
-        self._begin([c for c in among if proved[c.name] > promised.get(c.name, math.inf)])
+                c.reach.clamp_(min=proved.get(c.name, 0.0))
+        self._begin([c for c in among if proved.get(c.name, 0.0) > promised.get(c.name, math.inf)])
 
     @torch.no_grad()
-    def _begin(self, changed: Sequence[Constrained]) -> None:
+    def _begin(self, changed: Sequence[Constrained], prove: bool = True) -> None:
         """Bring weights where training may start, and remember them as they are then."""
         for c in changed:
             c.state = {}
-        project = lambda c, weights, state: (c.constraint.project(weights, c.norm), state)  # noqa: E731
+        chosen = "project" if prove else "begin"
+        project = lambda c, weights, state: (getattr(c.constraint, chosen)(weights, c.norm), state)  # noqa: E731
         _write([[c] for c in changed], project, self._placement)
         for c in changed:
-            state = c.constraint.initial_state(widened(whole(c.parameter))[None], c.norm)
-            c.state = {key: value[0].clone() for key, value in state.items()}
-            c.reach = c.constraint.first_reach()
+            c.begin()
 
     def _after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it.
@@ -294,7 +295,7 @@ class Constraints:
         return self._placement.agree(finite, list(finite)) if among else {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out")}
+        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out", "_prove")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -308,7 +309,7 @@ class Constraints:
         followers = self
         if self._optimizer is not optimizer:
             followers = object.__new__(type(self))
-            followers._optimizer, followers._left_out = optimizer, self._left_out
+            followers._optimizer, followers._left_out, followers._prove = optimizer, self._left_out, self._prove
             followers._constrained = tuple(map(copy.copy, self._constrained))
         if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
             followers._bounds, followers._resting = {}, set()

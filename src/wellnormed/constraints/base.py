@@ -60,6 +60,10 @@ class Constraint(ABC):
         """The weights `(*batch, *shape)` brought from anywhere to where training may start; as they are by default."""
         return weights
 
+    def begin(self, weights: Tensor, norm: Norm) -> Tensor:
+        """As `project`, by the constraint's own function alone: as good as its word, and nothing by eigenvalues."""
+        return self.project(weights, norm)
+
     def initial_state(self, weights: Tensor, norm: Norm) -> State:
         """What the constraint remembers of each projected weight of a batch at the start; nothing by default."""
         return {}

@@ -27,7 +27,8 @@ torch was allowed to compute with fewer bits; otherwise it is far less."""
 class Cap(Constraint):
     """A constraint without memory that promises `norm(weight) <= max_norm` after every step.
 
-    Weights are proved to lie at or below the cap before the first step. Later they are where the aim and the accuracy
+    Weights are proved to lie at or below the cap before the first step, unless `constrain(..., prove=False)` takes the
+    cap's word for it. Later they are where the aim and the accuracy
     of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
 
     **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
@@ -69,6 +70,10 @@ class Cap(Constraint):
         if not self.tolerance and bool((norm.upper_bound(weights) <= self.max_norm).all()):
             return weights
         return held(self._start(weights, norm), norm, self.max_norm)
+
+    def begin(self, weights: Tensor, norm: Norm) -> Tensor:
+        # lengths and entries are proved by sums, which cost nothing
+        return self._start(weights, norm) if norm.measures == "singular values" else self.project(weights, norm)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         return self._after_step(weights, norm, update_norm), {}

@@ -16,7 +16,7 @@ from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import local
+from wellnormed.parallel.layout import local, whole
 from wellnormed.routing.patterns import unwrapped
 
 Mark = tuple[int, int, StorageWeakRef, int]
@@ -52,6 +52,13 @@ class Constrained:
     def change(self) -> float:
         """DOUBTED or WRITTEN, as far as torch counts what this process has written; else 0."""
         return self.doubt if mark(self.parameter) == self.seen else WRITTEN
+
+    def begin(self) -> None:
+        """Remember the projected weight; a collective call where it is cut, and the constraint remembers any."""
+        self.reach = self.constraint.first_reach()
+        if type(self.constraint).initial_state is not Constraint.initial_state:  # else no process needs it whole
+            state = self.constraint.initial_state(widened(whole(self.parameter))[None], self.norm)
+            self.state = {key: value[0].clone() for key, value in state.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy, whose weight has another mark."""

@@ -120,11 +120,12 @@ class TrainConfig:
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
-    """Steps between checkpoints; at each, norms are proved and the model is evaluated."""
+    """Steps between checkpoints; at each the model is evaluated and, unless `certify` is no, norms are proved."""
     checkpoint_minutes: float | None = 15.0
     """After so many minutes without a checkpoint one is written, and nothing evaluated; None for no clock."""
     certify: Literal["end", "checkpoints", "no"] = "end"
-    """When a Lipschitz bound of the model is proved. A large model takes half a minute or more each time."""
+    """When a Lipschitz bound of the model is proved. A large model takes half a minute or more each time. With `no`
+    nothing is proved, not even norms at checkpoints."""
     attack_steps: int = 50
     """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
     sample_tokens: Annotated[int, tyro.conf.arg(aliases=("--sample-characters",))] = 500

@@ -28,7 +28,8 @@ OF_THE_LAST = ("proved_norm_over_cap", "largest_entry", "largest_logit")
 def evaluated(task: LanguageTask) -> dict[str, Any]:
     """The proofs, losses and largest entries of a checkpoint; a collective call."""
     task.require_equal_copies()
-    row: dict[str, Any] = {"proved_norm_over_cap": task.require_caps(), **task.evaluate()}
+    proved = {} if task.config.certify == "no" else {"proved_norm_over_cap": task.require_caps()}
+    row: dict[str, Any] = {**proved, **task.evaluate()}
     seen = task.observe()
     row["largest_entry"] = max(seen.entries.values())
     if seen.logits:

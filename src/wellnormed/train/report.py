@@ -143,7 +143,7 @@ def facts(
             figures.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
         if "observed_entries" in results:
             figures.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry seen"))
-        if results["proved_norm_over_cap"]:
+        if results.get("proved_norm_over_cap"):
             figures.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
         figures.append((f"{results['parameters']:,}", "parameters"))
     return figures
