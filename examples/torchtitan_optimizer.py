@@ -6,11 +6,11 @@
 
 torchtitan's `Trainer` needs an accelerator, the files of a tokenizer and a torch newer than 2.13, so `main` puts its
 pieces together: the model, recomputed activations, FSDP2 (gloo), clipped gradients, the schedule and checkpoints are
-all torchtitan's. Where the Trainer runs, three lines give it the container:
+all torchtitan's. Where the Trainer runs, its own command takes the configuration `llama3_scion` from this file, and
+options for its fields, in the root of torchtitan's repository, whose tests hold the tokenizer and the text:
 
-    config = torchtitan.models.llama3.config_registry.llama3_debugmodel()
-    config.optimizer = ScionContainer.Config(lr=0.02, caps={"layers.*.attention": 0.5})
-    torchtitan.trainer.Trainer(config).train()
+    export PYTHONPATH=/path/to/examples
+    torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_optimizer --config llama3_scion
 """
 
 import os
@@ -30,7 +30,8 @@ from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.attention import FusedQKVLinear, ScaledDotProductAttention
-from torchtitan.models.llama3 import llama3_configs
+from torchtitan.models.llama3 import config_registry, llama3_configs
+from torchtitan.trainer import Trainer
 
 import wellnormed as wn
 from wellnormed.routing import Assignment
@@ -98,6 +99,13 @@ def assign_norms(part: nn.Module) -> Assignment:
     heads = {name: wn.norms.Split(module.wqkv.out_features // module.head_dim) for name, module in fused.items()}
     norms = wn.assign_norms(part, "language", heads)
     return replace(norms, assigned=tuple(replace(a, name=canonical_fqn(a.name)) for a in norms))
+
+
+def llama3_scion() -> Trainer.Config:
+    """The configuration of torchtitan's Llama 3 debug model, but for the optimizer."""
+    config = config_registry.llama3_debugmodel()
+    config.optimizer = ScionContainer.Config(lr=0.02, caps={"layers.*.attention": 0.5, "layers.*.feed_forward": 0.5})
+    return config
 
 
 class Training:

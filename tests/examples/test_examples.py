@@ -34,6 +34,20 @@ def test_timm_groups_train():
     assert last < 0.5 * first
 
 
+def test_torchtitan_takes_our_configuration_from_its_command_line(monkeypatch):
+    pytest.importorskip("torchtitan.models.llama3", reason="needs torchtitan and triton", exc_type=ImportError)
+    from torchtitan.config import ConfigManager
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    options = ["--module", "torchtitan_optimizer", "--config", "llama3_scion", "--optimizer.lr", "0.03"]
+    config = ConfigManager().parse_args(options)
+    model = config.model_spec.model.build()
+    optimizers = config.optimizer.build(model_parts=[model])
+    assert {group["lr"] for optimizer in optimizers for group in optimizer.param_groups} == {0.03}
+    capped = {name for constraints in optimizers.constraints for name in constraints.proved_ratios()}
+    assert capped == {name for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")}
+
+
 @pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")])
 def test_torchtitan_goes_on_from_a_checkpoint_to_the_same_losses(launcher):
     needed = "needs torchtitan and triton, which the extra `integrations` does not install"
