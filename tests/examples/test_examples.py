@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -32,6 +33,33 @@ def test_constraints_hold_under_a_trainer(name, library):
 def test_timm_groups_train():
     first, last = load("timm_groups").main()
     assert last < 0.5 * first
+
+
+def test_airbench_moves_its_kernels_as_published():
+    """Its rule, written here: kernels at the Frobenius norm sqrt(d_out), then a step of 0.24 in singular values."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(d_in, d_out, 3, bias=False).double() for d_in, d_out in ((3, 4), (4, 4), (2, 40))]
+    kernels = [layer.weight.detach().clone() for layer in layers]
+    buffers = [torch.zeros_like(kernel) for kernel in kernels]
+    optimizer = load("airbench94").muon(layers, lr=0.24)
+    for _ in range(3):
+        for layer, kernel, buffer in zip(layers, kernels, buffers, strict=True):
+            layer.weight.grad = torch.randn_like(kernel)
+            buffer.mul_(0.6).add_(layer.weight.grad)
+            x = (layer.weight.grad + 0.6 * buffer).flatten(1)
+            x /= x.norm()
+            for _ in range(5):
+                x = 3.4445 * x + (-4.7750 * x @ x.mT + 2.0315 * x @ x.mT @ x @ x.mT) @ x
+            kernel *= len(kernel) ** 0.5 / kernel.norm()
+            kernel -= 0.24 * x.view_as(kernel)
+        optimizer.step()
+        for layer, kernel in zip(layers, kernels, strict=True):  # both in float64: only roundings differ
+            torch.testing.assert_close(layer.weight, kernel * len(kernel) ** 0.5 / kernel.norm(), rtol=0, atol=1e-9)
+
+
+def test_another_version_of_airbench_is_refused():
+    with pytest.raises(ValueError, match="lacks 'optimizer2 = Muon"):
+        load("airbench94").changed("    model.reset()\n    step = 0\n")
 
 
 def test_torchtitan_takes_our_configuration_from_its_command_line(monkeypatch):
