@@ -41,11 +41,11 @@ def test_pairs_have_their_results_and_are_seen_or_tested(operation, result):
     assert found[5, 6] == result  # 11 and 30 modulo 7
 
 
-def row(projection: str, at: int | None, bound: float, accuracy: float = 0.97, like: str | None = None) -> dict:
+def row(projection: str, at: int | None, bound: float, accuracy: float = 0.97, setting=None) -> dict:
     """A seed that has an accuracy of .5, and from a step on another one."""
     curve = [accuracy if at is not None and 5 * index + 5 >= at else 0.5 for index in range(4)]
     results = {"lipschitz": bound, "steps": 20, "accuracy": curve}
-    lr, cap = grokking.SETTINGS[like or projection]
+    lr, cap = setting or grokking.SETTINGS[projection]
     config = {"operation": "sum", "projection": projection, "lr": lr, "cap": cap, "steps": 20}
     return {"config": config, "results": results}
 
@@ -83,7 +83,7 @@ def test_of_a_run_that_ended_early_no_later_accuracy_is_judged():
     [((15, 10), (4, 9), "reached"), ((10, 15), (4, 9), "not reached"), ((15, 10), (9, 4), "not reached")],
 )
 def test_decays_are_compared_at_one_rate_and_cap(steps, bounds, verdict):
-    rows = [row(name, step, bound, like=grokking.DECAYS[0])
+    rows = [row(name, step, bound, setting=grokking.COMPARED)
             for name, step, bound in zip(grokking.DECAYS, steps, bounds, strict=True)]  # fmt: skip
     rows.append(row(grokking.DECAYS[1], 5, 100.0))  # with a rate and cap of its own, which must not count
     (found,) = [found for found in grokking.verdicts(rows, "paper") if "0.5 and of 0.1" in found.what]
