@@ -201,8 +201,8 @@ class SpectralNormalize(Cap):
 class SoftCap(Cap):
     """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
 
-    The strength comes from learning rate x overshoot of the coefficient set. It holds the promise for steps up to
-    1.6129 times the cap, and refuses longer ones.
+    The strength comes from learning rate x overshoot of the coefficient set, less what a weight decay of the optimizer
+    removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones.
     """
 
     uses_update_norm: ClassVar[bool] = True

@@ -1,5 +1,6 @@
 """What constraints know of an optimizer: which parameters it has and, if it says so, how long its steps are."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -31,6 +32,10 @@ class BoundsItsSteps(Protocol):
         """The bound on the coming step of every parameter of the assignment, in its norm."""
         ...
 
+    def decays(self) -> dict[str, float]:
+        """The share of a parameter that the coming step removes, by name, of those that have a bound."""
+        ...
+
 
 _ELSEWHERE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
 
@@ -43,7 +48,9 @@ def attached_to(optimizer: torch.optim.Optimizer) -> "list[Constraints]":
 def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained]) -> Bounds:
     """The bound on each coming step; None where the optimizer knows no bound in the norm of the constraint.
 
-    An optimizer that no longer has a constrained parameter is refused.
+    From a cap M, a step of norm `u` with a decay `d` leads to at most `(1 - d) M + u`: for a constraint that undoes
+    just one step it counts as one of `u - d M`, but never as none. An optimizer that no longer has a constrained
+    parameter is refused.
     """
     owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if lost := [c.name for c in constrained if c.parameter not in owned]:
@@ -53,10 +60,15 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
         )
     if not isinstance(optimizer, BoundsItsSteps):
         return dict.fromkeys((c.name for c in constrained), None)
-    bounds = optimizer.update_norms()
+    bounds, decays = optimizer.update_norms(), optimizer.decays()
     known = {a.parameter: a for a in optimizer.assignment}
-    entries = {c.name: known.get(cast(nn.Parameter, c.parameter)) for c in constrained}
-    return {c.name: bounds[a.name] if (a := entries[c.name]) and a.norm == c.norm else None for c in constrained}
+    found: Bounds = {}
+    for c in constrained:
+        a = known.get(cast(nn.Parameter, c.parameter))
+        found[c.name] = step = bounds[a.name] if a and a.norm == c.norm else None
+        if a and step and c.constraint.uses_update_norm and c.constraint.bound is not None:
+            found[c.name] = max(step - decays[a.name] * c.constraint.bound, sys.float_info.min)
+    return found
 
 
 def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], bounds: Bounds) -> set[str]:

@@ -275,10 +275,13 @@ class StepRule:
                 direction = NeuronNormalized(group["normuon"], direction)
         return direction
 
+    def decay(self, group: Group) -> float:
+        """The share of a weight that a step removes."""
+        return float(group["lr"]) * group["weight_decay"]
+
     def shares(self, group: Group, radius: float, largest: float | None) -> tuple[float, float]:
         """The share of a weight that stays, and the factor of its direction, of norm `largest` at most, to subtract."""
-        lr = float(group["lr"])
-        return 1 - lr * group["weight_decay"], lr * radius
+        return 1 - self.decay(group), float(group["lr"]) * radius
 
     def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
         """The most by which the norm grows in a step; None without a bound."""
@@ -293,10 +296,12 @@ class ConvexCombination(StepRule):
 
     convex = True
 
+    def decay(self, group: Group) -> float:
+        return float(group["lr"])
+
     def shares(self, group: Group, radius: float, largest: float | None) -> tuple[float, float]:
-        lr = float(group["lr"])
         assert largest is not None  # such a direction is refused
-        return 1 - lr, lr * (radius * _INSIDE / largest)
+        return 1 - self.decay(group), float(group["lr"]) * (radius * _INSIDE / largest)
 
     def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
         return float(group["lr"]) * radius
