@@ -160,8 +160,8 @@ class Constraints:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
 
-        The prefixes of wrappers do not count. Weights that are not proved to keep what the state promises, such as those
-        of a run with a larger cap, are brought below their caps. After `constrain(..., prove=False)` nothing is proved.
+        Prefixes of wrappers do not count. Weights that are not proved to keep what the state promises, such as those of
+        a run with a larger cap, are brought below their caps. After `constrain(..., prove=False)` nothing is proved.
 
         Raises:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
