@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import REGISTRY, msign, optimal_coefficients
+from wellnormed.matrix import REGISTRY, msign, optimal_coefficients, semi_orthogonal
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.matrix.msign import (
     coarse_msign,
@@ -274,3 +274,23 @@ def test_rows_of_a_momentum_that_sank_to_nothing_change_nothing():
     value = msign(sunk, "jordan-5")
     assert not value[96:].any()
     assert torch.equal(value[:96], msign(torch.cat([x, torch.zeros(32, 64)]), "jordan-5")[:96])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (1, 7), (150, 150), (16, 64), (3, 40, 16)])
+def test_random_matrices_become_orthogonal_by_products(shape):
+    for seed in range(4):
+        x = normal(*shape, seed=seed, dtype=torch.float64)
+        found = semi_orthogonal(x)
+        assert found.dtype == torch.float32
+        # float32 rounding of a few products; torch's own msign stops at the error of its coefficients
+        assert float((torch.linalg.svdvals(found.double()) - 1).abs().max()) < 2e-6
+        # rounding of 6e-8 in a direction whose singular value is 1 / (2 n) of the largest, seldom a tenth of that
+        assert error(found, polar(x)) < 1e-3
+
+
+def test_small_singular_values_become_1_and_missing_ones_are_refused():
+    x = with_singular_values([1.0, 1e-3, 1e-6], 8, 3)
+    torch.testing.assert_close(torch.linalg.svdvals(semi_orthogonal(x)), torch.ones(3), atol=2e-6, rtol=0)
+    for missing in (torch.zeros(5, 3), torch.eye(5)[:, :3].roll(1, 1) * torch.tensor([1.0, 0.0, 1.0])):
+        with pytest.raises(ValueError, match="x has no full rank, or nearly so"):
+            semi_orthogonal(missing)

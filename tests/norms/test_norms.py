@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import wellnormed as wn
-from wellnormed.norms import BiasRMS, Euclidean, Experts, Gain, Norm, RowNorm, SpectralConv, Split
+from wellnormed.norms import BiasRMS, Euclidean, Experts, Gain, Norm, RowNorm, SpectralConv, Split, spectral
 
 EXACT = wn.Spectral(method="svd")  # the oracle itself, without Newton-Schulz
 Truth = Callable[[Tensor], Tensor]
@@ -202,6 +202,15 @@ def test_initialization_lies_on_the_sphere(norm, shape, truth, dtype, generator)
     assert float(truth(w.double())) == pytest.approx(1, rel=tolerance)
     again = norm.initialize_(torch.empty(shape, dtype=dtype), torch.Generator().manual_seed(0))
     assert torch.equal(w, again)
+
+
+@every_norm
+def test_large_weights_start_by_products_near_where_an_svd_has_them(norm, shape, truth, generator, monkeypatch):
+    exact = norm.initialize_(torch.empty(shape), torch.Generator().manual_seed(0))
+    monkeypatch.setattr(spectral, "LARGE", 1)
+    found = norm.initialize_(torch.empty(shape), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-3)  # small singular values keep few digits in float32
+    assert float(truth(found.double())) == pytest.approx(1, rel=1e-5)
 
 
 @every_norm

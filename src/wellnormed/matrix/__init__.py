@@ -27,6 +27,7 @@ from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_wei
 from wellnormed.matrix.minimax import optimal_coefficients as optimal_coefficients
 from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.msign import overshoot as overshoot
+from wellnormed.matrix.msign import semi_orthogonal as semi_orthogonal
 from wellnormed.matrix.msign import stiefel_project as stiefel_project
 from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
 from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap

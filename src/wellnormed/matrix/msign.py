@@ -108,6 +108,31 @@ def stiefel_project(
     return msign(w, coefficients, method) * size[..., None, None].to(w.dtype)
 
 
+def semi_orthogonal(x: Matrices) -> Matrices:
+    """`U V^T` by products alone in float32, repeated until it is orthogonal within rounding: for large random matrices.
+
+    The coefficients of "polar-express-8" lead most singular values to 1; steps `s (15 - 10 s^2 + 3 s^4) / 8`, which
+    multiply small ones by 15/8, lead the others there. Every singular value ends within 1e-5 of 1: also one that is
+    lost in the rounding of float32, in a direction of that rounding; where there is not even that, x is refused.
+
+    Example:
+        >>> x = semi_orthogonal(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+        >>> (x.mT @ x - torch.eye(4)).abs().max() < 1e-5
+        tensor(True)
+    """
+    if x.shape[-2] < x.shape[-1]:
+        return semi_orthogonal(x.mT).mT.contiguous()
+    x = msign(x.float())
+    identity = torch.eye(x.shape[-1], device=x.device)
+    for _ in range(40):
+        gram = symmetric_product(x.mT, x)
+        converged = bool((torch.linalg.matrix_norm(gram - identity) < 1e-3).all())  # a step then leaves 1e-9
+        x = times_symmetric(x, symmetric_product(gram, gram, gram, beta=-1.25, alpha=0.375), x, beta=1.875)
+        if converged:
+            return x
+    raise ValueError("semi_orthogonal: x has no full rank, or nearly so; use msign(x, method='svd')")
+
+
 def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float:
     """The largest singular value that `msign` gives, apart from rounding: 1 with "svd", else the set's own.
 

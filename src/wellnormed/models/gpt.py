@@ -1,5 +1,7 @@
 """The character transformer and NanoGPT: one class, made of layers with a known bound."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ from wellnormed.nn import (
     Scale,
     ScaledGELU,
 )
+from wellnormed.nn.starting import Start, start_, zeros
 from wellnormed.routing import assign_norms
 
 
@@ -95,15 +98,16 @@ class GPT(nn.Module):
         self.logit_scale = Scale(config.logit_scale)
         self.reset_parameters(generator)
 
-    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the start that `starts` describes."""
+        start_(self.starts(), generator)
+
+    def starts(self) -> Iterator[Start]:
         """Matrices start at norm 1 in their own norm; output projections, biases and the head at 0 (LT appendix F)."""
         for assigned in assign_norms(self):
-            if assigned.name.endswith((".output.weight", "head.weight", "bias", "bias_HT")):
-                assigned.parameter.zero_()
-            else:
-                assert assigned.norm is not None  # the default recipe leaves none out
-                assigned.norm.initialize_(assigned.parameter, generator)
+            at_zero = assigned.name.endswith((".output.weight", "head.weight", "bias", "bias_HT"))
+            assert assigned.norm is not None  # the default recipe leaves none out
+            yield assigned.parameter, zeros if at_zero else assigned.norm.initialize_
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.logit_scale(self.head(self.layers(self.position(self.embedding(tokens_BT)))))

@@ -4,12 +4,14 @@ Shape suffixes: B batch, T tokens, D width, H heads, K entries of a head (D = H 
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.nn import CausalAttention, HalfRotary, MergeHeads, Scale, ScaledGELU
+from wellnormed.nn.starting import Start, drawn, start_, zeros
 from wellnormed.norms import Gain, Norm
 
 
@@ -23,7 +25,12 @@ class LearnedSum(nn.Module):
 
     def __init__(self, *start: float) -> None:
         super().__init__()
+        self.start = start
         self.weight = nn.Parameter(torch.tensor(start))
+
+    def starts(self) -> Iterator[Start]:
+        """The numbers that were passed."""
+        yield self.weight, lambda weight, _: weight.copy_(torch.tensor(self.start))
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The largest number."""
@@ -190,17 +197,22 @@ class NanoGPT(nn.Module):
         self.cap = SoftCap(config.logit_cap, config.logit_width)
         self.reset_parameters(generator)
 
-    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the start that the class describes; learned numbers stay."""
+        """Draw the start that the class describes."""
+        start_(self.starts(), generator)
+
+    def starts(self) -> Iterator[Start]:
+        """The start that the class describes; learned numbers start where their layer says."""
         bound = math.sqrt(3) / (2 * math.sqrt(self.config.width))
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
-                module.weight.normal_(generator=generator)
+                yield module.weight, drawn(lambda values, generator: values.normal_(generator=generator))
             elif isinstance(module, nn.Linear) and name.endswith((".output", "head")):
-                module.weight.zero_()
+                yield module.weight, zeros
             elif isinstance(module, nn.Linear):
-                module.weight.uniform_(-bound, bound, generator=generator)
+                yield module.weight, drawn(lambda values, own: values.uniform_(-bound, bound, generator=own))
+            elif isinstance(module, LearnedSum):
+                yield from module.starts()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = first_BTD = self.norm(self.embedding(tokens_BT))

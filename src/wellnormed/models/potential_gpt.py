@@ -1,5 +1,7 @@
 """A transformer with the Lipschitz constant that is asked for: blocks of constant 1 by form, and a capped head."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from wellnormed.nn import (
     OrthogonalJoin,
     PositionMixing,
 )
+from wellnormed.nn.starting import Start, start_, zeros
 
 
 class ContentAttention(nn.Module):
@@ -68,16 +71,21 @@ class PotentialGPT(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary_size)
         self.reset_parameters(generator)
 
-    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the start that `starts` describes."""
+        start_(self.starts(), generator)
+
+    def starts(self) -> Iterator[Start]:
         """Every layer starts as it says itself; the biases of attention and the head start at zero."""
         for module in self.modules():
             if isinstance(module, CappedEmbedding | HeadProjection):
-                module.parameter_norms()["weight"].initialize_(module.weight, generator)
-            elif isinstance(module, ConvexPotential):
-                module.reset_parameters(generator)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+                yield module.weight, module.parameter_norms()["weight"].initialize_
+            elif isinstance(module, ConvexPotential | OrthogonalJoin | PositionMixing):
+                yield from module.starts()
+            elif isinstance(module, CausalAttention) and module.bias_HT is not None:
+                yield module.bias_HT, zeros
+        yield self.head.weight, zeros
+        yield self.head.bias, zeros
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.head(self.layers(self.mixing(self.embedding(tokens_BT))))

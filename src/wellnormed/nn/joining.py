@@ -1,6 +1,7 @@
 """Joining a stream and what a block made of it, with their squares in a fixed proportion."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers, require_sizes
 from wellnormed.constraints import Constraint, Orthogonal
+from wellnormed.nn.starting import Start
 from wellnormed.norms import Norm, Spectral
 
 
@@ -37,6 +39,10 @@ class OrthogonalJoin(nn.Module):
             raise ValueError(f"OrthogonalJoin: share={share} must lie in [0, 1]; 0 leaves the second input out")
         self.share = share
         self.weight = nn.Parameter(torch.eye(width, 2 * width))
+
+    def starts(self) -> Iterator[Start]:
+        """`[1, 0]`."""
+        yield self.weight, lambda weight, _: nn.init.eye_(weight)
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The largest singular value."""

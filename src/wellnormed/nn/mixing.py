@@ -3,11 +3,14 @@
 Shape suffixes: B batch, T tokens, H heads, K entries of a token.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_sizes
 from wellnormed.constraints import ColumnCap, Constraint, Sphere
+from wellnormed.nn.starting import Start, start_, zeros
 from wellnormed.norms import BiasRMS, ColNorm, Norm, Sign
 
 _NEAR = 6
@@ -44,19 +47,26 @@ class PositionMixing(nn.Module):
         self.before_1K = nn.Parameter(torch.empty(1, width))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
+        """The start that `starts` describes."""
+        start_(self.starts(), None)
+
+    def starts(self) -> Iterator[Start]:
         """Heads at single distances, then wider and wider windows; gains `(h + 1)^(-1/2)`; zero before the text."""
-        heads, distance = torch.arange(self.heads), torch.arange(self.length)
-        self.gain_H.copy_((heads + 1.0).rsqrt())
-        self.gain_H.div_(self.gain_H.square().mean().sqrt())
-        self.before_1K.zero_()
-        self.logits_HT.zero_()
+        yield self.gain_H, self._start_gains
+        yield self.before_1K, zeros
+        yield self.logits_HT, self._start_logits
+
+    def _start_gains(self, gain_H: Tensor, _: torch.Generator | None) -> None:
+        gain_H.copy_((torch.arange(self.heads) + 1.0).rsqrt())
+        gain_H.div_(gain_H.square().mean().sqrt())
+
+    def _start_logits(self, logits_HT: Tensor, _: torch.Generator | None) -> None:
         near = min(_NEAR, self.heads, self.length)
-        self.logits_HT[heads[:near], heads[:near]] = _SHARP
+        logits_HT.zero_()[:near, :near].diagonal().fill_(_SHARP)
         # the last head sees all, the one before it a quarter of that, ...
         for number, head in enumerate(reversed(range(near, self.heads))):
-            self.logits_HT[head, distance >= max(1, self.length >> 2 * number)] = -_SHARP
+            logits_HT[head, max(1, self.length >> 2 * number) :] = -_SHARP
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The largest logit, the RMS of the gains, and that of the vector before the first token."""

@@ -1,6 +1,7 @@
 """The convex-potential layer: a residual block that is 1-Lipschitz by its form, so that depth costs nothing."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_sizes
 from wellnormed.constraints import Constraint, HardCap, Orthogonal
+from wellnormed.nn.starting import Start, drawn, start_
 from wellnormed.norms import Norm, Spectral, SpectralConv
 
 
@@ -38,11 +40,14 @@ class ConvexPotential(nn.Module):
         self.bias = nn.Parameter(torch.empty(hidden))
         self.reset_parameters(generator)
 
-    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the start that `starts` describes."""
+        start_(self.starts(), generator)
+
+    def starts(self) -> Iterator[Start]:
         """An orthogonal weight, and biases `-|N(0, 1/4)|`, so that few units are active at the start."""
-        self.parameter_norms()["weight"].initialize_(self.weight, generator)
-        self.bias.normal_(0.0, 0.5, generator=generator).abs_().neg_()
+        yield self.weight, self.parameter_norms()["weight"].initialize_
+        yield self.bias, drawn(lambda bias, own: bias.normal_(0.0, 0.5, generator=own).abs_().neg_())
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The largest singular value: W is used twice, so no ratio of widths enters."""

@@ -18,6 +18,7 @@ from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import (
     msign,
     overshoot,
+    semi_orthogonal,
     spectral_hardcap,
     spectral_norm,
     spectral_norm_upper_bound,
@@ -27,6 +28,9 @@ from wellnormed.matrix.msign import METHODS, coarse_msign
 from wellnormed.norms.base import Norm, normal_like
 
 Units = Literal["rms", "l2", "pixels", "one-hot", "match-rms-adamw"]
+
+LARGE = 2**20
+"""Entries from which on a weight starts by products: an SVD in float64 takes seconds from there on."""
 
 
 class MatrixNorm(Norm):
@@ -62,11 +66,20 @@ class MatrixNorm(Norm):
 
     @torch.no_grad()
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill every slice with a random semi-orthogonal matrix of norm 1."""
+        """Fill every slice with a random semi-orthogonal matrix of norm 1; nothing happens on the meta device.
+
+        In float64 by an SVD, and for weights of 2^20 entries or more in float32 by products.
+        """
+        if weight.is_meta:
+            return weight
+        products = weight.numel() >= LARGE and weight.dtype != torch.float64
+
+        def orthogonal(normal: Tensor) -> Tensor:
+            return semi_orthogonal(normal.to(weight.device)) if products else msign(normal, method="svd")
 
         def start(slices: Tensor, unit: float) -> Tensor:
             normal = (normal_like(one, generator, torch.float64) for one in slices.reshape(-1, *slices.shape[-2:]))
-            filled = [(msign(one, method="svd") * unit).to(slices.dtype) for one in normal]
+            filled = [(orthogonal(one) * unit).to(slices.dtype) for one in normal]
             return torch.stack(filled).reshape(slices.shape)
 
         return weight.copy_(self.on_slices(weight, start))

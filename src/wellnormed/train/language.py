@@ -24,7 +24,7 @@ from wellnormed.train.evaluate import TOKENS_AT_ONCE
 from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.ranks import Ranks
-from wellnormed.train.setup import flops_per_token, named_generators, over_ranks
+from wellnormed.train.setup import built, named_generators
 from wellnormed.train.task import DivergedError, Schedule, Task
 
 VALIDATION_WINDOWS = 128
@@ -75,9 +75,10 @@ class LanguageTask(Task[Model]):
             )
         read = len(corpus.validation) if corpus.symbols else self._validation_tokens
         corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
-        model = build(config.model, self.generators["initial weights"])
-        self.flops_per_token = flops_per_token(model, config.model.length)
-        self.runner, group = over_ranks(model := self.prepared(model).to(ranks.device), config, ranks)
+        prepared = None if type(self).prepared is LanguageTask.prepared else self.prepared
+        model, self.runner, group, self.flops_per_token = built(
+            config, self.generators["initial weights"], ranks, prepared
+        )
         optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held_by, config.steps, self.generators["order of the data"], schedule)
         self.update_seconds: float | None = None

@@ -1,6 +1,7 @@
 """The parts of a language run before its first step: random generators, vocabulary, and the model on the ranks."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -13,8 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from wellnormed.data.corpus import Corpus
 from wellnormed.matrix.msign import multiplies_bfloat16
-from wellnormed.models.files import Model
+from wellnormed.models.files import BUILDERS, Model
 from wellnormed.models.nanogpt import NanoGPT
+from wellnormed.nn.starting import Fill, own_seed
+from wellnormed.parallel import Job, Placement
+from wellnormed.parallel.layout import cut_of, local, part_lengths
 from wellnormed.train.config import SEED, TrainConfig
 from wellnormed.train.ranks import Ranks
 
@@ -29,6 +33,61 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
         raise ValueError(f"seed={seed} must {must}; choose another (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
+
+
+def built(
+    config: TrainConfig, generator: torch.Generator, ranks: Ranks, prepared: Callable[[Model], Model] | None
+) -> tuple[Model, nn.Module, Any, int]:
+    """The model on the ranks, what to call for a loss, the group that holds copies, and the operations of one token.
+
+    A model whose weights are cut is never whole anywhere, if it has `starts` and nobody wants it `prepared` with its
+    first weights: it is made without values and cut, and then its weights are filled one after the other.
+    """
+    kind = BUILDERS[type(config.model)]
+    in_parts = ranks.world > 1 and config.parallel == "fsdp" and prepared is None and hasattr(kind, "starts")
+    with torch.device("meta") if in_parts else nullcontext():
+        model = kind(config.model, None if in_parts else generator)
+    flops = flops_per_token(model, config.model.length)
+    if not in_parts:
+        model = (prepared(model) if prepared else model).to(ranks.device)
+    runner, group = over_ranks(model, config, ranks)
+    if in_parts:
+        model.to_empty(device=ranks.device)
+        start_in_parts(model, generator, ranks.world)
+    return model, runner, group, flops
+
+
+@torch.no_grad()
+def start_in_parts(model: Any, generator: torch.Generator, world: int) -> None:
+    """Fill a model that is cut over processes as `start_` fills a whole one; a collective call.
+
+    Every process draws all small weights, one after the other, and keeps its parts. The large ones have owners, of
+    which each fills one at a time.
+    """
+    small: set[nn.Parameter] = set()
+    jobs: list[tuple[nn.Parameter, Job]] = []
+    for parameter, fill in model.starts():
+        if (seed := own_seed(parameter, generator)) is None:
+            whole, cut = torch.empty(parameter.shape, dtype=parameter.dtype), cut_of(parameter, "a weight")
+            fill(whole, generator)
+            assert cut is not None  # fully_shard cuts every parameter
+            parts = whole.split(part_lengths(whole.shape[cut.dim], cut.group.size()), cut.dim)
+            local(parameter).copy_(parts[cut.group.rank()])
+            small.add(parameter)
+        else:
+            jobs.append((parameter, Job(([parameter],), partial(_filled, fill, seed))))
+    assert {*small, *(parameter for parameter, _ in jobs)} == set(model.parameters()), "every weight has a start"
+    placement = Placement(dict(model.named_parameters()))
+    for first in range(0, len(jobs), world):
+        some = jobs[first : first + world]
+        for (parameter, _), ([part],) in zip(some, placement.run(job for _, job in some), strict=True):
+            local(parameter).copy_(local(part))
+
+
+def _filled(fill: Fill, seed: int, weights: Tensor) -> tuple[Tensor]:
+    """A batch of one weight, filled."""
+    fill(weights[0], torch.Generator().manual_seed(seed))
+    return (weights,)
 
 
 def over_ranks(model: Model, config: TrainConfig, ranks: Ranks) -> tuple[nn.Module, Any]:

@@ -1,0 +1,41 @@
+"""The start of a run whose weights are cut: the same on any number of processes, and no process ever has it whole."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.parallel.starts import gathered, start
+from wellnormed.models import GPTConfig, NanoGPTConfig, PotentialConfig
+
+MODELS = {
+    "gpt": GPTConfig(width=16, heads=2, blocks=2, length=9),  # 9 and 65 rows leave a process fewer, or none
+    "potential": PotentialConfig(token_width=4, mixing_heads=3, hidden=20, blocks=2, length=9),
+    "nanogpt": NanoGPTConfig(vocabulary_size=65, width=16, heads=2, blocks=6, length=9),
+}
+
+
+@pytest.mark.parametrize("entries", [2**20, 200])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_two_and_four_processes_start_with_the_same_bits(processes, name, entries):
+    """With weights that every process draws, and with large ones that their owners draw."""
+    digests, flops, _ = start(MODELS[name], entries)
+    for world in (2, 4):
+        for found, operations, _ in processes(world).run(start, MODELS[name], entries):
+            assert found == digests
+            assert operations == flops
+    assert start(MODELS[name], entries, seed=6)[0] != digests
+
+
+@pytest.mark.parametrize("entries", [2**20, 2**11])
+def test_no_process_has_the_model_while_it_starts(processes, entries):
+    """A quarter is its own, and the rest is for one weight at a time: float64 copies of it and what its SVD needs."""
+    model = replace(MODELS["gpt"], width=32, blocks=24)
+    peaks = [peak for _, _, peak in processes(4).run(start, model, entries)]
+    assert 0.25 <= max(peaks) < 0.5
+    assert start(model, entries)[2] >= 1  # it sees what one process makes
+
+
+@pytest.mark.parametrize("name", ["gpt", "potential"])
+def test_no_process_assembles_a_weight_to_begin(processes, name, tmp_path):
+    (tmp_path / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    assert max(processes(2).run(gathered, MODELS[name], str(tmp_path / "text.txt"))) <= 1  # sums of squares
