@@ -569,10 +569,20 @@ def page(assumed: Assumptions | None = None) -> str:
         "## Checkpoints",
         "",
         *text(
-            "Every rank writes its own parts of the weights and of the optimizer's state, and training waits until all "
-            "are written. A run folder keeps the last two."
+            "Every rank copies its own parts of the weights and of the optimizer's state to main memory, and writes "
+            "them while training goes on; the next checkpoint waits until all have written theirs. A run folder keeps "
+            "the last two."
         ),
         *table("a checkpoint on disk", checkpoints(assumed)),
+        "## Start and resume",
+        "",
+        *text(
+            "No rank makes the whole model: it is made without values and cut. Then its weights are filled one after "
+            "the other, those of 2^20 entries or more by owners, one each at a time, by products in float32. No norm "
+            "is proved at the start or when a run is resumed. At regular checkpoints the owners prove all norms, one "
+            "CPU thread each, unless `--certify no` is passed; the first rank assembles the whole model in its main "
+            "memory at the end."
+        ),
         "## Certificates",
         "",
         *text(

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parallel.token_runs import metrics, refused, resume, run
+from tests.parallel.token_runs import metrics, refused, resume, run, saved_aside
 from wellnormed._files import MANIFEST
 from wellnormed.data.convert import convert_texts
 from wellnormed.data.shards import header
 from wellnormed.models.files import load, read_tensors
+from wellnormed.models.parts import read_parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +133,19 @@ def test_the_newest_checkpoint_of_many_ranks_is_loaded_while_the_end_is_missing(
     torch.testing.assert_close(unfinished, load(finished).state_dict(), atol=0, rtol=0)
 
 
+def test_training_goes_on_while_a_checkpoint_is_written(processes, tmp_path, data, whole):
+    folder, other = tmp_path / "run", whole(2, parallel="fsdp")
+    seen = processes(2).run(saved_aside, data, folder)[-1]
+    for step, at_once, counted in seen:
+        if step in (5, 6, 7):
+            assert (at_once, counted) == (1, [])  # what is not whole does not count
+        if step in (9, 10, 11):
+            assert (at_once, counted) == (1, ["04"])  # one at a time
+    assert_same_bits(folder, other)
+    parts = [read_parts(each / "checkpoints/step-00000008/parts") for each in (folder, other)]
+    torch.testing.assert_close(*parts, atol=0, rtol=0)  # of its step, and not of those that were taken meanwhile
+
+
 # the signal reaches the loop before anything that depends on how weights are cut
 @pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(processes, tmp_path, data, whole, parallel):
@@ -156,6 +170,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(proce
         ),
         ("drifted", "ddp", "ValueError", "step 8: 'embedding.weight' on rank 1 is no longer what it is on rank 0", 4),
         ("disk_full", "fsdp", "OSError", "rank 1: .*step-00000008 could not be written .*No space left", 4),
+        ("disk_full_at_the_end", "fsdp", "OSError", "rank 1: .*step-00000012 could not be .*No space left", 8),
         ("another_rate", "fsdp", "ValueError", "rank 1 has another config than rank 0: learning_rate is 0.5 inst", 0),
         ("another_disk", "ddp", "ValueError", "rank 1: .*config.json is missing.*on a disk that all ranks see", 0),
         ("another_shard", "ddp", "ValueError", r"rank 1 has another set of data .*: tokens of the training shards", 0),
@@ -172,7 +187,7 @@ def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, t
     assert found[0][0] == kind
     assert re.search(message, found[0][1])
     saved = sorted((tmp_path / "run").glob(f"checkpoints/*/{MANIFEST}"))
-    assert [path.parent.name for path in saved] == ([f"step-{left:08d}"] if left else [])
+    assert [path.parent.name for path in saved][-1:] == ([f"step-{left:08d}"] if left else [])
     if trouble in ("disk_full", "drifted"):  # of one layout each; a checkpoint is the same whatever came after it
         processes(2).run(resume, tmp_path / "run")
         assert len(metrics(tmp_path / "run")) == 12
@@ -273,13 +288,15 @@ def at_step_20(process, folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it signals a process of a group")
-def test_whoever_gets_a_signal_torchrun_goes_on_to_the_same_bits(tmp_path, data):
-    whole = start(tmp_path, *OPTIONS, str(data), "--name", "whole")
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_whoever_gets_a_signal_torchrun_goes_on_to_the_same_bits(tmp_path, data, parallel):
+    options = [*OPTIONS, str(data), "--parallel", parallel]
+    whole = start(tmp_path, *options, "--name", "whole")
     assert "Error" not in whole.communicate()[1]
     rows = metrics(tmp_path / "runs/whole")
     for number, whose in (("KILL", "rank"), ("TERM", "rank"), ("TERM", "torchrun"), ("INT", "torchrun")):
         name = f"{number}-{whose}"
-        process = start(tmp_path, *OPTIONS, str(data), "--name", name)
+        process = start(tmp_path, *options, "--name", name)
         folder = tmp_path / "runs" / name
         ranks = at_step_20(process, folder)
         os.kill(ranks[-1] if whose == "rank" else process.pid, getattr(signal, f"SIG{number}"))

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -13,6 +15,7 @@ from rich.console import Console
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from tests.undrawn import undrawn
+from wellnormed._files import MANIFEST
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import loop
@@ -125,16 +128,59 @@ def drifted():
     return in_the_sixth_step(flip)
 
 
-def disk_full():
+def disk_full_at_the_end():
+    """The last checkpoint cannot be written by one rank."""
+    return disk_full("00000012")
+
+
+def disk_full(saved="00000008"):
     """The second checkpoint cannot be written by one rank."""
     write = HuggingFaceStorageWriter.write_data
 
     def broken(writer, plan, planner):
-        if "00000008" in str(writer.path) and _last():
+        if saved in str(writer.path) and _last():
             raise OSError(28, "No space left on device")
         return write(writer, plan, planner)
 
     return mock.patch.object(HuggingFaceStorageWriter, "write_data", broken)
+
+
+def saved_aside(data, folder):
+    """A run in which the last rank is slow with the first checkpoints: each waits until three steps more are taken.
+
+    After each step its number, how many checkpoints are being written by this rank, and which ones count.
+    """
+    write, advance, step, writing, seen = HuggingFaceStorageWriter.write_data, LanguageTask.advance, [0], [], []
+
+    def wait(until):
+        deadline = time.monotonic() + 20
+        while _last() and not until() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def stepping(task):
+        loss = advance(task)
+        if task.step in (5, 9):
+            wait(lambda: writing)
+        counted = sorted(path.parent.name[-2:] for path in folder.glob(f"checkpoints/*/{MANIFEST}"))
+        seen.append((task.step, len(writing), counted))
+        step[0] = task.step
+        return loss
+
+    def slow(writer, plan, planner):
+        saved = int(Path(writer.path).parent.name.removeprefix("step-"))
+        writing.append(saved)
+        if saved < 12:
+            wait(lambda: step[0] >= saved + 3)
+        found = write(writer, plan, planner)
+        writing.remove(saved)
+        return found
+
+    with (
+        mock.patch.object(LanguageTask, "advance", stepping),
+        mock.patch.object(HuggingFaceStorageWriter, "write_data", slow),
+    ):
+        run(data, folder, {"parallel": "fsdp"})
+    return seen
 
 
 def another_rate():

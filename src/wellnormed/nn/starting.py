@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wellnormed.norms.spectral import LARGE
 
 Fill = Callable[[Tensor, torch.Generator | None], Any]
 """It fills one whole weight in place, with random numbers of the generator, which may live on another device."""
-Start = tuple[nn.Parameter, Fill]
+Start = tuple[Tensor, Fill]
 
 
 def zeros(weight: Tensor, _: torch.Generator | None = None) -> Tensor:

@@ -8,9 +8,11 @@ import hashlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -36,11 +38,84 @@ def require_torch(ranks: int) -> None:
         )
 
 
+class Saves:
+    """The checkpoints of a run, one at a time; a context that ends when the last one is written.
+
+    Args:
+        ranks: The processes.
+        aside: Whether training goes on while a checkpoint is written by a second thread, from a copy of the tensors in
+            main memory. It counts when it is whole, as always. What goes wrong is raised by the next call, or at the
+            end of the context, on all ranks.
+    """
+
+    def __init__(self, ranks: Ranks, aside: bool) -> None:
+        self._ranks = ranks
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if aside else None
+        self._under_way: Future[None] | None = None
+
+    def save(
+        self,
+        folder: Path,
+        tensors: dict[str, Tensor],
+        facts: dict[str, Any],
+        metrics: bytes,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write tensors, facts that JSON can hold, and rows of metrics, and then call `after` on the first rank.
+
+        A collective call. An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does
+        not count.
+        """
+        self.wait()
+        if self._thread is None:
+            save_parts(folder, tensors, facts, metrics, self._ranks)
+            self._ranks.by_first(after)
+            return
+        _begin(folder, self._ranks)
+        ranks, shapes = self._ranks.apart(), _shapes(tensors)
+        written = dcp.async_save(tensors, storage_writer=_writer(folder / PARTS), process_group=ranks.group)
+
+        def end() -> None:
+            with _explained(folder):
+                cast(Future, written).result()
+            _end(folder, shapes, facts, metrics, ranks)
+            ranks.by_first(after)
+
+        self._under_way = self._thread.submit(end)
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that is under way is written, and raise what went wrong with it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def __enter__(self) -> "Saves":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+
+
 def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
     """Write tensors, plain ones or `DTensor`s, facts that JSON can hold, and rows of metrics; a collective call.
 
     An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count.
     """
+    _begin(folder, ranks)
+    if ranks.world == 1:
+        write_atomically(folder / PARTS / ALONE, tensor_bytes(tensors))
+    else:
+        with _explained(folder):
+            dcp.save(tensors, storage_writer=_writer(folder / PARTS))
+    _end(folder, _shapes(tensors), facts, metrics, ranks)
+
+
+def _begin(folder: Path, ranks: Ranks) -> None:
+    """Make the folder, empty."""
     parts = folder / PARTS
 
     def begin() -> None:
@@ -50,13 +125,11 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
             parts.mkdir(parents=True)
 
     ranks.by_first(begin)
-    if ranks.world == 1:
-        write_atomically(parts / ALONE, tensor_bytes(tensors))
-    else:
-        writer = dcp.HuggingFaceStorageWriter(str(parts), save_distributed=True)
-        _quietly(folder, lambda: dcp.save(tensors, storage_writer=writer))
-    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
-    sums = _sums(parts, ranks)
+
+
+def _end(folder: Path, shapes: dict[str, list[int]], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
+    """Write the manifest, with which the checkpoint counts, once all ranks have written their parts."""
+    sums = _sums(folder / PARTS, ranks)
 
     def end() -> None:
         write_atomically(folder / METRICS, metrics)
@@ -65,6 +138,14 @@ def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], 
         sync_folder(folder.parent)
 
     ranks.by_first(end)
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
+
+
+def _writer(parts: Path) -> dcp.HuggingFaceStorageWriter:
+    return dcp.HuggingFaceStorageWriter(str(parts), save_distributed=True)
 
 
 def load_parts(
@@ -79,8 +160,7 @@ def load_parts(
     metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
     if hashlib.sha256(metrics).hexdigest() != facts.get("metrics_sha256"):
         raise ValueError(f"{folder / METRICS} is truncated or changed: it does not match {MANIFEST}; {remedy}")
-    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
-    if shapes != facts["shapes"]:
+    if (shapes := _shapes(tensors)) != facts["shapes"]:
         name = min(name for name in shapes.keys() | facts["shapes"] if shapes.get(name) != facts["shapes"].get(name))
         there, here = (f"the shape {at[name]}" if name in at else "no place" for at in (facts["shapes"], shapes))
         raise ValueError(
@@ -97,7 +177,9 @@ def load_parts(
             tensors[name].copy_(tensor)
     else:
         reader = dcp.HuggingFaceStorageReader(str(folder / PARTS))
-        _quietly(folder, lambda: dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1))
+        with _explained(folder), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one process is alone
+            dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1)
     return facts, metrics
 
 
@@ -112,12 +194,11 @@ def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
     return {name: value for part in ranks.gather(ranks.together(sums_here)) for name, value in part.items()}
 
 
-def _quietly(folder: Path, work: Callable[[], None]) -> None:
-    """Without the note that one process is alone, and with one sentence where many ranks fail."""
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """One sentence where many ranks fail."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            work()
+        yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         why = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from wellnormed._files import read_bytes, write_atomically
 from wellnormed.data.corpus import Corpus, load_corpus
-from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
+from wellnormed.train.checkpoint import Saves, load_parts, require_torch
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.finish import evaluated, finish, show_finished
@@ -248,17 +248,28 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
             ranks.by_first(lambda: run.append_metrics(row))
             show(step, _shown(row))
             if saving:
-                _save(task, run)
+                save()
             logged, since = step, time.perf_counter()
         else:
             show(step, None)
-        task.requests.after_step(saving, lambda: _save(task, run))
+        task.requests.after_step(saving, save)
         rate = task.learning_rate()
         task.timed = any((step + 1) % every == 0 for every in (config.log_every, config.checkpoint_every))
         before = time.perf_counter()
 
+    def save() -> None:
+        tensors, facts = task.state()
+        folder = run.checkpoints / f"step-{task.step:08d}"
+        metrics = run.metrics_file.read_bytes() if ranks.first else b""
+        saves.save(folder, tensors, facts | run.expected_of(folder), metrics, run.remove_leftovers)
+
     task.timed, rate = True, task.learning_rate()  # of the next step
-    with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
+    # cut weights are copied to main memory in parts; copies of whole ones in every process would fill it
+    aside = ranks.world > 1 and config.parallel == "fsdp"
+    with (
+        Saves(ranks, aside) as saves,
+        progress_display(console, task.step, config.steps, config.checkpoint_every) as show,
+    ):
         fit(task, watch)
 
 
@@ -299,11 +310,3 @@ def _shown(row: dict[str, Any]) -> str:
         if "largest_logit" in row:
             words.append(f"attention logit {row['largest_logit']:.3g}")
     return "  ".join(words)
-
-
-def _save(task: LanguageTask, run: RunFolder) -> None:
-    tensors, facts = task.state()
-    folder = run.checkpoints / f"step-{task.step:08d}"
-    metrics = run.metrics_file.read_bytes() if task.ranks.first else b""
-    save_parts(folder, tensors, facts | run.expected_of(folder), metrics, task.ranks)
-    task.ranks.by_first(run.remove_leftovers)

@@ -64,8 +64,8 @@ def start_in_parts(model: Any, generator: torch.Generator, world: int) -> None:
     Every process draws all small weights, one after the other, and keeps its parts. The large ones have owners, of
     which each fills one at a time.
     """
-    small: set[nn.Parameter] = set()
-    jobs: list[tuple[nn.Parameter, Job]] = []
+    small: set[Tensor] = set()
+    jobs: list[tuple[Tensor, Job]] = []
     for parameter, fill in model.starts():
         if (seed := own_seed(parameter, generator)) is None:
             whole, cut = torch.empty(parameter.shape, dtype=parameter.dtype), cut_of(parameter, "a weight")
