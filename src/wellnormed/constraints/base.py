@@ -61,7 +61,7 @@ class Constraint(ABC):
         return weights
 
     def begin(self, weights: Tensor, norm: Norm) -> Tensor:
-        """As `project`, by the constraint's own function alone: as good as its word, and nothing by eigenvalues."""
+        """As `project`, for `constrain(..., prove=False)`: by the constraint's own function, and no proof after it."""
         return self.project(weights, norm)
 
     def initial_state(self, weights: Tensor, norm: Norm) -> State:

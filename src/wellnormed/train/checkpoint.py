@@ -92,9 +92,13 @@ class Saves:
     def __enter__(self) -> "Saves":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self.wait()
+        except Exception as also:
+            if error is None or isinstance(error, KeyboardInterrupt):  # which says what the newest checkpoint is
+                raise
+            error.add_note(f"The checkpoint that was under way failed as well: {also}")
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
