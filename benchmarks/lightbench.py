@@ -53,20 +53,23 @@ LEFT_OUT = {
 }
 
 
-class Both:
-    """Two optimizers as one."""
+class Together:
+    """Optimizers as one. Where a gradient is not finite, which ours refuse, the loss is NaN, and the trial ends."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.optimizers = optimizers
 
     def zero_grad(self) -> None:
-        """Of both."""
+        """Of all."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def step(self, closure: Callable[[], Any]) -> Any:
-        """One step of both, after one gradient."""
+    def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """One step of all, after one gradient."""
         loss = closure()
+        weights = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+        if not all(p.grad is None or p.grad.isfinite().all() for p in weights):
+            return loss * torch.nan
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
@@ -77,7 +80,7 @@ def adamw(model: nn.Module, lr: float, betas: tuple[float, float], weight_decay:
     return torch.optim.AdamW(model.parameters(), lr, betas=betas, weight_decay=weight_decay)
 
 
-def torch_muon(model: nn.Module, lr: float, betas: tuple[float, float], beta: float, weight_decay: float) -> Any:
+def torch_muon(model: nn.Module, lr: float, betas: tuple[float, float], beta: float, weight_decay: float) -> Together:
     """That of torch on hidden matrices, with the unit that lets one rate serve its AdamW on the rest."""
     hidden = [a.parameter for a in wn.assign_norms(model, "muon", bare_matrices(model)) if a.norm]
     rest = [p for p in model.parameters() if not any(p is other for other in hidden)]
@@ -87,7 +90,7 @@ def torch_muon(model: nn.Module, lr: float, betas: tuple[float, float], beta: fl
         parts.append(torch.optim.Muon(hidden, lr, momentum=beta, **settings))
     if rest:
         parts.append(torch.optim.AdamW(rest, lr, betas=betas, weight_decay=weight_decay))
-    return Both(*parts)
+    return Together(*parts)
 
 
 def soap(
@@ -101,14 +104,16 @@ def soap(
     return heavyball.SOAP(model.parameters(), **settings)
 
 
-def wn_muon(model: nn.Module, lr: float, beta: float, weight_decay: float) -> torch.optim.Optimizer:
+def wn_muon(model: nn.Module, lr: float, beta: float, weight_decay: float) -> Together:
     """Ours with its defaults, but for the momentum, which is searched."""
-    return wn.Muon(model, lr, overrides=bare_matrices(model), momentum=beta, weight_decay=weight_decay)
+    settings: dict[str, Any] = {"overrides": bare_matrices(model), "weight_decay": weight_decay}
+    return Together(wn.Muon(model, lr, momentum=beta, **settings))
 
 
-def wn_scion(model: nn.Module, lr: float, beta: float, weight_decay: float) -> torch.optim.Optimizer:
+def wn_scion(model: nn.Module, lr: float, beta: float, weight_decay: float) -> Together:
     """The same."""
-    return wn.Scion(model, lr, overrides=bare_matrices(model), momentum=beta, weight_decay=weight_decay)
+    settings: dict[str, Any] = {"overrides": bare_matrices(model), "weight_decay": weight_decay}
+    return Together(wn.Scion(model, lr, momentum=beta, **settings))
 
 
 def bare_matrices(model: nn.Module) -> dict[str, wn.norms.Norm]:

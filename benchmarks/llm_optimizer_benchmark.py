@@ -146,10 +146,11 @@ def main() -> None:
         if done.returncode:
             raise SystemExit(f"{cell}: {done.stderr[-2000:]}")
         results = json.loads(done.stdout.splitlines()[-1])
-        rows.append(dict(zip(("optimizer", "lr", "weight_decay", "seed"), cell, strict=True)) | results)
+        content = header("python -m benchmarks.llm_optimizer_benchmark HARNESS", 0)
+        run = {key: content[key] for key in ("machine", "commit")}  # the file's own are those of its last row
+        rows.append(dict(zip(("optimizer", "lr", "weight_decay", "seed"), cell, strict=True)) | results | run)
         print(rows[-1], flush=True)
-        seeds = sorted({row["seed"] for row in rows})
-        content = header("python -m benchmarks.llm_optimizer_benchmark HARNESS", seeds)
+        content["seed"] = sorted({row["seed"] for row in rows})
         plan = {"planned_rates": RATES, "planned_decays": DECAYS}
         write_result(RESULTS, {**content, "settings": " ".join(SETTINGS), "cap": CAP, **plan, "rows": rows})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from docs.harnesses import pass_rates, ranks
 from papers._table import Table
 from papers._transfer import drifts
 from papers.frontier import best_losses
@@ -390,6 +391,25 @@ def mutations() -> Iterator[str]:
     yield from table(("mutations of", *kinds), [(kind, *(each[k] for k in kinds)) for kind, each in found.items()])
 
 
+def harnesses() -> Iterator[str]:
+    """Benchmarks of optimizers that others wrote."""
+    for title, name, lines, columns in (
+        (
+            "EPFL's llm-optimizer-benchmark, characters of Shakespeare",
+            "llm_optimizer_benchmark.json",
+            ranks,
+            ("", "optimizer", "loss", "rate, decay", "cells", "mean (seeds)", "largest proved norm over cap"),
+        ),
+        ("LightBench", "lightbench.json", pass_rates, ("optimizer", "trivial", "easy")),
+    ):
+        content = load(name)
+        said, rows = lines(content)
+        yield from (f"## {title}", "")
+        yield from origin(name, content)
+        yield from (said, "")
+        yield from table(columns, rows)
+
+
 def others(page: str) -> Iterator[str]:
     """Files that no section above names: the numbers and words of their rows, as they stand."""
     for path in sorted((ROOT / "results").rglob("*.json")):
@@ -461,7 +481,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), steps(), matrix(), soundness(), mutations())
+    parts = (frontier(), levers(), steps(), matrix(), soundness(), mutations(), harnesses())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"

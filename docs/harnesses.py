@@ -1,0 +1,80 @@
+"""The tables of docs/results.md on benchmarks of optimizers that others wrote, from the content of their files."""
+
+from statistics import fmean
+from typing import Any
+
+Lines = list[tuple[object, ...]]
+
+
+def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
+    """EPFL's harness: what was run, and a line of each optimizer at the best of its cells of seed 0, best first."""
+    rates, decays = content["planned_rates"], content["planned_decays"]
+    lines: Lines = []
+    for name in rates:
+        rows = [row for row in content["rows"] if row["optimizer"] == name]
+        first = [row for row in rows if row["seed"] == 0]
+        if not first:
+            continue
+        best = min(first, key=lambda row: row["validation_loss"])
+        same = [row for row in rows if all(row[key] == best[key] for key in ("lr", "weight_decay"))]
+        over = [row["largest_norm_over_cap"] for row in rows if "largest_norm_over_cap" in row]
+        lines.append(
+            (
+                name,
+                best["validation_loss"],
+                f"{best['lr']:g}, {best['weight_decay']:g}",
+                f"{len(first)} of {len(rates[name]) * len(decays)}",
+                f"{fmean(row['validation_loss'] for row in same):.3f} ({len(same)})" if len(same) > 1 else "-",
+                f"{max(over):.6f}" if over else "-",
+            )
+        )
+    lines.sort(key=lambda line: float(str(line[1])))
+    ran, missing = {line[0] for line in lines}, sum(len(values) for values in rates.values()) * len(decays)
+    missing -= sum(row["seed"] == 0 for row in content["rows"])
+    names = ", ".join(name for name in rates if name not in ran)
+    none = f" Of {names} none was run." if names else ""
+    said = (
+        f"Validation loss after 500 steps, at the best of the cells of seed 0 that were run. {missing} of the planned "
+        f"cells were not run, so an optimizer with few cells may do better than it does here.{none} Ours begin with "
+        f"`wn-`; those that end with `-caps` have a hard cap of {content['cap']:g} on every matrix of the blocks. The norms "
+        "are the largest of all cells, proved at their end."
+    )
+    return said, [(place, *line) for place, line in enumerate(lines, 1)]
+
+
+def pass_rates(content: dict[str, Any]) -> tuple[str, Lines]:
+    """LightBench: what was asked, and how many tasks every optimizer passed, of those that all were asked.
+
+    Who fails the trivial form of a task is not asked the easy one, and has failed it.
+    """
+    passed = {(row["task"], row["difficulty"], row["optimizer"]): row["passed"] for row in content["rows"]}
+    names = list(dict.fromkeys(name for _, _, name in passed))
+    tasks = [
+        task
+        for task in dict.fromkeys(task for task, _, _ in passed)
+        if all((task, "trivial", name) in passed for name in names)
+    ]
+    easy = [
+        task
+        for task in tasks
+        if all((task, "easy", name) in passed or not passed[task, "trivial", name] for name in names)
+        and any((task, "easy", name) in passed for name in names)
+    ]
+    versions = ", ".join(f"{package} {version}" for package, version in content["versions"].items())
+    left_out = "; ".join(f"{which} ({reason})" for which, reason in content["left_out"].items())
+    said = (
+        f"A task is passed if one of {content['trials']} trials of {content['steps']} steps reaches its loss "
+        f"({versions}). Every optimizer was asked {', '.join(tasks)}; in the easy form, {', '.join(easy) or 'none'}. "
+        f"Left out are {left_out}. Other tasks have not been run yet."
+    )
+    lines: Lines = [
+        (
+            name,
+            *(
+                f"{sum(passed.get((task, difficulty, name), False) for task in asked)} of {len(asked)}"
+                for difficulty, asked in (("trivial", tasks), ("easy", easy))
+            ),
+        )
+        for name in names
+    ]
+    return said, lines
