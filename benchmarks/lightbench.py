@@ -134,7 +134,8 @@ def for_cpu(folder: Path) -> None:
         source = path.read_text(encoding="utf-8").replace(".cuda()", "").replace('"cuda"', '"cpu"')
         source = re.sub(r"torch\.cuda\.synchronize\(\)", "None", source)
         if path.name == "utils.py":
-            assert source.count("self.m.parameters(),") == 1, "another version of LightBench"
+            if source.count("self.m.parameters(),") != 1:
+                raise SystemExit(f"lightbench {version('lightbench')} is another version; install 0.1.1")
             source = source.replace("self.m.parameters(),", "self.m,")
         (folder / "lightbench" / path.name).write_text(source, encoding="utf-8")
     sys.path.insert(0, str(folder))

@@ -89,7 +89,8 @@ def run_cell(harness: Path, name: str, lr: float, decay: float, seed: int) -> di
     sys.path.insert(0, str(harness / "src"))
     source = (harness / "src" / "main.py").read_text(encoding="utf-8")
     branch = 'if args.opt == "adamw":'
-    assert source.count(branch) == 1, "another version of the harness"
+    if source.count(branch) != 1:
+        raise SystemExit(f"{harness} holds another version of the harness; use that of December 2025, fdecd5d")
     source = source.replace(branch, f"if args.wn:\n        opt = make(args, model)\n    el{branch}")
     own = name if name.startswith("wn-") else ""
     source = source.replace("def main(args, parser):", f"def main(args, parser):\n    args.wn = {own!r}", 1)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from docs.harnesses import pass_rates, ranks
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAPERS = {"LT": 40, "SC": 20, "MD": 25, "LMO": 28}
@@ -174,6 +176,27 @@ def test_the_page_of_reproductions_says_what_differs_and_what_was_not_run():
     assert module.not_run(experiment, "cpu", rows[1:]) == "31 of 60 cells were not run (method: normalized)"
     every = [{"cell": module.cell_key(cell), "config": vars(cell)} for cell in cells]
     assert module.not_run(experiment, "cpu", every) == ""
+
+
+def test_a_task_counts_once_every_optimizer_was_asked():
+    """Who failed the trivial form has failed the easy one; a task that one optimizer was not asked says nothing."""
+    asked = [("a", "trivial", "x", True), ("a", "easy", "x", True), ("a", "trivial", "y", False)]
+    asked += [("b", "trivial", "x", True), ("b", "trivial", "y", True), ("b", "easy", "x", True)]  # y: not yet easy
+    asked += [("c", "trivial", "x", True)]  # y: not yet
+    rows = [dict(zip(("task", "difficulty", "optimizer", "passed"), each, strict=True)) for each in asked]
+    _, lines = pass_rates({"rows": rows, "versions": {}, "trials": 1, "steps": 1, "left_out": {}})
+    assert lines == [("x", "2 of 2", "1 of 1"), ("y", "1 of 2", "0 of 1")]
+
+
+def test_an_optimizer_is_ranked_by_its_best_cell_of_seed_0_beside_the_mean_of_that_cell():
+    cells = [("x", 1.0, 0, 2.0), ("x", 2.0, 0, 1.0), ("x", 2.0, 1, 4.0), ("x", 1.0, 1, 0.5), ("y", 1.0, 0, 1.5)]
+    keys = ("optimizer", "lr", "seed", "validation_loss")
+    rows = [dict(zip(keys, cell, strict=True)) | {"weight_decay": 0.0} for cell in cells]
+    rates = {"y": [1.0], "x": [1.0, 2.0], "z": [1.0]}
+    said, lines = ranks({"rows": rows, "planned_rates": rates, "planned_decays": [0.0], "cap": 4.0})
+    assert "1 of the planned cells" in said
+    assert "Of z none was run" in said
+    assert lines == [(1, "x", 1.0, "2, 0", "2 of 2", "2.500 (2)", "-"), (2, "y", 1.5, "1, 0", "1 of 1", "-", "-")]
 
 
 def test_the_page_of_results_is_what_its_files_give():
