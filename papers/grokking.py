@@ -103,16 +103,18 @@ def _shown(steps: float, results: Sequence[dict[str, Any]]) -> str:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Median test accuracy against steps, and steps to grok against the Lipschitz bound."""
     figure, axes = panels(2, 2, (9, 6.5))
+    curves_of: dict[str, tuple[Projection, tuple[float, float]]] = {name: (name, own) for name, own in SETTINGS.items()}
+    curves_of |= {f"{decay}, rate {COMPARED[0]:g}, cap {COMPARED[1]:g}": (decay, COMPARED) for decay in DECAYS}
     for column, operation in enumerate(("sum", "product")):
-        for number, projection in enumerate(SETTINGS):
-            results = _of(rows, operation, projection)
+        for number, (label, where) in enumerate(curves_of.items()):
+            results = _of(rows, operation, *where)
             if not results:
                 continue
             # stacks of earlier rows ended when all of it had grokked
             curves = list(zip_longest(*(result["accuracy"] for result in results), fillvalue=GROKKED))
             steps = [EVERY * (index + 1) for index in range(len(curves))]
             colour = f"C{number}"
-            axes[0, column].plot(steps, list(map(median, curves)), color=colour, label=projection)
+            axes[0, column].plot(steps, list(map(median, curves)), color=colour, label=label)
             low, high = zip(*((min(curve), max(curve)) for curve in curves), strict=True)
             axes[0, column].fill_between(steps, low, high, color=colour, alpha=0.15)
             points = [
@@ -201,7 +203,8 @@ def _trade_off(operation: str, decays: list[list[dict[str, Any]]], names: tuple[
         f"{_shown(r[0], results)} to {_shown(r[-1], results)}" for r, results in zip(steps, decays, strict=True)
     )
     published = "the larger decay groks later, at a lower bound"
-    return Verdict(what, published, "; ".join(each), interval, sum(map(len, decays)), names[not holds])
+    why = "the seeds of the two overlap in their steps" if steps[0][0] <= steps[1][-1] else ""
+    return Verdict(what, published, "; ".join(each), interval, sum(map(len, decays)), names[not holds], why)
 
 
 EXPERIMENT = Experiment(
