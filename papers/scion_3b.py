@@ -74,7 +74,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             others = [loss for factor in FACTORS for loss in [losses(rows, method, factor)] if loss]
             best = min(fmean(loss) for loss in others)
             ours = f"{fmean(own):.3f}"
-            ours += f"; {best:.3f} at the best of three rates" if len(others) > 1 else ""
+            ours += f"; {best:.3f} at the best of {len(others)} rates" if len(others) > 1 else ""
             near = abs(fmean(own) - TABLE_5[method]) <= WITHIN
             verdict = "measured" if preset == "cpu" else yes if near else no
             interval = f"{min(own):.3f} to {max(own):.3f}"
