@@ -1,10 +1,12 @@
-"""Table 1 at a small proved constant: transformers that are 1-Lipschitz by form beside peers with rates searched.
+"""LT's table 1 at a small proved constant: models whose form keeps it, beside peers whose rates were searched.
 
-LT's own row at a bound of 10 has the loss 5.047 where its NanoGPT has 3.41. Here models with equal numbers of
-parameters in their blocks, 1.0 million, read bytes of books in windows of 128, 32 in a step, at rates that fall to 0
-linearly; a peer is trained by Muon with AdamW for tables, as LT does it, or by Scion alone. The rate of each is the
-best of its `rates` for one seed, at the table's steps and at four times as many. Products of the models are in bfloat16
-while they train, and in float32 when they are evaluated, which is what the certificates are about.
+LT is Training Transformers with Enforced Lipschitz Bounds. Its own row at a bound of 10 has the loss 5.047 where its
+NanoGPT has 3.41. A model "by form" is a `PotentialGPT`: everything but its head has a constant close to 1 whatever the
+weights are. Here models with equal numbers of parameters in their blocks, 1.0 million, read bytes of books in windows
+of 128, 32 in a step, at rates that fall to 0 linearly; a peer is trained by Muon with AdamW for tables, as LT does it,
+or by Scion alone. The rate of each is the best of its `rates` for seed 0, at the table's steps and at four times as
+many; seed 0 counts in the means as well. Products of the models are in bfloat16 while they train, and in float32 when
+they are evaluated, which is what the certificates are about.
 """
 
 from collections.abc import Sequence
@@ -68,7 +70,7 @@ class Matched:
     kind: str
     rate: float
     tokens: int
-    """Times those of the table's other rows."""
+    """As a multiple of 430,080, those of the table's other rows."""
     length: int = 128
     seed: int = 0
 
@@ -150,7 +152,8 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 continue
             words = [f"loss {fmean(losses[name]):.3f} at rate {rate(name, tokens):g}"]
             if bounds := found(rows, name, "log10_lipschitz", rate=rate(name, tokens), **at):
-                words.append(f"proved bound {10 ** max(bounds):.4g}")
+                most = max(bounds)
+                words.append("proved bound " + (f"{10**most:.4g}" if most < 6 else f"10^{most:.1f}"))
             if gains := found(rows, name, "lower_bound", rate=rate(name, tokens), **at):
                 words.append(f"largest gain found {max(gains):.3g}")
             why = ""
