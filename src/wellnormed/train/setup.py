@@ -18,7 +18,7 @@ from wellnormed.models.files import BUILDERS, Model
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.nn.starting import Fill, own_seed
 from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import cut_of, local, part_lengths
+from wellnormed.parallel.layout import cut_of, local
 from wellnormed.train.config import SEED, TrainConfig
 from wellnormed.train.ranks import Ranks
 
@@ -71,8 +71,7 @@ def start_in_parts(model: Any, generator: torch.Generator, world: int) -> None:
             whole, cut = torch.empty(parameter.shape, dtype=parameter.dtype), cut_of(parameter, "a weight")
             fill(whole, generator)
             assert cut is not None  # fully_shard cuts every parameter
-            parts = whole.split(part_lengths(whole.shape[cut.dim], cut.group.size()), cut.dim)
-            local(parameter).copy_(parts[cut.group.rank()])
+            local(parameter).copy_(cut.parts(whole)[cut.group.rank()])
             small.add(parameter)
         else:
             jobs.append((parameter, Job(([parameter],), partial(_filled, fill, seed))))
