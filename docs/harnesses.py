@@ -37,8 +37,8 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
         f"Validation loss after 500 steps, at the best of the cells of seed 0 that were run. {missing} of the planned "
         f"cells were not run, so an optimizer with few cells may do better than it does here.{none} Ours begin with "
         f"`wn-`; with `-caps` they have a hard cap of {content['cap']:g} on every matrix of the blocks. The norms are "
-        "the largest of all cells, proved at their end. Commit and machine above are those of the last row; every row of "
-        "the file has its own."
+        "the largest of all cells, proved at their end. Commit and machine above are those of the last row; every row "
+        "of the file has its own."
     )
     return said, [(place, *line) for place, line in enumerate(lines, 1)]
 
