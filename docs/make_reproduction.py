@@ -21,6 +21,7 @@ python -m papers --list                  # every experiment: finished cells, cos
 python -m papers rates                   # minutes on two cores
 python -m papers rates --list            # its cells, and which are finished
 python -m papers rates --only seed=0     # some of them
+python -m papers rates --dry-run         # the memory that they need; starts none
 python -m papers rates --preset paper    # the paper's own setting, on whatever it needs
 ```
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
-import torch
 from matplotlib.figure import Figure
 
 from papers._table import Row
@@ -18,7 +17,8 @@ ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
     "paper": ("reached", "not reached"),
 }
 """Preset -> the verdicts for yes and no."""
-Run = Callable[[Sequence[Any], torch.device], Sequence[dict[str, Any]]]
+Run = Callable[..., Sequence[dict[str, Any]]]
+"""Cells and a device, and of an experiment that `keeps` also a folder -> the results of every cell."""
 MODULES: dict[str, str] = {
     "airbench94": "papers.airbench94",
     "batch-size": "papers.batch_size",
@@ -82,6 +82,8 @@ class Experiment:
     verdicts: Callable[[Sequence[Row], Preset], Sequence[Verdict]]
     data: Callable[[Any], str] | None = None
     """The name of what a cell reads, where that is what this machine has; no table holds rows of different data."""
+    keeps: bool = False
+    """Whether `run` takes a folder as well, in which cells leave what they go on from after they were stopped."""
     together: Callable[[Any], Hashable] | None = None
     """Cells of an equal value are run at once, as many models in one; None runs each alone."""
     differs: dict[str, str] = field(default_factory=dict)

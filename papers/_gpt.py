@@ -15,12 +15,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import wellnormed as wn
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
-from wellnormed.data.shards import Tokens, load_shards
+from wellnormed.data.shards import Tokens
 from wellnormed.nn import Rotary
 from wellnormed.norms import Sign
 from wellnormed.optim import AdamWSettings
@@ -36,10 +35,9 @@ how long it is, and its code has no Adam. In modded-nanogpt, on which it builds,
 tokens as each of LMO's 5,100."""
 FINEWEB: dict[str, Any] = {"steps": 5100, "batch": 512, "length": 1024, "head_width": 128, "text": "fineweb"}
 """The settings of figure 1, from the released code."""
-RADII = {"embedding": 1.0, "blocks": 3.0, "head": 10.0}
+RADII = {"embedding": 1.0, "layers": 3.0, "head": 10.0}
 """Of the released Shakespeare code, where every layer has the norm Sign."""
-_PART = 2**16  # tokens whose activations are held at a time
-_VALIDATION = {"shakespeare": 2**14, "fineweb": 10 * 2**20}  # tokens; the second as in the released code
+_VALIDATION = 2**14  # characters
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class GPTRun:
 
 
 class Corpus(NamedTuple):
-    """What a run reads."""
+    """What a run on characters reads."""
 
     symbols: int
     train: Tokens
@@ -73,11 +71,8 @@ def shakespeare() -> CharacterText:
 
 
 @cache
-def corpus(text: Text) -> Corpus:
-    """Characters of Shakespeare, or GPT-2's tokens of FineWeb, with their number rounded up as in the released code."""
-    if text == "fineweb":
-        symbols = 50304
-        return Corpus(symbols, load_shards("train", vocabulary=symbols), load_shards("val", vocabulary=symbols))
+def corpus() -> Corpus:
+    """Characters of Shakespeare."""
     found = shakespeare()
     return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
 
@@ -113,20 +108,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Integers `(B, T)` -> logits `(B, T, symbols)`."""
+    """Integers `(B, T)` -> logits `(B, T, symbols)`; on FineWeb the head's weight is the embedding too."""
 
     def __init__(self, symbols: int, run: GPTRun) -> None:
         super().__init__()
         shared = run.text == "fineweb"
-        self.embedding = nn.Embedding(symbols, run.width)
-        self.blocks = nn.ModuleList(Block(run.width, run.head_width, shared) for _ in range(run.blocks))
+        self.embedding = None if shared else nn.Embedding(symbols, run.width)
+        self.layers = nn.ModuleList(Block(run.width, run.head_width, shared) for _ in range(run.blocks))
         self.head = nn.Linear(run.width, symbols, bias=False)
-        if shared:
-            self.embedding.weight = self.head.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
+        x = F.embedding(tokens, self.head.weight) if self.embedding is None else self.embedding(tokens)
+        for block in self.layers:
             x = block(x)
         return self.head(rms_norm(x))
 
@@ -136,11 +129,12 @@ def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:])
 
 
-def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
+def optimizer_of(model: GPT, run: GPTRun, group: Any = None) -> torch.optim.Optimizer:
     """What moves the weights.
 
     As in the released code all start where torch puts them, except where every layer has the norm Sign. Muon is that of
-    modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head.
+    modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head. `group` is the
+    processes that hold copies of the weights.
     """
     match run.method:
         case "Adam with warm-up":
@@ -148,10 +142,10 @@ def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
         case "Muon":
             adamw = AdamWSettings(lr=run.lr, betas=BETAS)
             rate = 0.1 / 0.2 * run.lr  # the unit match_rms_adamw has RMS 0.2
-            return wn.Muon(model, rate, recipe="muon", adjust_lr_fn="match_rms_adamw", adamw=adamw)
+            return wn.Muon(model, rate, recipe="muon", adjust_lr_fn="match_rms_adamw", adamw=adamw, process_group=group)
         case "uSCG" | "SCG":
             recipe = "scion-gpt" if run.text == "fineweb" else "scion-shakespeare"
-            return wn.Scion(model, run.lr, recipe=recipe, unconstrained=run.method == "uSCG")
+            return wn.Scion(model, run.lr, recipe=recipe, unconstrained=run.method == "uSCG", process_group=group)
         case "Sign":
             norms = assign_norms(model, "sign-only")
             initialize_(norms, radii=RADII, generator=torch.Generator().manual_seed(run.seed))
@@ -160,22 +154,26 @@ def optimizer_of(model: GPT, run: GPTRun) -> torch.optim.Optimizer:
     return wn.Scion(norms, run.lr, radii=RADII)
 
 
+def rate_factor(run: GPTRun, step: int) -> float:
+    """Adam's rate rises linearly at first; the last part, on FineWeb 28%, is a linear fall to 0."""
+    falling = 1450 / 5100 if run.text == "fineweb" else 1.0
+    rising = round(WARM_UP * run.steps) if run.method == "Adam with warm-up" else 0
+    return min((step + 1) / max(1, rising), 1.0, (1 - step / run.steps) / falling)
+
+
 class GPTTask(Task[GPT]):
-    """Next tokens of windows at random places. On FineWeb the rates stay before they fall, in the last 28%."""
+    """Next characters of windows at random places."""
 
     def __init__(self, run: GPTRun, device: torch.device) -> None:
-        self.run, self.device, self.corpus = run, device, corpus(run.text)
-        self.half = device.type == "cuda" and run.text == "fineweb"
+        self.run, self.device, self.corpus = run, device, corpus()
         torch.manual_seed(run.seed)
         model = GPT(self.corpus.symbols, run).to(device)
         generator = torch.Generator().manual_seed(run.seed + 2**32)
         super().__init__(model, optimizer_of(model, run), None, run.steps, generator)
 
     def rate_factor(self, step: int) -> float:
-        """Adam's rises linearly at first; the last part is a linear fall to 0."""
-        falling = 1450 / 5100 if self.run.text == "fineweb" else 1.0
-        rising = round(WARM_UP * self.steps) if self.run.method == "Adam with warm-up" else 0
-        return min((step + 1) / max(1, rising), 1.0, (1 - step / self.steps) / falling)
+        """That of the run."""
+        return rate_factor(self.run, step)
 
     def batch_loss(self) -> Tensor:
         """Cross entropy, in nats a token."""
@@ -186,25 +184,16 @@ class GPTTask(Task[GPT]):
     def validation_loss(self) -> float:
         """The same over windows that are spread evenly over the validation split."""
         tokens, length = self.corpus.validation, self.run.length
-        count = max(1, min(len(tokens), _VALIDATION[self.run.text]) // length)
+        count = max(1, min(len(tokens), _VALIDATION) // length)
         return float(self._loss(tokens, tokens.spread(count, length + 1)))
 
     def _loss(self, tokens: Tokens, starts: Tensor) -> Tensor:
-        """In parts; where there are several, the activations of one at a time are held, and computed again."""
-        parts = tokens.windows(starts, self.run.length + 1).to(self.device).split(max(1, _PART // self.run.length))
-        if len(parts) == 1:
-            return self._mean(parts[0])
-        sums = [checkpoint(self._mean, part, use_reentrant=False) * len(part) for part in parts]
-        return torch.stack(sums).sum() / len(starts)
-
-    def _mean(self, windows: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            logits = self.model(windows[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+        windows = tokens.windows(starts, self.run.length + 1).to(self.device)
+        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
 def run(cells: Sequence[GPTRun], device: torch.device) -> list[dict[str, Any]]:
-    """Validation loss at the end; None where the loss or a gradient was no number any more."""
+    """Validation loss of runs on characters at the end; None where the loss or a gradient was no number any more."""
     results = []
     for cell in cells:
         task = GPTTask(cell, device)

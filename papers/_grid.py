@@ -6,6 +6,7 @@ A cell that fails, or whose process dies, is reported, and the others go on; dat
 
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,12 @@ class Settings(NamedTuple):
     """That a row states."""
     device: str
     threads: int
+    unfinished: Path | None = None
+    """Of an experiment that `keeps`: it holds a folder for every chunk that is not finished."""
+
+    def folder(self, chunk: "Chunk") -> tuple[Path, ...]:
+        """The folder of a chunk, where it has one."""
+        return () if self.unfinished is None else (self.unfinished / cell_key(chunk[0]),)
 
 
 def chosen(cells: Sequence[Any], only: Sequence[str]) -> Sequence[Any]:
@@ -94,7 +101,9 @@ def run_missing(
         here = {experiment.data(cell) for chunk in chunks for cell in chunk}
         _require_same_data(table.rows_of(experiment.cells(preset)), here, table.path)
     command = f"python -m papers {experiment.name} --preset {preset}"
-    settings = Settings(experiment.run, experiment.data, command, device, max(1, (os.cpu_count() or 1) // jobs))
+    threads, unfinished = max(1, (os.cpu_count() or 1) // jobs), table.path.parent / "unfinished"
+    kept = unfinished if experiment.keeps else None
+    settings = Settings(experiment.run, experiment.data, command, device, threads, kept)
     with progress_display(console, done, total, 1, "cell") as show:
         logs = table.path.parent / "jobs"
         outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
@@ -108,6 +117,8 @@ def run_missing(
                 continue
             for row in outcome:
                 table.append(row)
+            for path in settings.folder(chunk):
+                shutil.rmtree(path, ignore_errors=True)
             show(done, f"{sum(row['seconds'] for row in outcome):.0f} s")
     return failures
 
@@ -125,7 +136,7 @@ def _require_same_data(rows: Iterable[Row], here: set[str], path: Path) -> None:
 def run_chunk(chunk: Chunk, settings: Settings) -> list[Row]:
     """The rows of cells that are run at once, in this process."""
     start = time.perf_counter()
-    results = settings.run(chunk, torch.device(settings.device))
+    results = settings.run(chunk, torch.device(settings.device), *settings.folder(chunk))
     seconds = (time.perf_counter() - start) / len(chunk)
     return [
         {**header(settings.command, cell.seed, settings.device),

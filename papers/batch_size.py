@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
-from papers._gpt import FINEWEB, GPTRun, Method, run, text_of
+from papers._gpt import FINEWEB, GPTRun, Method, text_of
+from papers._lmo_tokens import run
 from papers._table import Row
 from papers._transfer import Best, agreed, best, curves
 
@@ -109,6 +110,7 @@ EXPERIMENT = Experiment(
     shows="that the loss of Scion suffers less from large batches, at a fixed number of tokens, than Adam's and Muon's",
     cells=cells,
     run=run,
+    keeps=True,
     data=text_of,
     figures=figures,
     verdicts=verdicts,

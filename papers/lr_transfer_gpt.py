@@ -14,7 +14,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
-from papers._gpt import FINEWEB, GPTRun, Method, run, text_of
+from papers._gpt import FINEWEB, GPTRun, Method, text_of
+from papers._lmo_tokens import run
 from papers._table import Row
 from papers._transfer import agreed, best_losses, transfer_figure, transfer_verdict
 
@@ -118,6 +119,7 @@ EXPERIMENT = Experiment(
     shows="that the best learning rate of Scion does not move with the width and the depth, where Adam's and Muon's do",
     cells=cells,
     run=run,
+    keeps=True,
     data=text_of,
     figures=figures,
     verdicts=verdicts,

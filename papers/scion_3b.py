@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
-from papers._gpt import FINEWEB, GPTRun, Method, Text, run, text_of
+from papers._gpt import FINEWEB, GPTRun, Method, Text, text_of
+from papers._lmo_tokens import run
 from papers._table import Row
 from papers._transfer import agreed
 from papers.lr_transfer_gpt import METHODS, SMALL, TABLE_5, WITHIN
@@ -96,6 +97,7 @@ EXPERIMENT = Experiment(
     shows="the order of Adam, Muon, uSCG and SCG on a large model with the learning rates of a small one",
     cells=cells,
     run=run,
+    keeps=True,
     data=text_of,
     figures=figures,
     verdicts=verdicts,

@@ -68,7 +68,7 @@ def tiny_data(monkeypatch):
     for module in (_airbench, _cifar):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
     text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
-    monkeypatch.setattr(_gpt, "corpus", lambda name: _gpt.Corpus(7, text, text))
+    monkeypatch.setattr(_gpt, "corpus", lambda: _gpt.Corpus(7, text, text))
     monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
     for module in (_tokens, five_minutes, stability_grid):

@@ -1,15 +1,20 @@
 """The transformer of Norm-Constrained LMOs: what it computes, and what its optimizers do in one step."""
 
+import signal
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from papers import _gpt, batch_size, lr_transfer_gpt, scion_3b, sign_only
-from papers._gpt import FINEWEB, GPT, RADII, Corpus, GPTRun, GPTTask, Rotary
-from wellnormed.data.shards import Tokens
+from papers import _gpt, _lmo_tokens, batch_size, lr_transfer_gpt, scion_3b, sign_only
+from papers._gpt import FINEWEB, GPT, RADII, Corpus, GPTRun, GPTTask, Rotary, rate_factor
+from wellnormed.data.shards import Tokens, header
 from wellnormed.norms import Sign
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 RUN = GPTRun("SCG", 16, 2, 0.25, 4, 2, 0, length=8, head_width=8)
 
@@ -17,7 +22,7 @@ RUN = GPTRun("SCG", 16, 2, 0.25, 4, 2, 0, length=8, head_width=8)
 @pytest.fixture(autouse=True)
 def small_text(monkeypatch):
     text = Tokens([torch.randint(7, (300,), generator=torch.Generator().manual_seed(0)).numpy()])
-    monkeypatch.setattr(_gpt, "corpus", lambda name: Corpus(7, text, text))
+    monkeypatch.setattr(_gpt, "corpus", lambda: Corpus(7, text, text))
 
 
 def step(run):
@@ -60,7 +65,7 @@ def test_a_step_of_muon_is_a_tenth_of_adams():
     before, after, task = step(replace(RUN, method="Muon", lr=lr, width=32))
     moved = {name: (after[name] - before[name]).detach() for name in before}
     for name, change in moved.items():
-        if name.startswith("blocks"):  # queries, keys and values have no gradient while the output projection is 0
+        if name.startswith("layers"):  # queries, keys and values have no gradient while the output projection is 0
             rms = float(change.square().mean().sqrt())
             # Jordan's five steps bring singular values that are not tiny into [0.68, 1.21]; the rest only lower the RMS
             assert rms <= 0.1 * lr * 1.21, name
@@ -79,7 +84,7 @@ def test_steps_of_signs_shrink_with_the_inputs_except_the_embeddings():
         assert float(before[name].abs().max()) == pytest.approx(radius / inputs)
         assert float(moved.detach()) == pytest.approx(0.5 * radius / inputs, rel=1e-4), name
     before, after, _ = step(replace(RUN, method="Signum", lr=0.5))
-    for name in ("blocks.0.down.weight", "head.weight"):
+    for name in ("layers.0.down.weight", "head.weight"):
         moved = (after[name] - before[name]).abs().max()
         assert float(moved.detach()) == pytest.approx(0.5 * RADII[name.partition(".")[0]], rel=1e-4)
 
@@ -99,47 +104,76 @@ def test_scion_starts_as_muon_does_and_scg_stays_in_its_balls_once_it_is_there()
         assert all(float(a.norm.norm(a.parameter.detach())) <= a.radius for a in assigned)
 
 
-def test_the_loss_in_parts_is_the_loss(monkeypatch):
-    task = GPTTask(replace(RUN, batch=6), CPU)
-    validation = task.validation_loss()
-    whole, starts = task.corpus.train, torch.arange(6)
-    loss = task._loss(whole, starts)
-    (gradient,) = torch.autograd.grad(loss, [task.model.head.weight])
-    monkeypatch.setattr(_gpt, "_PART", 16)  # two windows at a time
-    parts = task._loss(whole, starts)
-    (of_parts,) = torch.autograd.grad(parts, [task.model.head.weight])
-    assert float(parts.detach()) == pytest.approx(
-        float(loss.detach()), rel=1e-5
-    )  # sums of 48 float32 numbers in another order
-    assert torch.allclose(of_parts, gradient, rtol=1e-3, atol=1e-6)
-    assert task.validation_loss() == pytest.approx(validation, rel=1e-5)
-
-
 def test_rates_stay_on_fineweb_before_they_fall_and_weights_are_shared():
-    task = GPTTask(replace(RUN, text="fineweb", steps=5100), CPU)
-    assert task.rate_factor(3650) == 1.0
-    assert task.rate_factor(4375) == pytest.approx(0.5)
-    assert task.model.head.weight is task.model.embedding.weight
-    task.advance()
-    other = GPTTask(replace(RUN, steps=10), CPU)
-    assert [other.rate_factor(step) for step in (0, 5)] == [1.0, 0.5]
+    run = replace(RUN, text="fineweb", steps=5100)
+    assert rate_factor(run, 3650) == 1.0
+    assert rate_factor(run, 4375) == pytest.approx(0.5)
+    assert not any(name.startswith("embedding") for name, _ in GPT(7, run).named_parameters())
+    assert [rate_factor(replace(RUN, steps=10), step) for step in (0, 5)] == [1.0, 0.5]
 
 
 def test_adam_alone_has_a_warm_up_over_a_twentieth_of_the_steps():
-    tasks = [GPTTask(replace(RUN, method=m, text="fineweb", steps=5100), CPU) for m in ("Adam with warm-up", "Muon")]
-    adam, muon = ([task.rate_factor(step) for step in (0, 127, 254, 255, 3650)] for task in tasks)
+    runs = [replace(RUN, method=m, text="fineweb", steps=5100) for m in ("Adam with warm-up", "Muon")]
+    adam, muon = ([rate_factor(run, step) for step in (0, 127, 254, 255, 3650)] for run in runs)
     assert adam == pytest.approx([1 / 255, 128 / 255, 1, 1, 1])
     assert muon == [1.0] * 5
-    short = GPTTask(replace(RUN, method="Adam with warm-up", steps=64), CPU)  # where rates fall from the first step on
-    assert [short.rate_factor(step) for step in (0, 1, 2, 32)] == pytest.approx([1 / 3, 2 / 3, 62 / 64, 0.5])
+    short = replace(RUN, method="Adam with warm-up", steps=64)  # where rates fall from the first step on
+    assert [rate_factor(short, step) for step in (0, 1, 2, 32)] == pytest.approx([1 / 3, 2 / 3, 62 / 64, 0.5])
+
+
+@pytest.fixture
+def tokens(tmp_path, monkeypatch):
+    """FineWeb of a few random tokens."""
+    monkeypatch.setenv("WELLNORMED_DATA", str(tmp_path))
+    (tmp_path / _lmo_tokens.DATA).mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for split in ("train", "val"):
+        content = torch.randint(50257, (400,), generator=generator).numpy().astype("<u2").tobytes()
+        (tmp_path / _lmo_tokens.DATA / f"few_{split}_000000.bin").write_bytes(header(400) + content)
+
+
+def tiny(cell, steps):
+    return replace(cell, width=cell.head_width, blocks=1, steps=steps, batch=2, length=8)
 
 
 @pytest.mark.parametrize("experiment", [batch_size, lr_transfer_gpt, scion_3b, sign_only])
-def test_cells_of_the_paper_start(experiment):
+def test_cells_of_the_paper_start(experiment, tokens, tmp_path, quick_ends):
     cells = {cell.method: cell for cell in experiment.cells("paper")}
-    for cell in cells.values():
-        (result,) = experiment.run([replace(cell, width=cell.head_width, blocks=1, steps=1, batch=1, length=8)], CPU)
+    for number, cell in enumerate(cells.values()):
+        folder = [tmp_path / f"cell-{number}"] * experiment.EXPERIMENT.keeps
+        (result,) = experiment.run([tiny(cell, 1)], CPU, *folder)
         assert result["loss"] is not None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from papers import _lmo_tokens
+from papers._gpt import GPTRun
+from wellnormed.train.task import Task
+advance = Task.advance
+def killed(task):
+    if task.step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(task)
+Task.advance = killed
+config_of = _lmo_tokens.config_of
+_lmo_tokens.config_of = lambda *args: __import__("dataclasses").replace(config_of(*args), checkpoint_every=2)
+_lmo_tokens.run([eval(sys.argv[1])], torch.device("cpu"), Path(sys.argv[2]))
+"""
+
+
+def test_a_cell_that_was_killed_goes_on_and_gives_the_row_of_one_that_was_not(tokens, tmp_path, quick_ends):
+    cell = tiny(scion_3b.cells("paper")[-1], 5)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    (expected,) = scion_3b.run([cell], CPU, whole)
+    command = [sys.executable, "-c", KILLED, repr(cell), str(killed)]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    assert [path.name for path in (killed / "0" / "checkpoints").glob("step-*")] == ["step-00000002"]
+    assert scion_3b.run([cell], CPU, killed) == [expected]
+    ends = [(folder / "0" / "model.safetensors").read_bytes() for folder in (whole, killed)]
+    assert ends[0] == ends[1]
 
 
 def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
