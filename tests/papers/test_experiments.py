@@ -69,7 +69,6 @@ def tiny_data(monkeypatch):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
     text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
     monkeypatch.setattr(_gpt, "corpus", lambda: _gpt.Corpus(7, text, text))
-    monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: TEXT)
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
     for module in (_tokens, five_minutes, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
@@ -78,9 +77,8 @@ def tiny_data(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def tiny_shakespeare(monkeypatch):
-    text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_gpt, _shakespeare, _nanogpt, modula_gpt, shakespeare_best):
-        monkeypatch.setattr(module, "shakespeare", lambda: text)
+    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+        monkeypatch.setattr(module, "shakespeare", lambda: TEXT)
 
 
 def shrunk(name, cell):
