@@ -65,8 +65,8 @@ class _Meter(TorchDispatchMode):
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         # modules refuse to move a tensor with weak references, by which this remembers it, and copies of layers copy it
-        self.fake.fake_tensor_converter.set_tensor_memo = lambda *_: None
-        self.fake.__deepcopy__ = lambda _: self.fake
+        self.fake.fake_tensor_converter.set_tensor_memo = lambda *_: None  # pyrefly: ignore[bad-assignment]
+        self.fake.__deepcopy__ = lambda _: self.fake  # pyrefly: ignore[missing-attribute]
         self.alive: dict[int, int] = {}
         self.now = self.peak = 0
 
