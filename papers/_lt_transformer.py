@@ -1,46 +1,34 @@
-"""The Shakespeare transformer of LT, with what its appendix F varies.
+"""What LT's appendix F varies in its Shakespeare transformer: inflation, masses, halved rates, the projection.
 
-LT is Training Transformers with Enforced Lipschitz Bounds.
-
-Three blocks of attention and feed-forward layer, output projections and head zero at the start, a soft cap on every
-matrix, Muon with a momentum that keeps 0.9, rates that fall linearly to 0. A step is shared among the weights by mass
-and sensitivity: mass 1 for the embedding, the positions and the head, and one mass for all blocks together. LT has
-rotary positions where this model learns a vector for each and a bias of attention for each distance, caps whole
-matrices where this one caps every head, and ran without the factors of residuals and attention in the forward pass,
-which stand here and make a logit scale necessary.
+LT is Training Transformers with Enforced Lipschitz Bounds. Every matrix has a soft cap; the rest is `_shakespeare`'s.
+A step is shared among the weights by mass: mass 1 for the embedding and the head, and one mass for all blocks together.
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 import wellnormed as wn
-from papers._shakespeare import shakespeare
-from papers.characters import CharacterTask
-from wellnormed.constraints import Constraints, SoftCap
+from papers._shakespeare import BLOCKS_MASS, MATRICES, LTShape, lt_model, rate_factors, shakespeare
+from papers.characters import TextTask
+from wellnormed.constraints import SoftCap
 from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.matrix import soft_cap_strength
-from wellnormed.models.config import GPTConfig
-from wellnormed.models.files import Model
-from wellnormed.models.gpt import GPT
-from wellnormed.modular import NormedModule, modular_tree
+from wellnormed.models import GPT
+from wellnormed.modular import modular_tree
 from wellnormed.nn import constraints_of
 from wellnormed.norms import ColNorm
 from wellnormed.routing import assign_norms
-from wellnormed.train.config import TrainConfig
-from wellnormed.train.optimizer import weight_roles
-from wellnormed.train.presets import PRESETS
 
 Floor = Literal["as published", "largest symbol"]
 Projection = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class TransformerRun:
-    """One training run. The sizes are LT's unless given."""
+class TransformerRun(LTShape):
+    """One training run."""
 
     lr: float
     """Of the whole step, in the modular norm."""
@@ -48,19 +36,12 @@ class TransformerRun:
     """The most by which the gradient of a symbol's vector is multiplied."""
     floor: Floor = "largest symbol"
     """What is multiplied: a gradient over that of the batch's largest symbol, or the gradient itself (LT's code)."""
-    blocks_mass: float = 32
+    blocks_mass: float = BLOCKS_MASS
     halved: bool = False
     """Whether a rate is halved once for every residual connection that follows, and no factor of the model counts."""
     projection: Projection = "float32"
     cap: float = 2.0
-    logit_scale: float = 8.0
-    """LT takes 1, with no factors of residuals and attention in the forward pass; with them logits stay small."""
-    width: int = 256
-    blocks: int = 3
-    length: int = 256
-    batch: int = 64
-    steps: int = 2000
-    seed: int = 0
+    """In RMS -> RMS units. LT names about 2 for its Shakespeare runs, and none for these."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,42 +74,25 @@ SMALL: dict[str, Any] = {"width": 64, "length": 64, "batch": 12, "steps": 600}
 """The sizes of a run that takes less than a minute on a CPU."""
 
 
-def lt_transformer(run: TransformerRun, device: torch.device) -> CharacterTask:
+def lt_transformer(run: TransformerRun, device: torch.device) -> TextTask[GPT]:
     """The training of a run."""
-    text, paper = shakespeare(), PRESETS["paper"]
-    assert isinstance(paper.model, GPTConfig)
-    shapes = {"width": run.width, "blocks": run.blocks, "length": run.length, "logit_scale": run.logit_scale}
-    model = replace(
-        paper.model, **shapes, relative_bias=True, residual_strength=0.5 / run.blocks, vocabulary_size=len(text.symbols)
-    )
-    training = {"learning_rate": run.lr, "batch": run.batch, "steps": run.steps, "seed": run.seed}
-    return CharacterTask(replace(paper, model=model, **training), text, device, partial(_optimizer, run))
+    model = lt_model(run, torch.Generator().manual_seed(run.seed)).to(device)
+    kind = ColNorm if run.floor == "largest symbol" else InflatedAsPublished
+    embedding = kind(input_axis=0, max_inflation=run.inflation)
+    norms = assign_norms(model, recipe="modular", overrides=MATRICES | {"embedding": embedding})
+    if run.halved:
+        factors = rate_factors(run.blocks, run.blocks_mass)
+    else:
+        factors = modular_tree(model, norms).tare(run.blocks_mass, "layers").lr_factors()
+    optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, lr_factors=factors)
+    held = constraints_of(model) | {"*": CAPS[run.projection](run.cap)}
+    return TextTask(
+        model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
+        torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
+    )  # fmt: skip
 
 
-def largest_norm(task: CharacterTask) -> float:
+def largest_norm(task: TextTask[GPT]) -> float:
     """Of the capped matrices, estimated."""
     assert task.constraints is not None
-    assert isinstance(task.model, GPT)
-    norms = task.constraints.norms()
-    return max(norms[name] for name, role in weight_roles(task.model).items() if role != "embedding")
-
-
-def _optimizer(run: TransformerRun, model: Model, config: TrainConfig) -> tuple[wn.Scion, Constraints]:
-    assert isinstance(model, GPT)
-    kind = ColNorm if run.floor == "largest symbol" else InflatedAsPublished
-    norms = assign_norms(model, overrides={"embedding": kind(input_axis=0, max_inflation=run.inflation)})
-    factors = rate_factors(run, modular_tree(model, norms).tare(run.blocks_mass, "layers"))
-    optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, radius=1.0, lr_factors=factors)
-    own = constraints_of(model)
-    held = {name: CAPS[run.projection](run.cap) for name in weight_roles(model) if name not in own}
-    return optimizer, wn.constrain(optimizer, own | held)
-
-
-def rate_factors(run: TransformerRun, tree: NormedModule) -> dict[str, float]:
-    """Those of the modular norm; or the shares of the mass, halved once for each residual connection that follows."""
-    if not run.halved:
-        return tree.lr_factors()
-    shares, residuals = {place.name: place.mass / tree.mass for place in tree.places()}, 2 * run.blocks
-    follow = dict.fromkeys(shares, residuals) | {"head.weight": 0}
-    follow |= {name: residuals - 1 - int(name.split(".")[1]) for name in shares if name.startswith("layers.")}
-    return {name: share / 2 ** follow[name] for name, share in shares.items()}
+    return max(norm for name, norm in task.constraints.norms().items() if not name.startswith("embedding"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import wellnormed as wn
-from papers import _lt_transformer, block_mass, inflation
+from papers import _lt_transformer, _shakespeare, block_mass, inflation
 from papers._lt_transformer import (
     Bfloat16SoftCap,
     InflatedAsPublished,
@@ -16,13 +16,14 @@ from wellnormed.data.characters import CharacterText
 from wellnormed.matrix import soft_cap, soft_cap_strength
 from wellnormed.train.task import fit
 
-TINY = {"logit_scale": 1.0, "width": 8, "blocks": 2, "length": 8, "batch": 2, "steps": 3}
+TINY = {"width": 8, "blocks": 2, "length": 8, "batch": 2, "steps": 3}
 
 
 @pytest.fixture(autouse=True)
 def short_text(monkeypatch):
     text = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
-    monkeypatch.setattr(_lt_transformer, "shakespeare", lambda: text)
+    for room in (_lt_transformer, _shakespeare):
+        monkeypatch.setattr(room, "shakespeare", lambda: text)
 
 
 def test_the_published_inflation_is_its_formula():
@@ -48,22 +49,21 @@ def rates(**settings):
 
 
 def test_a_rate_is_halved_once_for_every_residual_that_follows():
-    # mass 32 for two blocks of six matrices and a bias; 1 each for the embedding, the positions and the head
-    halved, share = rates(halved=True), 32 / 14 / 35
-    assert halved["head.weight"] == pytest.approx(1 / 35)
-    assert halved["embedding.weight"] == halved["position.weight"] == pytest.approx(1 / 35 / 16)
-    assert halved["layers.0.block.query.weight"] == pytest.approx(share / 8)
+    # mass 32 for two blocks of six matrices; 1 each for the embedding and the head
+    halved, share = rates(halved=True), 32 / 12 / 34
+    assert halved["head.weight"] == pytest.approx(1 / 34)
+    assert halved["embedding.weight"] == pytest.approx(1 / 34 / 16)
+    assert halved["layers.0.block.query.0.weight"] == pytest.approx(share / 8)
     assert halved["layers.0.block.output.weight"] == pytest.approx(share / 8)
     assert halved["layers.3.block.output.weight"] == pytest.approx(share)
 
 
 def test_unhalved_rates_are_those_of_the_modular_norm():
-    modular, share = rates(blocks_mass=2), 2 / 14 / 5
-    assert modular["head.weight"] == pytest.approx(1 / 5)
-    assert modular["embedding.weight"] == pytest.approx(2 / 5)  # half of a vector is the position's
+    modular, share = rates(blocks_mass=2), 2 / 12 / 4
+    assert modular["head.weight"] == modular["embedding.weight"] == pytest.approx(1 / 4)
     # the residual's share of 1/4 and, for queries, keys and values, the factor 1/3 follow
     assert modular["layers.3.block.output.weight"] == pytest.approx(share * 4)
-    assert modular["layers.0.block.query.weight"] == pytest.approx(share * 12)
+    assert modular["layers.0.block.query.0.weight"] == pytest.approx(share * 12)
 
 
 def test_a_cap_in_bfloat16_is_the_soft_cap_but_for_rounding():
