@@ -26,7 +26,7 @@ def test_one_two_and_four_processes_start_with_the_same_bits(processes, name, en
     assert start(MODELS[name], entries, seed=6)[0] != digests
 
 
-@pytest.mark.parametrize("entries", [2**20, 2**11])
+@pytest.mark.parametrize("entries", [pytest.param(2**20, marks=pytest.mark.slow), 2**11])
 def test_no_process_has_the_model_while_it_starts(processes, entries):
     """A quarter is its own, and the rest is for one weight at a time: float64 copies of it and what its SVD needs."""
     model = replace(MODELS["gpt"], width=32, blocks=24)
