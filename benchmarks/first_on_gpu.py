@@ -20,10 +20,12 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from benchmarks.matrix.gpu import eager_seconds
 from benchmarks.optimizer_step import BLOCKS, TIMED, hidden_matrices, ours
 from papers.header import header, write_result
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
+LARGE = [(4096, 4096)]
 
 
 def ours_soft(model: nn.Module) -> torch.optim.Optimizer:
@@ -36,25 +38,9 @@ def ours_soft(model: nn.Module) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, Make] = {**TIMED, "ours with a soft cap": ours_soft}
 
 
-def large_matrices(dtype: torch.dtype = torch.float32, side: int = 4096, count: int = 24) -> nn.Module:
-    """Square linear layers with gradients drawn."""
-    torch.manual_seed(0)
-    model = nn.ModuleList(nn.Linear(side, side, bias=False, dtype=dtype) for _ in range(count))
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    return model
-
-
 def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
     """The median time of a step, launches and waits included."""
-    times = []
-    for _ in range(rounds + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e-3)
+    times = [eager_seconds(step) for _ in range(rounds + 2)]
     return statistics.median(times[2:])
 
 
@@ -114,8 +100,8 @@ def main() -> None:
     models: dict[str, Callable[[], nn.Module]] = {
         "GPT-2 small": lambda: hidden_matrices(BLOCKS),
         "GPT-2 small, bfloat16 weights": lambda: hidden_matrices(BLOCKS, torch.bfloat16),
-        "24 matrices of 4096 x 4096": large_matrices,
-        "24 matrices of 4096 x 4096, bfloat16 weights": lambda: large_matrices(torch.bfloat16),
+        "24 matrices of 4096 x 4096": lambda: hidden_matrices(24, shapes=LARGE),
+        "24 matrices of 4096 x 4096, bfloat16 weights": lambda: hidden_matrices(24, torch.bfloat16, LARGE),
     }
     rows = []
     for name, model in models.items():

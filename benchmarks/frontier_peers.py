@@ -17,7 +17,7 @@ import torch
 
 import wellnormed as wn
 from papers.frontier import best_rate
-from papers.header import header, write_result
+from papers.header import header, stored_rows, write_result
 from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.train.config import CHARACTERS, TrainConfig
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/frontier_peers.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = stored_rows(options.output)
 
     def ensure(kind: str, rate: float, seed: int) -> None:
         if any((row["kind"], row["rate"], row["seed"]) == (kind, rate, seed) for row in rows):

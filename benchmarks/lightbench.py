@@ -17,7 +17,6 @@ import gc
 import importlib
 import inspect
 import io
-import json
 import re
 import sys
 import tempfile
@@ -31,7 +30,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from papers.header import header, write_result
+from papers.header import header, stored_rows, write_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "lightbench.json"
 TRIALS, STEPS = 20, 500
@@ -184,7 +183,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(OPTIMIZERS))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = stored_rows(RESULTS)
     known = {(row["task"], row["difficulty"], row["optimizer"]): row["passed"] for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         for_cpu(Path(folder))

@@ -29,7 +29,7 @@ from torch import nn
 
 import wellnormed as wn
 from docs.run_examples import code_of
-from papers.header import header, write_result
+from papers.header import header, stored_rows, write_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "llm_optimizer_benchmark.json"
 SETTINGS = """
@@ -128,7 +128,7 @@ def main() -> None:
         name, lr, decay, seed = chosen.cell
         print(json.dumps(run_cell(chosen.harness.resolve(), name, float(lr), float(decay), int(seed))))
         return
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = stored_rows(RESULTS)
     known = {(row["optimizer"], row["lr"], row["weight_decay"], row["seed"]) for row in rows}
     cells = [
         (name, lr, decay, seed)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from papers.header import header, write_result
+from papers.header import header, stored_rows, write_result
 from wellnormed.matrix.msign import multiplies_bfloat16
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def main() -> None:
     of_peer = subprocess.run(
         ["git", "-C", options.peer, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()
-    rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = stored_rows(options.output)
     for seed in options.seeds:
         if any(row["seed"] == seed for row in rows):
             continue

@@ -32,7 +32,8 @@ import wellnormed as wn
 from papers.header import header, write_result
 
 WIDTH, BLOCKS = 768, 12
-SHAPES = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+Shapes = list[tuple[int, int]]
+SHAPES: Shapes = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 JORDAN = (3.4445, -4.7750, 2.0315)
 
 
@@ -62,10 +63,10 @@ class Float32Loop(torch.optim.Optimizer):
                 parameter.add_(x, alpha=-group["lr"] * (x.shape[0] / x.shape[1]) ** 0.5)
 
 
-def hidden_matrices(blocks: int, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Linear layers with the hidden shapes of GPT-2 small, gradients drawn."""
+def hidden_matrices(blocks: int, dtype: torch.dtype = torch.float32, shapes: Shapes = SHAPES) -> nn.Module:
+    """Linear layers with the shapes of each block, by default the hidden ones of GPT-2 small; gradients are drawn."""
     torch.manual_seed(0)
-    model = nn.ModuleList(nn.Linear(n, m, bias=False, dtype=dtype) for _ in range(blocks) for m, n in SHAPES)
+    model = nn.ModuleList(nn.Linear(n, m, bias=False, dtype=dtype) for _ in range(blocks) for m, n in shapes)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     return model

@@ -17,7 +17,7 @@ import torch
 
 from papers._by_form import Matched, config_of
 from papers._tokens import corpus_of, results
-from papers.header import header, write_result
+from papers.header import header, stored_rows, write_result
 from wellnormed.models import build
 from wellnormed.models.config import PotentialConfig
 from wellnormed.train.setup import blocks, with_vocabulary
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/token_levers.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = stored_rows(options.output)
     for name in [*LEVERS, *RATES]:
         if name not in {row["lever"] for row in rows}:
             rows.append(run(name))

@@ -37,6 +37,11 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
     return {**first, "environment": rest}
 
 
+def stored_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result that was written before, for a script that goes on; none if there is no such file."""
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
 

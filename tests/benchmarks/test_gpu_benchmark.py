@@ -57,7 +57,7 @@ def test_what_cannot_run_is_a_row():
 def test_whole_steps(name, dtype, monkeypatch):
     for timer, value in {"seconds": 1.0, "peak_bytes": 2, "waits": 3, "records": "no"}.items():
         monkeypatch.setattr(first_on_gpu, timer, lambda step, value=value: (step(), value)[1])
-    model = first_on_gpu.large_matrices(dtype, side=8, count=2)
+    model = first_on_gpu.hidden_matrices(2, dtype, [(8, 8)])
     before = [p.detach().clone() for p in model.parameters()]
     found = first_on_gpu.measured(first_on_gpu.OPTIMIZERS[name], model)
     assert found == {"seconds": 1.0, "peak_bytes": 2, "waits": 3, "graph": "no"}

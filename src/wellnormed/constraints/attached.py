@@ -242,9 +242,8 @@ class Constraints:
         """Bring weights where training may start, and remember them as they are then."""
         for c in changed:
             c.state = {}
-        chosen = "project" if prove else "begin"
-        project = lambda c, weights, state: (getattr(c.constraint, chosen)(weights, c.norm), state)  # noqa: E731
-        _write([[c] for c in changed], project, self._placement)
+        bring = lambda c: c.constraint.project if prove else c.constraint.begin  # noqa: E731
+        _write([[c] for c in changed], lambda c, weights, state: (bring(c)(weights, c.norm), state), self._placement)
         for c in changed:
             c.begin()
 

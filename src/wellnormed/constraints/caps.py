@@ -28,8 +28,8 @@ class Cap(Constraint):
     """A constraint without memory that promises `norm(weight) <= max_norm` after every step.
 
     Weights are proved to lie at or below the cap before the first step, unless `constrain(..., prove=False)` takes the
-    cap's word for it. Later they are where the aim and the accuracy
-    of the matrix functions put them; 16-bit weights are constrained in float32 and proved again once they are rounded.
+    cap's word for it. Later they are where the aim and the accuracy of the matrix functions put them; 16-bit weights
+    are constrained in float32 and proved again once they are rounded.
 
     **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
     `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since

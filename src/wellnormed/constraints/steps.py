@@ -32,8 +32,8 @@ class BoundsItsSteps(Protocol):
         """The bound on the coming step of every parameter of the assignment, in its norm."""
         ...
 
-    def decays(self) -> dict[str, float]:
-        """The share of a parameter that the coming step removes, by name, of those that have a bound."""
+    def decay(self, name: str) -> float:
+        """The share of a parameter, one that has a bound, that the coming step removes."""
         ...
 
 
@@ -60,14 +60,14 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
         )
     if not isinstance(optimizer, BoundsItsSteps):
         return dict.fromkeys((c.name for c in constrained), None)
-    bounds, decays = optimizer.update_norms(), optimizer.decays()
+    bounds = optimizer.update_norms()
     known = {a.parameter: a for a in optimizer.assignment}
     found: Bounds = {}
     for c in constrained:
         a = known.get(cast(nn.Parameter, c.parameter))
         found[c.name] = step = bounds[a.name] if a and a.norm == c.norm else None
         if a and step and c.constraint.uses_update_norm and c.constraint.bound is not None:
-            found[c.name] = max(step - decays[a.name] * c.constraint.bound, sys.float_info.min)
+            found[c.name] = max(step - optimizer.decay(a.name) * c.constraint.bound, sys.float_info.min)
     return found
 
 

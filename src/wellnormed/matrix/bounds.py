@@ -7,8 +7,7 @@ from torch import Tensor
 
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, finite_scale
 from wellnormed.matrix._symmetric import full_product
-from wellnormed.proof.matrices import TINY, gamma, proved_norm
-from wellnormed.proof.value import UNIT
+from wellnormed.proof.matrices import proved_norm, shift
 
 
 def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
@@ -58,11 +57,8 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     m, n = wide.shape[-2:]
     gram = full_product(wide.mT, wide)
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    squared, frobenius = target * target * (1 - 4 * UNIT), diagonal.sum(-1)
-    rate = gamma(n + 1)
-    trace = (n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6)).clamp(min=0)
-    margin = rate / (1 - rate) * trace + gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + diagonal.amax(-1))
-    c = squared - (margin * (1 + 1e-6) + TINY) - 4 * UNIT * squared
+    frobenius = diagonal.sum(-1)
+    c = shift(target, m, n, frobenius, diagonal.amax(-1))
     factor, failed = torch.linalg.cholesky_ex(c[..., None, None] * torch.eye(n, dtype=c.dtype, device=c.device) - gram)
     completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
     # No entry exceeds 1 after the scaling, so that a larger bound needs no factorisation, whose numbers might overflow.

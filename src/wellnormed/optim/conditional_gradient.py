@@ -257,10 +257,12 @@ class ConditionalGradient(torch.optim.Optimizer):
                 bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
         return bounds
 
-    def decays(self) -> dict[str, float]:
-        """The share of every parameter with a norm that the next step removes, by name."""
-        rules = {name: (group, rule_of(group)) for name, (group, _) in self._owner.items()}
-        return {name: rule.decay(group) for name, (group, rule) in rules.items() if rule is not None}
+    def decay(self, name: str) -> float:
+        """The share of the named parameter, one with an `update_norm`, that the next step removes."""
+        group, _ = self._owner[name]
+        rule = rule_of(group)
+        assert rule is not None  # else it has no such norm
+        return rule.decay(group)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too."""

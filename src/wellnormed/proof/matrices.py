@@ -6,6 +6,7 @@ In all formulas u = 2^-53, and gamma_k = k u / (1 - k u).
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,8 @@ def norms_below(stack: np.ndarray, bound: float) -> bool:
     """Whether Cholesky factorisations prove that no singular value of a stack of matrices exceeds a bound.
 
     With G = fl(W^T W) and T = fl(c I - G), completion proves (Rump, BIT 2006; Higham, theorem 10.5)
-    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; c is chosen so that
-    the right side is `bound^2`.
+    `sigma^2 <= c + gamma_{n+1} / (1 - gamma_{n+1}) tr(T) + gamma_m |W|_F^2 + u (c + max G_ii)`; `shift` chooses c so
+    that the right side is `bound^2`.
 
     Args:
         stack: k matrices, `(k, m, n)`, of finite entries.
@@ -39,16 +40,29 @@ def norms_below(stack: np.ndarray, bound: float) -> bool:
         return True
     gram = w.swapaxes(1, 2) @ w
     diagonal = np.diagonal(gram, axis1=1, axis2=2)
-    squared, frobenius = target * target * (1 - 4 * UNIT), diagonal.sum(1)
-    rate = gamma(n + 1)
-    trace = np.maximum(n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6), 0)
-    margin = rate / (1 - rate) * trace + gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + diagonal.max(1))
-    c = squared - (margin * (1 + 1e-6) + TINY) - 4 * UNIT * squared
+    c = shift(target, m, n, diagonal.sum(1), diagonal.max(1))
     try:
         factor = np.linalg.cholesky(c[:, None, None] * np.eye(n) - gram)
     except np.linalg.LinAlgError:
         return False
     return bool(np.isfinite(factor).all())
+
+
+def shift(bound: Any, m: int, n: int, frobenius: Any, largest: Any) -> Any:
+    """The `c` of `norms_below`, of numbers, arrays or tensors of float64.
+
+    Args:
+        bound: The number in question, at most about `sqrt(m n)`.
+        m: The longer side of the matrices, whose entries are at most 1.
+        n: The shorter side.
+        frobenius: The traces of the Gram matrices.
+        largest: Their largest diagonal entries.
+    """
+    squared, rate = bound * bound * (1 - 4 * UNIT), gamma(n + 1)
+    trace = n * squared * (1 + 1e-6) - frobenius * (1 - 1e-6)
+    trace = (trace + abs(trace)) / 2  # exactly 0 where it is negative
+    margin = rate / (1 - rate) * trace + gamma(m) * frobenius * (1 + 1e-6) + UNIT * (squared + largest)
+    return squared - (margin * (1 + 1e-6) + TINY) - 4 * UNIT * squared
 
 
 def largest_entry(x: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from wellnormed.data.corpus import Corpus
 from wellnormed.matrix.msign import multiplies_bfloat16
-from wellnormed.models.files import BUILDERS, Model
+from wellnormed.models.files import BUILDERS, Model, build
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.nn.starting import Fill, own_seed
 from wellnormed.parallel import Job, Placement
@@ -43,10 +43,10 @@ def built(
     A model whose weights are cut is never whole anywhere, if it has `starts` and nobody wants it `prepared` with its
     first weights: it is made without values and cut, and then its weights are filled one after the other.
     """
-    kind = BUILDERS[type(config.model)]
-    in_parts = ranks.world > 1 and config.parallel == "fsdp" and prepared is None and hasattr(kind, "starts")
+    says_starts = hasattr(BUILDERS[type(config.model)], "starts")
+    in_parts = ranks.world > 1 and config.parallel == "fsdp" and prepared is None and says_starts
     with torch.device("meta") if in_parts else nullcontext():
-        model = kind(config.model, None if in_parts else generator)
+        model = build(config.model, None if in_parts else generator)
     flops = flops_per_token(model, config.model.length)
     if not in_parts:
         model = (prepared(model) if prepared else model).to(ranks.device)
