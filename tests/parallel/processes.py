@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import faulthandler
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -10,6 +11,7 @@ import pickle
 import tempfile
 import time
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -51,7 +53,9 @@ class Processes:
                 try:
                     fine, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
-                    fine, value = False, "the process ended"
+                    self.children[rank].join(1)
+                    stack = Path(self.folder.name, f"crash-{rank}").read_text()
+                    fine, value = False, f"the process ended with code {self.children[rank].exitcode}\n{stack}"
                 if fine:
                     results[rank] = value
                 else:
@@ -77,6 +81,8 @@ class Processes:
 
 
 def _serve(rank, world, folder, pipe):
+    stack = open(os.path.join(folder, f"crash-{rank}"), "w")  # noqa: SIM115 - open as long as the process lives
+    faulthandler.enable(stack)
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group(
