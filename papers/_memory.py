@@ -9,6 +9,7 @@ Kernels are those of the CPU: on a GPU some need other space for what they compu
 
 import os
 import tempfile
+import warnings
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,7 +165,9 @@ def measure(experiment: Experiment, chunk: Sequence[Any]) -> Memory:
 
     handle = register_optimizer_step_post_hook(after)
     try:
-        with _stand_in() as folder, meter, _Addresses():
+        with _stand_in() as folder, warnings.catch_warnings(), meter, _Addresses():
+            # torch looks whether a tensor has an address when a layer is copied
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             experiment.run(chunk, torch.device("cpu"), *[folder / "cell"] * experiment.keeps)
     except _Enough:
         pass

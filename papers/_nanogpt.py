@@ -6,16 +6,17 @@ decay to 1e-4, betas 0.9 and 0.99, weight decay 0.1 on matrices, gradients clipp
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from papers._resumed import fit_resumed
 from papers._shakespeare import scores, shakespeare
 from papers.characters import TextTask
 from wellnormed.data.characters import CharacterText
-from wellnormed.train.task import fit
 
 WARM_UP = 100
 
@@ -104,8 +105,8 @@ class NanoGPTRun:
     seed: int
 
 
-def best_scores(run: NanoGPTRun, device: torch.device) -> dict[str, float]:
-    """Train, and return the scores of the evaluation with the lowest loss over the whole split."""
+def best_scores(run: NanoGPTRun, device: torch.device, folder: Path) -> dict[str, float]:
+    """Train, or go on from the folder, and return the scores of the evaluation with the lowest loss on the split."""
     torch.manual_seed(run.seed)
     text, every, found = shakespeare(), run.steps // run.evaluations, []
     model = PlainGPT(len(text.symbols), run.length, run.width, run.heads, run.blocks, run.dropout).to(device)
@@ -116,5 +117,5 @@ def best_scores(run: NanoGPTRun, device: torch.device) -> dict[str, float]:
             found.append(scores(task.model, run.length))
             task.model.train()
 
-    fit(task, watch)
+    fit_resumed(task, folder, watch, found)
     return min(found, key=lambda result: result["loss"])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,13 +21,13 @@ from matplotlib.figure import Figure
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._nanogpt import NanoGPTRun, best_scores
+from papers._resumed import fit_resumed
 from papers._shakespeare import LTRun, Residual, bounds, lt_task, scores, shakespeare
 from papers._table import Row
 from papers.characters import CharacterTask
 from papers.frontier import GRID
 from wellnormed.certificates import lower_bound
 from wellnormed.models.config import PotentialConfig
-from wellnormed.train.task import fit
 
 CAPS = {2.0: 1.146, 6.02: 1.298}
 """What LT's formula is said to be -> the cap at which it is, with three blocks."""
@@ -77,16 +78,16 @@ def cells(preset: Preset) -> list[Cell]:
     return found
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+def run(cells: Sequence[Cell], device: torch.device, folder: Path) -> list[dict[str, Any]]:
     """Both losses of every model, and its bounds if it has any: proved, by LT's formula, and the largest gain found."""
-    return [_result(cell, device) for cell in cells]
+    return [_result(cell, device, folder / str(number)) for number, cell in enumerate(cells)]
 
 
-def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
+def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
     if isinstance(cell, NanoGPTRun):
-        return best_scores(cell, device)
+        return best_scores(cell, device, folder)
     task = lt_task(cell, device) if isinstance(cell, LTRun) else proved_task(cell, device)
-    fit(task)
+    fit_resumed(task, folder)
     found = scores(task.model, cell.length) | bounds(task.model)
     gain = lower_bound(task.model, steps=SEARCH, generator=torch.Generator().manual_seed(cell.seed)).value
     return found | {"log10_found": math.log10(gain)}
@@ -212,6 +213,7 @@ EXPERIMENT = Experiment(
     run=run,
     figures=figures,
     verdicts=verdicts,
+    keeps=True,
     differs={
         "cpu": "models of width 64 and 128 that read 64 characters, 1,500 steps of 12 windows; LT's at one rate",
         "paper": "LT gives neither caps nor rates of its two runs: caps are those at which its formula says 2 and "

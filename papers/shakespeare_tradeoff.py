@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,12 +18,12 @@ from matplotlib.figure import Figure
 
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
+from papers._resumed import fit_resumed
 from papers._shakespeare import LTRun, Method, OptimizerName, bounds, lt_task, rate_factors, scores
 from papers._table import Row
 from papers.characters import TextTask
 from papers.cifar_tradeoff import frontier
 from wellnormed.models import GPT
-from wellnormed.train.task import fit
 
 PAIRS: list[tuple[OptimizerName, Method]] = [
     ("adamw", "weight decay"), ("adamw", "spectral normalization"), ("adamw", "hammer"),
@@ -63,14 +64,14 @@ def cells(preset: Preset) -> list[LTRun]:
     return [cell for cell in every if cell.method != "weight decay" or cell.strength * cell.lr * LARGEST_SHARE <= 1]
 
 
-def run(cells: Sequence[LTRun], device: torch.device) -> list[dict[str, Any]]:
+def run(cells: Sequence[LTRun], device: torch.device, folder: Path) -> list[dict[str, Any]]:
     """Losses and bounds at the end; a run that diverges, or is refused its rate by its constraint, has no loss."""
-    return [_result(lt_task(cell, device)) for cell in cells]
+    return [_result(lt_task(cell, device), folder / str(number)) for number, cell in enumerate(cells)]
 
 
-def _result(task: TextTask[GPT]) -> dict[str, Any]:
+def _result(task: TextTask[GPT], folder: Path) -> dict[str, Any]:
     try:
-        fit(task)
+        fit_resumed(task, folder)
     except ValueError as error:
         return {"loss": None, "why": str(error)}
     return scores(task.model, task.length) | bounds(task.model)
@@ -183,6 +184,7 @@ EXPERIMENT = Experiment(
     run=run,
     figures=figures,
     verdicts=verdicts,
+    keeps=True,
     differs={
         "cpu": "two blocks of width 64 that read 64 characters, 400 steps of 8 windows instead of three of width 256 "
         "that read 256, 2,000 steps of 64; two rates and four or six strengths a pair",

@@ -1,0 +1,72 @@
+"""Runs in memory that leave their state in a file, from which cells of hours go on after their process has ended."""
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wellnormed._files import write_atomically
+from wellnormed.train.task import T, fit
+
+EVERY = 300.0
+"""Seconds between two states."""
+
+
+def fit_resumed(
+    task: T, folder: Path, watch: Callable[[T, float], None] | None = None, notes: list[Any] | None = None
+) -> None:
+    """Train to the end, from the state that an earlier call left in the folder if there is one.
+
+    The end is that of a run without a stop, to the bit: the state holds the weights, the optimizer, the constraints,
+    the rates, and both the task's generator and torch's own.
+
+    Args:
+        task: A run at its start.
+        folder: Where `run.pt` is written after every `EVERY` seconds. It is made if needed, and stays.
+        watch: It is called after every step, as by `fit`.
+        notes: What `watch` has collected; it comes back as it was at the state that is gone on from.
+    """
+    path, notes = folder / "run.pt", [] if notes is None else notes
+    if path.exists():
+        _restore(task, torch.load(path, weights_only=True), notes)
+    last = time.monotonic()
+
+    def after(task: T, loss: float) -> None:
+        nonlocal last
+        if watch is not None:
+            watch(task, loss)
+        if time.monotonic() - last >= EVERY:
+            content = io.BytesIO()
+            torch.save(_state(task, notes), content)
+            write_atomically(path, content.getvalue())
+            last = time.monotonic()
+
+    fit(task, after)
+
+
+def _state(task: Any, notes: list[Any]) -> dict[str, Any]:
+    parts = {"model": task.model, "optimizer": task.optimizer, "constraints": task.constraints}
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {name: part.state_dict() for name, part in parts.items() if part is not None} | {
+        "scheduler": {key: value for key, value in task.scheduler.state_dict().items() if key != "lr_lambdas"},
+        "generators": [task.generator.get_state(), torch.get_rng_state(), *cuda],
+        "step": task.step,
+        "notes": notes,
+    }
+
+
+def _restore(task: Any, state: dict[str, Any], notes: list[Any]) -> None:
+    task.model.load_state_dict(state["model"])
+    task.optimizer.load_state_dict(state["optimizer"])  # rates too
+    if task.constraints is not None:
+        task.constraints.load_state_dict(state["constraints"])
+    task.scheduler.load_state_dict(state["scheduler"] | {"lr_lambdas": [None] * len(task.optimizer.param_groups)})
+    own, default, *cuda = state["generators"]
+    task.generator.set_state(own)
+    torch.set_rng_state(default)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+    task.step, notes[:] = state["step"], state["notes"]

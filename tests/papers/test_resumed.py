@@ -1,0 +1,65 @@
+"""Runs that go on from a file end as if they had never stopped."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from papers import _nanogpt, _resumed, _shakespeare, shakespeare_best
+from papers._nanogpt import NanoGPTRun
+from papers._shakespeare import LTRun
+from papers.shakespeare_best import ProvedRun
+from wellnormed.data.characters import CharacterText
+from wellnormed.train.task import Task
+
+SHAPE = {"steps": 6, "batch": 2, "length": 8, "width": 8, "blocks": 2}
+CELLS = [
+    LTRun("muon", "soft cap", 1.5, 1.0, residual="plain", **SHAPE),
+    LTRun("muon", "weight decay", 0.1, 1.0, **SHAPE),
+    LTRun("adamw", "hammer", 1.5, 0.01, **SHAPE),
+    NanoGPTRun(6, 2, 8, 8, 2, 2, 0.2, 6, 0),
+    ProvedRun(2, 6, 2, 8, 8, 32, 0),
+]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def line(monkeypatch):
+    text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
+    for module in (_shakespeare, _nanogpt, shakespeare_best):
+        monkeypatch.setattr(module, "shakespeare", lambda: text)
+    # which take longer than the runs
+    monkeypatch.setattr(
+        shakespeare_best, "bounds", lambda model: {k: v.tolist() for k, v in model.state_dict().items()}
+    )
+    monkeypatch.setattr(shakespeare_best, "lower_bound", lambda *_, **__: SimpleNamespace(value=1.0))
+
+
+def stopped_after(steps, monkeypatch):
+    """The process ends in the step after these, in the middle of it."""
+    advance = Task.advance
+
+    def stopping(task):
+        loss = advance(task)
+        if task.step > steps:
+            raise KeyboardInterrupt
+        return loss
+
+    monkeypatch.setattr(Task, "advance", stopping)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_stopped_cell_ends_with_the_numbers_of_one_that_was_not(cell, tmp_path, monkeypatch):
+    (expected,) = shakespeare_best.run([cell], CPU, tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()  # a run of less than EVERY seconds leaves nothing
+    monkeypatch.setattr(_resumed, "EVERY", 0.0)
+    with monkeypatch.context() as patch:
+        stopped_after(4, patch)
+        with pytest.raises(KeyboardInterrupt):
+            shakespeare_best.run([cell], CPU, tmp_path)
+    torch.manual_seed(1234)  # another process draws other numbers
+    counted, advance = [], Task.advance
+    monkeypatch.setattr(Task, "advance", lambda task: counted.append(task.step) or advance(task))
+    (found,) = shakespeare_best.run([cell], CPU, tmp_path)
+    assert counted == [4, 5]
+    assert found == expected
