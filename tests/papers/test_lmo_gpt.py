@@ -136,10 +136,10 @@ def tiny(cell, steps):
     return replace(cell, width=cell.head_width, blocks=1, steps=steps, batch=2, length=8)
 
 
-SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (batch_size, lr_transfer_gpt)]
+SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (batch_size, lr_transfer_gpt, scion_3b)]
 
 
-@pytest.mark.parametrize("experiment", [*SLOW, scion_3b, sign_only])
+@pytest.mark.parametrize("experiment", [*SLOW, sign_only])
 def test_cells_of_the_paper_start(experiment, tokens, tmp_path, quick_ends):
     cells = {cell.method: cell for cell in experiment.cells("paper")}
     for number, cell in enumerate(cells.values()):

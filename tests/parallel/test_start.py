@@ -29,7 +29,7 @@ def test_one_two_and_four_processes_start_with_the_same_bits(processes, name, en
 @pytest.mark.parametrize("entries", [pytest.param(2**20, marks=pytest.mark.slow), 2**11])
 def test_no_process_has_the_model_while_it_starts(processes, entries):
     """A quarter is its own, and the rest is for one weight at a time: float64 copies of it and what its SVD needs."""
-    model = replace(MODELS["gpt"], width=32, blocks=24)
+    model = replace(MODELS["gpt"], width=32, blocks=12)
     peaks = [peak for _, _, peak in processes(4).run(start, model, entries)]
     assert 0.25 <= max(peaks) < 0.5
     assert start(model, entries)[2] >= 1  # it sees what one process makes

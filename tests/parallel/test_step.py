@@ -181,7 +181,7 @@ def count_alone(weights, numbers):
     return half_and_count(weights, numbers)[1:]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_results_return_as_the_inputs_lay(processes, world):
     processes(world).run(every_layout)
 
