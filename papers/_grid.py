@@ -62,7 +62,8 @@ def chosen(cells: Sequence[Any], only: Sequence[str]) -> Sequence[Any]:
     """
     for condition in only:
         name, _, values = condition.partition("=")
-        kept = [cell for cell in cells if str(getattr(cell, name, None)) in values.split(",")]
+        # words such as "by form, proved 10" hold commas themselves
+        kept = [cell for cell in cells if str(getattr(cell, name, None)) in (values, *values.split(","))]
         if not kept:
             first = ", ".join(f"{key}={value}" for key, value in vars(cells[0]).items())
             raise ValueError(

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from papers import _experiment, _grid, reproduce
 from papers.__main__ import main
-from papers._grid import missing
+from papers._experiment import load
+from papers._grid import chosen, missing
 from papers._table import Table, cell_key
 
 from . import toy
@@ -251,6 +252,12 @@ def test_cells_are_chosen_and_listed_by_their_fields(inline, folder, capsys):
     for condition, named in (("value=3", "value=3"), ("velue=1", "velue=1")):
         assert main(["toy", "--only", condition, "--folder", str(folder)]) == 2
         assert f"--only {named} leaves no cell; a cell is value=1, seed=0, for instance" in capsys.readouterr().err
+
+
+def test_words_with_commas_are_chosen_whole():
+    cells = load("nanogpt-table1").cells("cpu")
+    kept = chosen(cells, ["kind=by form, proved 100", "tokens=16"])
+    assert [(cell.kind, cell.tokens) for cell in kept] == [("by form, proved 100", 16)]
 
 
 def test_the_page_needs_no_other_file(inline, folder):
