@@ -35,6 +35,8 @@ FINEWEB = "fineweb10B"
 STEPS = 2
 """Steps of an optimizer that are taken; the second is the first with the optimizer's state beside activations."""
 
+NO_SIZES = {"seed", "steps", "lr", "rate"}
+"""Numbers of a cell on which no tensor's size depends."""
 _BY_MASK = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 _WHOLE = 2**16  # whole numbers from which on a tensor of them is fake too, for they are no data of a batch
 
@@ -196,7 +198,7 @@ def _stand_in() -> Iterator[Path]:
 
 
 def largest(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Of the chunks whose cells differ in numbers alone, those that no other exceeds or equals in all of them."""
+    """Of the chunks whose cells differ in numbers alone, those that no other exceeds or equals in all sizes."""
     found: dict[Any, list[tuple[Chunk, list[float]]]] = {}
     for chunk in chunks:
         words, numbers = _described(chunk)
@@ -208,8 +210,8 @@ def largest(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def _described(chunk: Chunk) -> tuple[Hashable, list[float]]:
-    """The words of cells that are run at once; and the largest of each of their numbers, and how many they are."""
-    values = [[(key, value) for key, value in vars(cell).items()] for cell in chunk]
+    """The words of cells that are run at once; and the largest of each of their sizes, and how many they are."""
+    values = [[(key, value) for key, value in vars(cell).items() if key not in NO_SIZES] for cell in chunk]
     numbers = {key: 0.0 for cell in values for key, value in cell if _is_number(value)}
     for key, value in (each for cell in values for each in cell):
         if _is_number(value):

@@ -2,6 +2,7 @@
 
 import io
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,10 +94,13 @@ def test_errors_of_a_run_are_raised_and_its_data_are_restored(monkeypatch):
     assert os.environ["WELLNORMED_DATA"] == "nowhere"
 
 
-def test_only_cells_that_another_exceeds_in_all_numbers_are_left_out():
-    one = [(Number(value, seed),) for value, seed in ((1, 5), (2, 5), (3, 4), (1, 1))]
+def test_only_cells_that_another_exceeds_in_all_sizes_are_left_out():
+    cells = [SimpleNamespace(width=width, batch=batch) for width, batch in ((1, 5), (2, 5), (3, 4), (1, 1))]
+    one = [(cell,) for cell in cells]
     assert largest(one) == [one[1], one[2]]
     assert largest([(Number(5),), (Number(1), Number(1, 1))]) == [(Number(5),), (Number(1), Number(1, 1))]
+    seeds = [(Number(5, seed),) for seed in range(3)]
+    assert largest(seeds) == seeds[:1]
     for name in MODULES:
         chunks = missing(load(name), load(name).cells("paper"), ())
         assert {type(cell) for chunk in largest(chunks) for cell in chunk} == {
