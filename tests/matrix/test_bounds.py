@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix import spectral_norm, spectral_norm_upper_bound, spectral_norm_within
 
 from .conftest import with_singular_values
 
@@ -136,3 +136,11 @@ def test_an_embedding_of_gpt2_is_proved():
     norm = float(torch.linalg.eigvalsh(gram)[-1].sqrt())
     # gamma_m |W|_F^2 / (2 |W|^2) = 2e-9 for these 50304 rows, and the margin of the tested bound
     assert norm * (1 - 1e-12) <= bound <= norm * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("largest", [2.0**1000, 1e303, 1e308])
+def test_nothing_is_proved_of_a_smaller_bound_at_the_end_of_float64(largest):
+    w = largest * torch.eye(3, 2, dtype=torch.float64)
+    assert not spectral_norm_within(w, largest * 0.999)
+    assert not spectral_norm_within(w, largest / 1e5)
+    assert spectral_norm_within(w, min(largest * 1.001, 1.797e308))

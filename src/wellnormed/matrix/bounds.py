@@ -1,7 +1,5 @@
 """Upper bounds on the spectral norm, proved in floating point: by the kernel of certificates, or on a device."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -61,5 +59,5 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     c = shift(target, m, n, frobenius, diagonal.amax(-1))
     factor, failed = torch.linalg.cholesky_ex(c[..., None, None] * torch.eye(n, dtype=c.dtype, device=c.device) - gram)
     completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
-    # No entry exceeds 1 after the scaling, so that a larger bound needs no factorisation, whose numbers might overflow.
-    return (bound >= 0) & (completes | (target > math.sqrt(m * n) * (1 + 1e-6)) | (frobenius == 0))
+    # A bound above the Frobenius norm needs no factorisation, whose numbers might overflow.
+    return (bound >= 0) & (completes | (target * target > frobenius * (1 + 1e-6)) | (frobenius == 0))
