@@ -40,6 +40,7 @@ class Products(TorchDispatchMode):
 
 FUNCTIONS = {
     "msign": matrix.msign,
+    "semi_orthogonal": matrix.semi_orthogonal,
     "products": lambda w: matrix.spectral_hardcap(w, 1.0, "products"),
     "soft_cap": lambda w: matrix.soft_cap(w, 0.1),
     "optimal_cap": matrix.optimal_cap(1.0, 0.1),

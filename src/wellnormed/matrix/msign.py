@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
+from wellnormed._precision import all_digits
 from wellnormed.matrix._checks import (
     Matrices,
     as_bound,
@@ -108,6 +109,7 @@ def stiefel_project(
     return msign(w, coefficients, method) * size[..., None, None].to(w.dtype)
 
 
+@all_digits()
 def semi_orthogonal(x: Matrices) -> Matrices:
     """`U V^T` by products alone in float32, repeated until it is orthogonal within rounding: for large random matrices.
 
