@@ -258,6 +258,15 @@ def test_floor_raises_what_a_gram_matrix_cannot_see():
     )  # an SVD knows 1e-9 to 1e-16, so its direction to some 1e-7
 
 
+@pytest.mark.parametrize("shape", [(33, 7), (7, 33), (3, 24, 24)])
+@pytest.mark.parametrize("lower", [0.5, 1.0])
+def test_floor_under_tiny_values_does_not_exceed_the_cap(shape, lower):
+    """Raised by 1e13 along `W v`, the rounding of that product was above the cap by up to a thousandth."""
+    u, s, vh = torch.linalg.svd(normal(*shape, dtype=torch.float64), full_matrices=False)
+    w = (u * torch.logspace(0, -13, s.shape[-1], dtype=torch.float64)) @ vh
+    assert norm(spectral_clip(w, lower, 1.0)).max() <= 1 + 1e-12
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("values", SPECTRA)
 @pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])

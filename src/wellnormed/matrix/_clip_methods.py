@@ -53,12 +53,17 @@ def clip(
     if method == "products":
         capped = None if raises else _by_products(w, work, high, upper, decay, most, blur)
         return clip(w, lower, upper, decay, "gram", raises) if capped is None else capped
-    s, vectors = _decomposed(work, low, high, method, raises, accuracy(w.dtype))
+    s, vectors, left = _decomposed(work, low, high, method, raises, accuracy(w.dtype))
     largest = s.amax(-1)
     within = 1 + max(torch.finfo(w.dtype).eps, w.shape[-1] * _EPS)
     inside = ((largest <= high * within) | (decay == 0)) & ((s * within >= low[..., None]) | (s == 0)).all(-1)
-    removed = torch.where(s > 0, 1 - Clip(low, high, decay).values(s) / s.clamp_min(_TINY), 0)
-    value = _without(w.to(vectors.dtype), vectors, torch.where(inside[..., None], 0, removed)).to(w.dtype)
+    clipped = Clip(low, high, decay).values(s)
+    if left is None:
+        removed = torch.where(s > 0, 1 - clipped / s.clamp_min(_TINY), 0)
+        value = _without(w.to(vectors.dtype), vectors, torch.where(inside[..., None], 0, removed)).to(w.dtype)
+    else:  # raised along W v, a small singular value would raise the rounding of that product as well
+        removed = torch.where(inside[..., None], 0, s - clipped) * size[..., None]
+        value = full_product(left * removed[..., None, :], vectors.mT, w.double(), alpha=-1).to(w.dtype)
     if bool(inside.any()):
         value = torch.where(inside[..., None, None], w, value)
     far = largest / high * (w.shape[-1] * _EPS) > accuracy(w.dtype)
@@ -82,17 +87,20 @@ def _by_products(
 
 def _decomposed(
     work: Tensor, lower: Tensor, upper: Tensor, method: str, raises: bool, accuracy: float
-) -> tuple[Tensor, Tensor]:
-    """Singular values in float64, right singular vectors, by the first accurate way; an SVD drops roundings of zero."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Singular values in float64, right singular vectors, by the first accurate way; an SVD drops roundings of zero.
+
+    An SVD gives the left ones as well.
+    """
     if method == "gram":
         for values, vectors, error in _gram_eigens(work, upper, accuracy, raises):
             s = values.double().sqrt()
             largest, least = s.amax(-1), s.amin(-1).clamp_min(_TINY)
             raised = torch.where(least < lower, largest / least, 0)
             if bool((error * (largest / upper).pow(3).maximum(raised.square()) / 2 <= accuracy).all()):
-                return s, vectors
-    _, s, vh = torch.linalg.svd(work.double(), full_matrices=False)
-    return torch.where(s > zero_tolerance(s[..., :1], *work.shape[-2:]), s, 0), vh.mT
+                return s, vectors, None
+    u, s, vh = torch.linalg.svd(work.double(), full_matrices=False)
+    return torch.where(s > zero_tolerance(s[..., :1], *work.shape[-2:]), s, 0), vh.mT, u
 
 
 def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
