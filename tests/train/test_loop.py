@@ -11,12 +11,15 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from wellnormed._files import MANIFEST, read_json, write_json
 from wellnormed.certificates import Certificate
 from wellnormed.data import load_corpus
 from wellnormed.models import GPT, load
+from wellnormed.models.parts import sha256_of
 from wellnormed.norms import spectral
-from wellnormed.train import RunFolder, resume, sample, train, validation_loss
+from wellnormed.train import RunFolder, loop, resume, sample, train, validation_loss
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.language import LanguageTask
 from wellnormed.train.optimizer import weight_constraints, weight_roles
@@ -173,3 +176,18 @@ def test_sampling_is_seeded_and_refuses_an_empty_prompt(tiny):
     assert torch.equal(sample(model, torch.tensor([1]), 3, temperature=0)[:1], torch.tensor([1]))
     with pytest.raises(ValueError, match="prompt is empty"):
         sample(model, torch.tensor([], dtype=torch.long), 3)
+
+
+def test_weights_above_their_caps_in_the_last_checkpoint_are_refused(tiny, tmp_path):
+    """The end said "largest proved norm / cap" of the weights that the metrics are of, and no step comes before it."""
+    with mock.patch.object(loop, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        train(tiny, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    (path,) = (run.checkpoint_folders()[-1] / "parts").iterdir()
+    weights = {name: t * 50 if name.startswith("model.") else t for name, t in load_file(path).items()}
+    save_file(weights, path)
+    manifest = read_json(path.parents[1] / MANIFEST, "", sealed=True)
+    write_json(path.parents[1] / MANIFEST, manifest | {"sha256": {path.name: sha256_of(path)}}, sealed=True)
+    with pytest.raises(ValueError, match="step 12: the norm of .* times its cap"):
+        resume(run.path)
+    assert not run.results_file.exists()

@@ -192,6 +192,8 @@ def _go_on(
             return facts
 
         task.restore_state(read)
+        if task.step == config.steps and config.certify != "no":
+            task.require_caps()  # no step comes before the results, which say what was proved of these weights
     ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
     _run(task, run, _speaker(console, ranks))
 
