@@ -108,3 +108,9 @@ def test_nothing_is_wider_than_the_window(run, width):
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
     assert re.search(r"<title>(-?\d+)</title>", done.stdout)[1] == "0"
+
+
+def test_a_norm_above_its_cap_is_within_the_figure():
+    rows = [{"step": step, "norms_over_caps": {"a": 0.9, "b": ratio}} for step, ratio in ((1, 1.0), (2, 1.7))]
+    (axes,) = report._norms_figure(rows).axes
+    assert axes.get_ylim()[1] > 1.7

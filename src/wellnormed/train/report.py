@@ -181,7 +181,8 @@ def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     for name in metrics[0]["norms_over_caps"]:
         axes.plot(steps, [r["norms_over_caps"][name] for r in metrics], color=BLUE, lw=0.7, alpha=0.6)
     axes.axhline(1, color=ORANGE, ls="--", lw=1, label="cap")
-    axes.set_ylim(0, 1.08)
+    largest = max(ratio for row in metrics for ratio in row["norms_over_caps"].values())
+    axes.set_ylim(0, max(1.08, 1.05 * largest))
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     return figure
 
