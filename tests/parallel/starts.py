@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from wellnormed.data import load_corpus
+from wellnormed.models.files import BUILDERS
 from wellnormed.nn import starting
 from wellnormed.norms import spectral
 from wellnormed.parallel.layout import local, whole
@@ -75,3 +76,19 @@ def gathered(model, source):
         task = LanguageTask(config, load_corpus(config.data, source), here())
         task.advance()
     return max(sizes)
+
+
+def with_a_buffer(model):
+    """What is said of a model that has a buffer."""
+
+    class Buffered(BUILDERS[type(model)]):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.register_buffer("table", torch.ones(2))
+
+    with mock.patch.dict(BUILDERS, {type(model): Buffered}):
+        try:
+            start(model, 2**20)
+        except ValueError as error:
+            return str(error)
+    return None

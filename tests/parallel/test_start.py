@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel.starts import gathered, start
+from tests.parallel.starts import gathered, start, with_a_buffer
 from wellnormed.models import GPTConfig, NanoGPTConfig, PotentialConfig
 
 MODELS = {
@@ -39,3 +39,9 @@ def test_no_process_has_the_model_while_it_starts(processes, entries):
 def test_no_process_assembles_a_weight_to_begin(processes, name, tmp_path):
     (tmp_path / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
     assert max(processes(2).run(gathered, MODELS[name], str(tmp_path / "text.txt"))) <= 1  # sums of squares
+
+
+def test_a_buffer_that_nobody_would_fill_is_refused(processes):
+    assert with_a_buffer(MODELS["gpt"]) is None  # one process makes the whole model
+    for said in processes(2).run(with_a_buffer, MODELS["gpt"]):
+        assert said.startswith("Buffered has the buffer 'table', which `starts` does not fill")

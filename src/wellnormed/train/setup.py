@@ -47,6 +47,11 @@ def built(
     in_parts = ranks.world > 1 and config.parallel == "fsdp" and prepared is None and says_starts
     with torch.device("meta") if in_parts else nullcontext():
         model = build(config.model, None if in_parts else generator)
+    if in_parts and (buffers := [name for name, _ in model.named_buffers()]):  # which `to_empty` leaves with any values
+        raise ValueError(
+            f"{type(model).__name__} has the buffer {buffers[0]!r}, which `starts` does not fill; compute it in "
+            "`forward`, or leave `starts` out so that every process makes the whole model"
+        )
     flops = flops_per_token(model, config.model.length)
     if not in_parts:
         model = (prepared(model) if prepared else model).to(ranks.device)
