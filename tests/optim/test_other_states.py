@@ -157,3 +157,15 @@ def test_a_state_of_an_earlier_version_goes_on(memory):
     train(model, source)
     train(other, resumed)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_averages_of_longer_directions_are_refused():
+    """A step along them would be longer than `update_norm` says; a cap that waits for it was exceeded by a fifth."""
+    (model, optimizer), (_, other) = (
+        (model, wn.Almond(model, overrides={"1.weight": wn.Spectral(units=units)}))
+        for model, units in ((network(), "one-hot"), (network(), "rms"))
+    )
+    train(model, optimizer, 10)
+    with pytest.raises(ValueError, match=r"'1.weight' holds an average of directions of norm .* at most"):
+        other.load_state_dict(optimizer.state_dict())
+    assert not other.state

@@ -188,6 +188,6 @@ def test_weights_above_their_caps_in_the_last_checkpoint_are_refused(tiny, tmp_p
     save_file(weights, path)
     manifest = read_json(path.parents[1] / MANIFEST, "", sealed=True)
     write_json(path.parents[1] / MANIFEST, manifest | {"sha256": {path.name: sha256_of(path)}}, sealed=True)
-    with pytest.raises(ValueError, match="step 12: the norm of .* times its cap"):
+    with pytest.raises(ValueError, match=r"step 12: the norm of .* times its cap"):
         resume(run.path)
     assert not run.results_file.exists()

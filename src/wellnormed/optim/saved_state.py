@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.parallel.layout import whole
 from wellnormed.routing.patterns import unwrapped
 
 
@@ -20,6 +22,7 @@ def admitted(
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _as_of_today(_by_name(state_dict, groups))
     _refuse_tensors(state, groups, norms, directions)
+    _refuse_averages(state, groups, norms, directions)
     return state
 
 
@@ -116,6 +119,33 @@ def _refuse_tensors(
             raise ValueError(
                 f"load_state_dict: the state of {name!r} holds {_shapes(stored)}, and here {norm or 'AdamW'} keeps "
                 f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
+            )
+
+
+def _refuse_averages(
+    state_dict: Mapping[str, Any],
+    groups: list[Group],
+    norms: Mapping[Tensor, Norm | None],
+    directions: Mapping[Tensor, Direction],
+) -> None:
+    """Refuse averages of directions that are longer than those of these groups, whose bound their steps would exceed.
+
+    In 16 bits rounding adds up in averages, and weights are proved again after every step.
+    """
+    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+    here = [(group, *pair) for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+    for number, (group, name, parameter) in zip(numbers, here, strict=False):
+        norm, rule = norms[parameter], rule_of(group)
+        average = state_dict["state"].get(number, {}).get("momentum_buffer")
+        if average is None or norm is None or rule is None or rule.averages != "directions":
+            continue
+        most = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
+        if most is None or average.dtype.itemsize < 4:
+            continue
+        if not (length := float(norm.norm(whole(average)))) <= most * (1 + BFLOAT16_ERROR):
+            raise ValueError(
+                f"load_state_dict: the state of {name!r} holds an average of directions of norm {length:.4g} in "
+                f"{norm}, whose directions here have at most {most:.4g}; load it into an optimizer with the same norms"
             )
 
 
