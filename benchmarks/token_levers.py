@@ -37,8 +37,26 @@ LEVERS: dict[str, dict[str, Any]] = {
     "attention has 0.1 of the squares": {"attention_share": 0.1},
     "logits up to 1 in attention": {"attention_logit": 1.0},
     "eight heads of attention": {"attention_heads": 8},
+    "three mixings by position": {
+        "mixing_heads": 8,
+        "blocks": 6,
+        "attention_blocks": 3,
+        "attention_logit": 0.001,
+        "attention_share": 0.5,
+    },
+    "no attention, token vectors of 32": {"attention_blocks": 0, "token_width": 32, "mixing_heads": 8},
+    "no attention, token vectors of 48": {"attention_blocks": 0, "token_width": 48, "mixing_heads": 6},
+    "no attention, token vectors of 64": {"attention_blocks": 0, "token_width": 64, "mixing_heads": 4},
+    "no attention, a stream of 128": {"attention_blocks": 0, "mixing_heads": 8, "blocks": 6},
+    "no attention, token vectors of 32, a stream of 384": {
+        "attention_blocks": 0,
+        "token_width": 32,
+        "mixing_heads": 12,
+        "blocks": 2,
+    },
 }
-"""Name -> what it changes in the model; the hidden width follows from the number of parameters."""
+"""Name -> what it changes in the model. In "three mixings by position" attention hardly reads the content, so that its
+constant is 1.001 at any share. The hidden width follows from the number of parameters."""
 RATES = {"half the rate": 0.01, "twice the rate": 0.04}
 
 
