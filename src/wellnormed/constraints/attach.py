@@ -34,8 +34,8 @@ def constrain(
     `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
 
     A hook of your own that changes weights belongs before this one as a pre-hook of the step and after it as a
-    post-hook. What a constraint promises, or that it promises nothing, is said in its own text. A copied or unpickled
-    optimizer of this library keeps its constraints.
+    post-hook; a closure must not change them. What a constraint promises, or that it promises nothing, is said in its
+    own text. A copied or unpickled optimizer of this library keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
