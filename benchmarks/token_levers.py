@@ -32,18 +32,6 @@ LEVERS: dict[str, dict[str, Any]] = {
     "no attention": {"attention_blocks": 0},
     "two attentions": {"attention_blocks": 2, "blocks": 2},
     "token vectors of 32": {"token_width": 32, "mixing_heads": 8},
-    "one potential, three times as wide": {"blocks": 1},
-    "six potentials, half as wide": {"blocks": 6},
-    "attention has 0.1 of the squares": {"attention_share": 0.1},
-    "logits up to 1 in attention": {"attention_logit": 1.0},
-    "eight heads of attention": {"attention_heads": 8},
-    "three mixings by position": {
-        "mixing_heads": 8,
-        "blocks": 6,
-        "attention_blocks": 3,
-        "attention_logit": 0.001,
-        "attention_share": 0.5,
-    },
     "no attention, token vectors of 32": {"attention_blocks": 0, "token_width": 32, "mixing_heads": 8},
     "no attention, token vectors of 48": {"attention_blocks": 0, "token_width": 48, "mixing_heads": 6},
     "no attention, token vectors of 64": {"attention_blocks": 0, "token_width": 64, "mixing_heads": 4},
@@ -54,6 +42,18 @@ LEVERS: dict[str, dict[str, Any]] = {
         "mixing_heads": 12,
         "blocks": 2,
     },
+    "three mixings by position": {
+        "mixing_heads": 8,
+        "blocks": 6,
+        "attention_blocks": 3,
+        "attention_logit": 0.001,
+        "attention_share": 0.5,
+    },
+    "one potential, three times as wide": {"blocks": 1},
+    "six potentials, half as wide": {"blocks": 6},
+    "attention has 0.1 of the squares": {"attention_share": 0.1},
+    "logits up to 1 in attention": {"attention_logit": 1.0},
+    "eight heads of attention": {"attention_heads": 8},
 }
 """Name -> what it changes in the model. In "three mixings by position" attention hardly reads the content, so that its
 constant is 1.001 at any share. The hidden width follows from the number of parameters."""
