@@ -202,7 +202,7 @@ def _jobs(chunks: Sequence[Chunk], settings: Settings, cluster: str, logs: Path)
     try:
         import submitit  # pyrefly: ignore[missing-import]
     except ImportError:
-        raise ValueError("a cluster needs the package submitit: pip install 'wellnormed[cluster]'") from None
+        raise ValueError("a cluster needs the package submitit: pip install '.[cluster]'") from None
     executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
     gpus = int(settings.device.startswith("cuda"))
     executor.update_parameters(cpus_per_task=settings.threads, gpus_per_node=gpus, timeout_min=720)

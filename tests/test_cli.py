@@ -3,6 +3,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests import sealed
 from wellnormed.cli import main
@@ -167,6 +168,15 @@ def test_a_run_from_another_folder_names_the_text_that_it_misses(place, capsys, 
     assert "a relative path is looked for in the present folder" in capsys.readouterr().err
     assert main(["train", "--resume", str(place / "runs/b")]) == 2
     assert f"is no folder (did you mean {place / 'runs/a'}?)" in capsys.readouterr().err
+
+
+def test_an_exported_model_that_no_command_knows_is_told_how_to_be_proved(tmp_path, capsys):
+    model = torch.nn.Linear(3, 2)
+    export(model.eval(), tmp_path / "own", torch.zeros(1, 3), onnx=False)
+    assert main(["verify", str(tmp_path / "own")]) == 2
+    command = f"python -m wellnormed.proof {tmp_path / 'own'}"
+    assert command in capsys.readouterr().err
+    assert subprocess.run([sys.executable, *command.split()[1:]], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])

@@ -47,7 +47,7 @@ def test_without_the_extra_the_command_says_which_line_to_type(lacking):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert lacking in done.stderr
-    assert 'pip install "wellnormed[train]"' in done.stderr
+    assert 'pip install ".[train]"' in done.stderr
     assert 'pip install ".[train]"' in done.stderr
 
 

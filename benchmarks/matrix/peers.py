@@ -19,7 +19,7 @@ from wellnormed.matrix import REGISTRY
 Function = Callable[[Tensor], Tensor]
 Call = Callable[[], object]
 
-MISSING = "not installed: pip install 'wellnormed[bench]'"
+MISSING = "not installed: in a clone type pip install '.[bench]'"
 """Row of a package that is absent."""
 
 

@@ -11,8 +11,8 @@ def main() -> int:
     """Run the command line; without the extra `train` say how to get it, with status 2."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
         print(
-            f"the command needs {', '.join(missing)}, which the library does without: type "
-            'pip install "wellnormed[train]", or in a clone pip install ".[train]"',
+            f"the command needs {', '.join(missing)}, which the library does without: in a clone type "
+            'pip install ".[train]"',
             file=sys.stderr,
         )
         return 2

@@ -19,7 +19,7 @@ from wellnormed.train.lock import require_new
 from wellnormed.train.presets import PRESETS, Size, Variant, token_preset
 from wellnormed.train.stopping import Stopped
 
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model.")]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="Run folder or exported model of wellnormed.models.")]
 
 
 @dataclass(frozen=True)

@@ -190,3 +190,13 @@ def test_hooks_that_come_first_do_not_disarm_the_constraints():
         model.weight.grad = -model.weight.detach().clone()
         optimizer.step()
         assert constraints.proved_ratios()["weight"] <= 1
+
+
+@pytest.mark.parametrize(
+    "constraint", [wn.SoftCap(0.5), *(wn.constraints.OptimalCap(0.5, degree) for degree in (3, 9, 21))]
+)
+def test_a_step_that_is_too_long_is_refused_with_the_longest_that_is_not(constraint):
+    (assigned,) = wn.assign_norms(nn.Linear(4, 4, bias=False))
+    constraint.check(assigned.norm, 0.999 * constraint.longest_step, "weight")
+    with pytest.raises(ValueError, match=f"which bears {constraint.longest_step:.4g}; lower the learning rate"):
+        constraint.check(assigned.norm, 1.001 * constraint.longest_step, "weight")

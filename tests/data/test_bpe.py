@@ -50,7 +50,7 @@ def test_it_is_what_tiktoken_makes_of_both_files(tokenizer, monkeypatch):
 
 def test_without_tiktoken_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(ValueError, match=r"pip install 'wellnormed\[tokenizer\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[tokenizer\]'"):
         bpe.gpt2_tokenizer.__wrapped__()
 
 

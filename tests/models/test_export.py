@@ -218,7 +218,9 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
 def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else found(name))
-    with pytest.raises(ValueError, match=r"onnx=True needs onnx and onnxscript; install `wellnormed\[onnx\]`"):
+    with pytest.raises(
+        ValueError, match=r"onnx=True needs onnx and onnxscript; in a clone type pip install '\.\[onnx\]'"
+    ):
         export(linear(), tmp_path / "m", torch.zeros(1, 3), onnx=True)
     assert not (export(linear(), tmp_path / "m", torch.zeros(1, 3)) / "model.onnx").exists()
 

@@ -306,5 +306,5 @@ def test_cells_may_be_jobs_of_a_cluster(folder, monkeypatch):
 
 def test_a_cluster_without_the_package_is_refused(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match=r"pip install 'wellnormed\[cluster\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[cluster\]'"):
         run(folder, cluster="slurm")

@@ -97,6 +97,11 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
     ("options", "message"),
     [
         (["--variant", "modula", "--constraint", "hard-cap"], "constraint=hard-cap must be `none` for models other"),
+        (
+            ["--variant", "potential", "--constraint", "hard-cap"],
+            "constraint=hard-cap must be left out for a `potential`",
+        ),
+        (["--variant", "potential", "--caps.query", "2"], "caps=.* must be left out for a `potential` model"),
         (["--constraint", "soft-cap", "--every", "4"], "every=4 must be 1 for the soft cap"),
         (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
         (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),

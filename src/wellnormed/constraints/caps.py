@@ -53,6 +53,11 @@ class Cap(Constraint):
     def bound(self) -> float:
         return self.max_norm
 
+    @property
+    def longest_step(self) -> float:
+        """The norm of the longest step after which the constraint brings a weight back, but for rounding."""
+        return math.inf
+
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         """Refuse a step that is too long for the function that brings weights back, if that depends on the step."""
         if not self.uses_update_norm:
@@ -63,7 +68,8 @@ class Cap(Constraint):
         except ValueError as error:
             raise ValueError(
                 f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
-                "x overshoot) is too long for it; lower the learning rate, or use HardCap, which bears any step"
+                f"x overshoot) is too long for it, which bears {self.longest_step:.4g}; lower the learning rate, or "
+                "use HardCap, which bears any step"
             ) from error
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
@@ -207,6 +213,10 @@ class SoftCap(Cap):
 
     uses_update_norm: ClassVar[bool] = True
 
+    @property
+    def longest_step(self) -> float:
+        return 1.6129 * self.max_norm
+
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
 
@@ -233,6 +243,10 @@ class OptimalCap(Cap):
         require_numbers("OptimalCap: ", {"degree": self.degree}, whole=True)
         if self.degree not in REACH_LIMIT:
             raise ValueError(f"OptimalCap: degree={self.degree} must be odd, from 3 to {max(REACH_LIMIT)}; 9 is usual")
+
+    @property
+    def longest_step(self) -> float:
+        return (REACH_LIMIT[self.degree] - 1) * self.max_norm
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems

@@ -36,7 +36,9 @@ def gpt2_tokenizer() -> "tiktoken.Encoding":
     try:
         tiktoken = importlib.import_module("tiktoken")
     except ModuleNotFoundError:
-        raise ValueError("GPT-2's tokenizer needs the package tiktoken: pip install 'wellnormed[tokenizer]'") from None
+        raise ValueError(
+            "GPT-2's tokenizer needs the package tiktoken: in a clone type pip install '.[tokenizer]'"
+        ) from None
     ranks = {_bytes(token): rank for token, rank in json.loads(_content()).items()}
     special = {"<|endoftext|>": ranks.pop(b"<|endoftext|>")}
     return tiktoken.Encoding(

@@ -44,7 +44,7 @@ def download_fineweb(name: str = "fineweb10B", shards: int = 9, folder: Path | N
         hub = importlib.import_module("huggingface_hub")
     except ModuleNotFoundError:
         raise ValueError(
-            "a download of FineWeb needs the package huggingface_hub: pip install 'wellnormed[hub]'"
+            "a download of FineWeb needs the package huggingface_hub: in a clone type pip install '.[hub]'"
         ) from None
     repository, folder = REPOSITORIES[name], folder or cache(name)
     if (folder / META).exists() and "source" not in read_json(folder / META, "remove it"):

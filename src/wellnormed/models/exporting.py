@@ -91,7 +91,9 @@ def export(
         raise ValueError(f"{folder} is not empty; choose a new folder")
     packages = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if onnx and packages:
-        raise ValueError(f"onnx=True needs {' and '.join(packages)}; install `wellnormed[onnx]`, or leave onnx out")
+        raise ValueError(
+            f"onnx=True needs {' and '.join(packages)}; in a clone type pip install '.[onnx]', or leave onnx out"
+        )
     files: dict[str, bytes | str] = {}
     facts: dict[str, Any] = {"format": FORMAT}
     if type(getattr(model, "config", None)) in BUILDERS:

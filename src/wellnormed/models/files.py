@@ -96,6 +96,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{folder} is no folder{hint}; {_REMEDY}")
+    if not (folder / "config.json").exists() and (folder / MANIFEST).exists():
+        raise ValueError(
+            f"{folder} holds a model that is none of wellnormed.models; its certificate is proved by `python -m "
+            f"wellnormed.proof {folder}`"
+        )
     content = read_json(folder / "config.json", _REMEDY, sealed=True)
     if content.get("format") != FORMAT:
         raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")

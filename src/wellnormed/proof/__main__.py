@@ -7,7 +7,7 @@ from wellnormed.proof import CheckError, check_folder
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status: 0 if the certificate is proved, 1 if not, 2 for wrong usage."""
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m wellnormed.proof FOLDER", file=sys.stderr)
         return 2
     try:

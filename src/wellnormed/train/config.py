@@ -169,6 +169,9 @@ class TrainConfig:
             must = f"be at least {smallest:.3g}: beside biases of size 1, float32 shows no smaller change of a logit"
             yield "lipschitz", self.head_cap >= SMALLEST_HEAD, must
             yield "optimizer", self.optimizer == "scion", "be scion for a `potential` model, whose weights have norms"
+            must = "be left out for a `potential` model, whose layers have constraints of their own"
+            yield "constraint", self.constraint in ("soft-cap", "none"), must
+            yield "caps", self.caps == Caps(), must
         elif not capped:
             must = "be `none` for models other than `gpt`, which have no caps"
             yield "constraint", self.constraint == "none", must

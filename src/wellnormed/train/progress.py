@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 def show_note(note: str, console: Console) -> None:
@@ -23,8 +24,16 @@ def progress_display(
     Yields a function of the steps done and, where a step is logged, its values in words. Without a terminal, one line
     is printed every `line_every` steps.
     """
-    columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
-    bar = Progress(f"{what}s", *columns, TimeRemainingColumn(), console=console, refresh_per_second=4)
+    # in a narrow terminal the values take several lines, and the numbers of steps and the time stay whole
+    values = TextColumn("{task.fields[values]}", table_column=Column(no_wrap=False, overflow="fold"))
+    columns = (BarColumn(bar_width=12), MofNCompleteColumn(table_column=Column(no_wrap=True)), values)
+    bar = Progress(
+        f"{what}s",
+        *columns,
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        console=console,
+        refresh_per_second=4,
+    )
     task = bar.add_task("", total=steps, completed=first, values="")
     start = time.perf_counter()
 

@@ -170,7 +170,7 @@ def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) 
         axes.plot([row["step"] for row in rows], [row[key] for row in rows], label=label, **style)
     if results:
         whole = results["validation_loss"]
-        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"at the end: {whole:.3f}")
+        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"the whole split, at the end: {whole:.3f}")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
