@@ -21,9 +21,10 @@ def legend_below(figure: Figure, title: str) -> None:
     drawn = [line for axis in figure.axes for line in axis.get_lines()]
     lines = {str(line.get_label()): line for line in drawn if not str(line.get_label()).startswith("_")}
     # in inches, letters of this size are half as wide as high, and a line and its spaces take half an inch
-    wide = 9 / 2 / 72 * max(map(len, lines)) + 0.5
+    wide = 9 / 2 / 72 * max(map(len, lines), default=0) + 0.5
     columns = max(1, min(len(lines), int(figure.get_figwidth() / wide)))
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=columns, fontsize=9)
+    if lines:  # of a table that has only begun there may be none
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=columns, fontsize=9)
     figure.suptitle(title, fontsize=11)
 
 

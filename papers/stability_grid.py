@@ -93,7 +93,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     figure, axes = panels(1, 2, (10.5, 3.8))
     colours = colormaps["viridis_r"].with_extremes(bad="black")
     for axis, constraint in zip(axes[0], get_args(Kept), strict=True):
-        grid = losses(rows, constraint)
+        if not (grid := losses(rows, constraint)):  # of a table that has only begun
+            continue
         depths, rates = sorted({depth for depth, _ in grid}), sorted({lr for _, lr in grid})
         values = [[_colour(grid.get((depth, lr), [math.inf])) for lr in rates] for depth in depths]
         axis.grid(visible=False)

@@ -182,3 +182,12 @@ def test_stable_rank():
     assert lr_transfer_mlp.stable_rank(torch.eye(5)) == pytest.approx(5.0)
     assert lr_transfer_mlp.stable_rank(torch.ones(4, 3)) == pytest.approx(1.0)
     assert lr_transfer_mlp.stable_rank(torch.zeros(2, 2)) == 0.0
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.filterwarnings("ignore:Data has no positive values")  # of axes on which nothing is drawn yet
+def test_a_table_that_has_only_begun_is_drawn(name):
+    experiment, rows = load(name), committed(name)
+    for part in (rows[:1], rows[-1:]):
+        assert all(figure.axes for figure in experiment.figures(part).values())
+        experiment.verdicts(part, "cpu")
