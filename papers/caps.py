@@ -127,8 +127,10 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axis.set(xlabel="singular value", ylim=(0, 1.6), title=title)
         axis.legend(fontsize=8)
     axes[0, 0].set_ylabel("afterwards")
+    if not (trainings := _trainings(rows)):  # they come last
+        return {"curves": curves}
     trained, axes = panels(1, 2, (10, 4), sharey=False)
-    for number, (method, results) in enumerate(_trainings(rows).items()):
+    for number, (method, results) in enumerate(trainings.items()):
         for axis, what in zip(axes[0], ("singular_values", "activations"), strict=True):
             seeds = [sorted(result[what], reverse=what == "singular_values") for result in results]
             places = [100 * n / (len(seeds[0]) - 1) if what == "activations" else n for n in range(len(seeds[0]))]
