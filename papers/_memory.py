@@ -116,8 +116,9 @@ class _Meter(TorchDispatchMode):
 def _decided(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Tensor:
     """A number or an answer that is asked of fakes, for code to go on: that of zeros, which are finite and few."""
     fakes = [each for each in tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)]
-    if any(fake.ndim for fake in fakes):
-        return torch.full((), func is torch.ops.aten.all.default, dtype=dtype)
+    every = func is torch.ops.aten.all.default
+    if every or any(fake.ndim for fake in fakes):
+        return torch.full((), every, dtype=dtype)
     return func(*tree_map(lambda x: torch.zeros((), dtype=x.dtype) if isinstance(x, FakeTensor) else x, args), **kwargs)
 
 
@@ -168,8 +169,7 @@ def measure(experiment: Experiment, chunk: Sequence[Any]) -> Memory:
     handle = register_optimizer_step_post_hook(after)
     try:
         with _stand_in() as folder, warnings.catch_warnings(), meter, _Addresses():
-            # torch looks whether a tensor has an address when a layer is copied
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            warnings.simplefilter("ignore", UserWarning)  # by which torch tells what fakes do not have
             experiment.run(chunk, torch.device("cpu"), *[folder / "cell"] * experiment.keeps)
     except _Enough:
         pass
