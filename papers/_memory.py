@@ -116,7 +116,7 @@ class _Meter(TorchDispatchMode):
 def _decided(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Tensor:
     """A number or an answer that is asked of fakes, for code to go on: that of zeros, which are finite and few."""
     fakes = [each for each in tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)]
-    every = func is torch.ops.aten.all.default
+    every = func.overloadpacket is torch.ops.aten.all
     if every or any(fake.ndim for fake in fakes):
         return torch.full((), every, dtype=dtype)
     return func(*tree_map(lambda x: torch.zeros((), dtype=x.dtype) if isinstance(x, FakeTensor) else x, args), **kwargs)
