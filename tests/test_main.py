@@ -48,7 +48,6 @@ def test_without_the_extra_the_command_says_which_line_to_type(lacking):
     assert done.stderr.count("\n") == 1
     assert lacking in done.stderr
     assert 'pip install ".[train]"' in done.stderr
-    assert 'pip install ".[train]"' in done.stderr
 
 
 def test_the_command_and_the_module_are_one():

@@ -16,6 +16,7 @@ import wellnormed.matrix as matrix
 from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
 from wellnormed.matrix.optimal_cap import REACH_LIMIT
+from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
 
 UPDATE_ROOM = 0.02
@@ -215,7 +216,7 @@ class SoftCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        return 1.6129 * self.max_norm
+        return (SOFT_CAP_LIMIT - 1) * self.max_norm
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))

@@ -24,9 +24,13 @@ class WeightDecay(Cap):
 
     uses_update_norm: ClassVar[bool] = True
 
+    @property
+    def longest_step(self) -> float:
+        return self.max_norm
+
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
-        if step > self.max_norm:
+        if step > self.longest_step:
             raise ValueError(
                 f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {step:.4g} is longer than the cap: "
                 "the decay would flip the weight's sign; lower the learning rate or use HardCap"

@@ -45,10 +45,14 @@ class Orthogonal(Cap):
     uses_update_norm: ClassVar[bool] = True
     tolerance: ClassVar[float] = 0.5  # which steps of up to a third of the norm leave
 
+    @property
+    def longest_step(self) -> float:
+        # a weight of norm 1 and this step, both longer by rounding, together reach 2 TARGET at most
+        return (TARGET - 4 * SLACK) * self.max_norm
+
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
-        # a weight of norm 1 and this step, both longer by rounding, together reach 2 TARGET at most
-        if not step <= (TARGET - 4 * SLACK) * self.max_norm:
+        if not step <= self.longest_step:
             raise ValueError(
                 f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than 0.9999 of the norm "
                 "that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"

@@ -96,10 +96,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{folder} is no folder{hint}; {_REMEDY}")
-    if not (folder / "config.json").exists() and (folder / MANIFEST).exists():
+    # a finished run that has lost its config has weights of this name still
+    if (folder / MANIFEST).exists() and not any((folder / name).exists() for name in ("config.json", WEIGHTS)):
         raise ValueError(
-            f"{folder} holds a model that is none of wellnormed.models; its certificate is proved by `python -m "
-            f"wellnormed.proof {folder}`"
+            f"{folder} holds a model that is none of wellnormed.models; its certificate, if it was exported with one, "
+            f"is proved by `python -m wellnormed.proof {folder}`"
         )
     content = read_json(folder / "config.json", _REMEDY, sealed=True)
     if content.get("format") != FORMAT:
