@@ -47,11 +47,15 @@ def fit_resumed(
     fit(task, after)
 
 
+def _parts(task: Any) -> dict[str, Any]:
+    """What has a state of its own, in the order in which it is loaded."""
+    parts = {key: getattr(task, key) for key in ("model", "optimizer", "constraints", "scheduler")}
+    return {key: part for key, part in parts.items() if part is not None}
+
+
 def _state(task: Any, notes: list[Any]) -> dict[str, Any]:
-    parts = {"model": task.model, "optimizer": task.optimizer, "constraints": task.constraints}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {name: part.state_dict() for name, part in parts.items() if part is not None} | {
-        "scheduler": {key: value for key, value in task.scheduler.state_dict().items() if key != "lr_lambdas"},
+    return {key: part.state_dict() for key, part in _parts(task).items()} | {
         "generators": [task.generator.get_state(), torch.get_rng_state(), *cuda],
         "step": task.step,
         "notes": notes,
@@ -59,11 +63,8 @@ def _state(task: Any, notes: list[Any]) -> dict[str, Any]:
 
 
 def _restore(task: Any, state: dict[str, Any], notes: list[Any]) -> None:
-    task.model.load_state_dict(state["model"])
-    task.optimizer.load_state_dict(state["optimizer"])  # rates too
-    if task.constraints is not None:
-        task.constraints.load_state_dict(state["constraints"])
-    task.scheduler.load_state_dict(state["scheduler"] | {"lr_lambdas": [None] * len(task.optimizer.param_groups)})
+    for key, part in _parts(task).items():
+        part.load_state_dict(state[key])
     own, default, *cuda = state["generators"]
     task.generator.set_state(own)
     torch.set_rng_state(default)
