@@ -22,7 +22,6 @@ def admitted(
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _as_of_today(_by_name(state_dict, groups))
     _refuse_tensors(state, groups, norms, directions)
-    _refuse_averages(state, groups, norms, directions)
     return state
 
 
@@ -99,7 +98,10 @@ def _refuse_tensors(
     norms: Mapping[Tensor, Norm | None],
     directions: Mapping[Tensor, Direction],
 ) -> None:
-    """Refuse a state whose tensors are not those that its groups keep of these parameters, as of other sizes."""
+    """Refuse a state whose tensors are not those that its groups keep of these parameters, as of other sizes.
+
+    Averages of directions that are longer than directions are here are refused as well: steps would exceed their bound.
+    """
     saved = [(group, number) for group in state_dict["param_groups"] for number in group["params"]]
     here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
@@ -120,33 +122,20 @@ def _refuse_tensors(
                 f"load_state_dict: the state of {name!r} holds {_shapes(stored)}, and here {norm or 'AdamW'} keeps "
                 f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
             )
+        if norm is not None and rule is not None and rule.averages == "directions":
+            bound = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
+            _refuse_longer(name, tensors["momentum_buffer"], norm, bound)
 
 
-def _refuse_averages(
-    state_dict: Mapping[str, Any],
-    groups: list[Group],
-    norms: Mapping[Tensor, Norm | None],
-    directions: Mapping[Tensor, Direction],
-) -> None:
-    """Refuse averages of directions that are longer than those of these groups, whose bound their steps would exceed.
-
-    In 16 bits rounding adds up in averages, and weights are proved again after every step.
-    """
-    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
-    here = [(group, *pair) for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
-    for number, (group, name, parameter) in zip(numbers, here, strict=False):
-        norm, rule = norms[parameter], rule_of(group)
-        average = state_dict["state"].get(number, {}).get("momentum_buffer")
-        if average is None or norm is None or rule is None or rule.averages != "directions":
-            continue
-        most = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
-        if most is None or average.dtype.itemsize < 4:
-            continue
-        if not (length := float(norm.norm(whole(average)))) <= most * (1 + BFLOAT16_ERROR):
-            raise ValueError(
-                f"load_state_dict: the state of {name!r} holds an average of directions of norm {length:.4g} in "
-                f"{norm}, whose directions here have at most {most:.4g}; load it into an optimizer with the same norms"
-            )
+def _refuse_longer(name: str, average: Tensor, norm: Norm, most: float | None) -> None:
+    # in 16 bits rounding adds up in averages, and weights are proved again after every step
+    if most is None or average.dtype.itemsize < 4:
+        return
+    if not (length := float(norm.norm(whole(average)))) <= most * (1 + BFLOAT16_ERROR):
+        raise ValueError(
+            f"load_state_dict: the state of {name!r} holds an average of directions of norm {length:.4g} in "
+            f"{norm}, whose directions here have at most {most:.4g}; load it into an optimizer with the same norms"
+        )
 
 
 def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
