@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import pytest
@@ -5,9 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import spectral_norm, spectral_norm_upper_bound, spectral_norm_within
+from wellnormed.matrix import bounds, spectral_norm, spectral_norm_upper_bound, spectral_norm_within
+from wellnormed.matrix.bounds import ABOVE, proved_bound
 
 from .conftest import with_singular_values
+
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.bfloat16)}
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -55,9 +59,46 @@ def test_bound_holds_in_exact_arithmetic(m, n, exponent, seed, kind, dtype):
     bound = spectral_norm_upper_bound(w)
     assert isinstance(bound, float)
     assert exactly_at_most(w, bound)
+    there = float(proved_bound(w))
+    assert exactly_at_most(w, there)
     if bound:
         assert not exactly_at_most(w, bound * (1 - 1e-8))  # the promised tightness, in exact arithmetic too
-    assert float(spectral_norm(w)) <= bound
+        assert not exactly_at_most(w, there * (1 - ABOVE))
+    for method in ("eigenvalue", "products"):
+        assert bound * (1 - 2 * EPS[dtype] - ABOVE) <= float(spectral_norm(w, method)) <= bound
+
+
+@pytest.mark.parametrize("shape", [(768, 300), (3, 64, 64), (20000, 20)])
+@pytest.mark.parametrize("kind", ["positive", "normal", "orthogonal", "far"])
+def test_a_bound_by_products_is_proved_and_near(shape, kind):
+    w = normal(*shape)
+    if kind == "positive":
+        w = w.abs()
+    elif kind == "orthogonal":
+        w = torch.linalg.qr(w.double())[0].float()
+    elif kind == "far":  # from everything else that is there
+        w[..., 0, 0] = 1e6
+    proved = torch.as_tensor(spectral_norm_upper_bound(w))
+    bound = proved_bound(w)
+    assert (bound >= proved * (1 - 1e-8)).all()
+    assert (bound <= proved * (1 + ABOVE)).all()
+
+
+def test_without_a_proof_the_bound_is_the_frobenius_norm(monkeypatch):
+    w = normal(2, 8, 6)
+    monkeypatch.setattr(bounds, "spectral_norm_within", lambda w, upper: torch.tensor([True, False]))
+    near, frobenius = proved_bound(w)
+    assert near < 1.001 * torch.linalg.svdvals(w[0])[0]
+    assert frobenius == pytest.approx(float(torch.linalg.matrix_norm(w[1])), rel=2e-6)
+    assert frobenius > torch.linalg.matrix_norm(w[1].double())
+
+
+def test_empty_matrices_have_the_bound_zero_and_nan_is_refused():
+    assert torch.equal(proved_bound(torch.empty(3, 0, 2)), torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="w holds NaN or infinity"):
+        proved_bound(torch.tensor([[math.nan]]))
+    with pytest.raises(ValueError, match="method='power' is not one of auto, eigenvalue, products"):
+        spectral_norm(torch.eye(2), "power")
 
 
 def test_the_proof_does_not_trust_the_estimate(monkeypatch):

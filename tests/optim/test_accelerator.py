@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wellnormed as wn
-from wellnormed.constraints import EntryCap, OptimalCap, SpectralNormalize
+from wellnormed.constraints import EntryCap, OptimalCap, SpectralNormalize, Sphere
 
 LOOKS = 1
 """Of an optimizer's step: whether a gradient is not finite, for all at once."""
+PROOF = ["linalg_cholesky_ex"]
+"""The one decomposition that a step may have: it costs a sixth of a product of its size, and no look."""
 
 
 class Accelerator(TorchDispatchMode):
@@ -103,11 +105,12 @@ def test_an_optimizer(name):
     assert accelerator.looks == LOOKS
 
 
-CAPS = {  # and the looks for each of the batches, one per shape
-    "HardCap": (wn.HardCap(1.5), 2),  # at the entries and at the result, whether one is not finite or inaccurate
-    "SoftCap": (wn.SoftCap(1.5), 0),
-    "OptimalCap": (OptimalCap(1.5), 0),
-    "SpectralNormalize": (SpectralNormalize(1.5), 1),  # at the entries
+CAPS = {  # the looks and the decompositions for each of the batches, one per shape
+    "HardCap": (wn.HardCap(1.5), 2, []),  # at the entries and at the result, whether one is not finite or inaccurate
+    "SoftCap": (wn.SoftCap(1.5), 0, []),
+    "OptimalCap": (OptimalCap(1.5), 0, []),
+    "SpectralNormalize": (SpectralNormalize(1.5), 1, PROOF),  # at the entries
+    "Sphere": (Sphere(1.5), 1, PROOF),
 }
 
 
@@ -115,12 +118,22 @@ CAPS = {  # and the looks for each of the batches, one per shape
 def test_caps(name):
     model = network()
     optimizer = wn.Scion(model, lr=0.02)
-    rule, looks = CAPS[name]
+    rule, looks, decompositions = CAPS[name]
     wn.constrain(optimizer, {"0": wn.ColumnCap(1.0), "2.weight": EntryCap(1.0), "[13].weight": rule})
     moved(model)
     accelerator = second_step(optimizer)
-    assert accelerator.decompositions == []
+    assert accelerator.decompositions == 2 * decompositions
     assert accelerator.looks == LOOKS + 2 * looks
+
+
+def test_norms_are_measured_without_eigenvalues():
+    model = network()
+    optimizer = wn.Scion(model, lr=0.02)
+    constraints = wn.constrain(optimizer, {"[13].weight": wn.HardCap(1.5)})
+    moved(model)
+    with Accelerator() as accelerator:
+        constraints.norms()
+    assert accelerator.decompositions == []
 
 
 @pytest.mark.parametrize("rule", [wn.HardCap, SpectralNormalize])

@@ -74,7 +74,7 @@ class Cap(Constraint):
             ) from error
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        if not self.tolerance and bool((norm.upper_bound(weights) <= self.max_norm).all()):
+        if not self.tolerance and bool(norm.within(weights, self.max_norm).all()):
             return weights
         return held(self._start(weights, norm), norm, self.max_norm)
 

@@ -103,7 +103,7 @@ class Sphere(Cap):
         return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        proved = norm.upper_bound(weights)
+        proved = norm.bound_on_device(weights)
         factors = (self.max_norm * TARGET / proved).clamp(max=_LARGEST_FACTOR)
         return scaled(weights, factors, norm).to(weights.dtype)
 

@@ -1,11 +1,17 @@
 """Upper bounds on the spectral norm, proved in floating point: by the kernel of certificates, or on a device."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, finite_scale
-from wellnormed.matrix._symmetric import full_product
+from wellnormed._precision import all_digits
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, finite_scale, known_to_hold, working_dtype
+from wellnormed.matrix._symmetric import full_product, symmetric_product
 from wellnormed.proof.matrices import proved_norm, shift
+
+ABOVE = 2.0**-14
+"""The share of the norm by which `proved_bound` may exceed it; half of it is for roundings of float32."""
 
 
 def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
@@ -57,7 +63,60 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     frobenius = diagonal.sum(-1)
     c = shift(target, m, n, frobenius, diagonal.amax(-1))
-    factor, failed = torch.linalg.cholesky_ex(c[..., None, None] * torch.eye(n, dtype=c.dtype, device=c.device) - gram)
+    gram.neg_().diagonal(dim1=-2, dim2=-1).add_(c[..., None])  # c I - G
+    factor, failed = torch.linalg.cholesky_ex(gram)
     completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
     # A bound above the Frobenius norm needs no factorisation, whose numbers might overflow.
     return (bound >= 0) & (completes | (target * target > frobenius * (1 + 1e-6)) | (frobenius == 0))
+
+
+@torch.no_grad()
+def proved_bound(w: Matrices) -> Tensor:
+    """A number that the spectral norm provably does not exceed, on `w`'s device and without eigenvalues.
+
+    That of `norm_by_products`, a little larger, which `spectral_norm_within` then proves: at most 6.2e-5 above the
+    norm, in float64, of the batch shape. Should the roundings of float32 add up to more than is allowed for, so that
+    the proof fails, it is the Frobenius norm. NaN and infinity are refused.
+
+    Example:
+        >>> bound = proved_bound(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
+        >>> bool(5 <= bound <= 5 * (1 + ABOVE))
+        True
+    """
+    check_matrix(w, "w")
+    bound = norm_by_products(w) * (1 + ABOVE / 3)
+    if not w.numel():
+        return bound
+    with known_to_hold():  # it was looked at whether the entries are finite
+        proved = spectral_norm_within(w, bound)
+        wide = w.double()
+        scale = finite_scale(wide, "w")
+        # 2^-20 for roundings of the squares and of their sum
+        frobenius = torch.linalg.matrix_norm(wide / scale) * (1 + 2.0**-20) * scale[..., 0, 0]
+    return torch.where(proved, bound, frobenius)
+
+
+@all_digits()
+def norm_by_products(w: Tensor) -> Tensor:
+    """The norm by products alone: at most `ABOVE / 2` above it, but for roundings of 1e-6, and not below it.
+
+    With `G_0 = W^T W` and `G_(i+1) = (G_i / f_i)^2`, where `f_i = |G_i|_F`, the largest eigenvalue of `G_0` is at most
+    `f_0 f_1^(1/2) ... f_k^(1/2^k)`, and that is at most `n^(1/2^(k+1))` times as large. Products are of float32 for
+    matrices of at most 32 bits, `2 m n^2 + 32 n^3` operations for 768 columns. In float64, of the batch shape. NaN and
+    infinity are refused.
+    """
+    if not w.numel():
+        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
+    tall = (w if w.shape[-2] >= w.shape[-1] else w.mT).to(working_dtype(w))
+    scale = finite_scale(tall, "w")
+    tall = tall / scale
+    power, logarithm = symmetric_product(tall.mT, tall), torch.zeros_like(scale, dtype=torch.float64)
+    # of the norm, the root of the eigenvalue, and half of what is allowed
+    count = math.ceil(math.log2(math.log(max(2, power.shape[-1])) / math.log1p(ABOVE / 2))) - 1
+    for i in range(count):
+        if i:
+            power = symmetric_product(power, power)
+        size = torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
+        logarithm += 2.0**-i * size.double().log()
+        power = power / size
+    return ((logarithm / 2).exp() * scale)[..., 0, 0]

@@ -24,6 +24,7 @@ from wellnormed.matrix import (
     spectral_norm_upper_bound,
     spectral_norm_within,
 )
+from wellnormed.matrix.bounds import proved_bound
 from wellnormed.matrix.msign import METHODS, coarse_msign
 from wellnormed.norms.base import Norm, normal_like
 
@@ -93,6 +94,12 @@ class MatrixNorm(Norm):
 
     def upper_bound(self, weight: Tensor) -> Tensor:
         return self.slice_upper_bounds(weight).amax(-1)
+
+    def bound_on_device(self, weight: Tensor) -> Tensor:
+        if weight.device.type == "cpu":
+            return self.upper_bound(weight)
+        bounds = self._measure(weight.detach(), lambda x, unit: proved_bound(x) / unit)
+        return bounds.amax(-1) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
 
     def slice_upper_bounds(self, weight: Tensor) -> Tensor:
         """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
