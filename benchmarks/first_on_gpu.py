@@ -13,6 +13,7 @@ import argparse
 import statistics
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,18 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 LARGE = [(4096, 4096)]
 
 
-def ours_soft(model: nn.Module) -> torch.optim.Optimizer:
-    """Muon by the engine, with a soft cap on every matrix."""
+def with_cap(cap: wn.constraints.Constraint, model: nn.Module) -> torch.optim.Optimizer:
+    """Muon by the engine, with a cap on every matrix."""
     optimizer = ours(model)
-    wn.constrain(optimizer, {"*": wn.SoftCap(1.0)})
+    wn.constrain(optimizer, {"*": cap})
     return optimizer
 
 
-OPTIMIZERS: dict[str, Make] = {**TIMED, "ours with a soft cap": ours_soft}
+OPTIMIZERS: dict[str, Make] = {
+    **TIMED,
+    "ours with a soft cap": partial(with_cap, wn.SoftCap(1.0)),
+    "ours with a spectral normalization": partial(with_cap, wn.constraints.SpectralNormalize(1.0)),
+}
 
 
 def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
