@@ -61,6 +61,7 @@ def test_a_layer_that_is_unfrozen_has_the_radius_and_the_rate_it_would_have_had(
     optimizer = wn.Scion(model, lr=0.05, **settings)
     model[0].requires_grad_(True)
     optimizer.add_param_group({"params": model[0].parameters()})
+    assert optimizer.assignment.frozen == ()
     whole = wn.Scion(network(), lr=0.05, **settings)
     for name, _ in model.named_parameters():
         assert optimizer.update_norm(name) == whole.update_norm(name), name

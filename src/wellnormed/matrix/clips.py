@@ -62,7 +62,7 @@ def spectral_hardcap(
 ) -> Matrices:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
-    By products alone a square matrix takes 100 `n^3` operations. With `most=1.1` and `blur=0.02` they are 44, which
+    By products alone a square matrix takes 104 `n^3` operations. With `most=1.1` and `blur=0.02` they are 44, which
     serves where a cap leaves room for some steps, as `HardCap(every=8)` does. Other methods look at neither.
 
     Args:

@@ -117,7 +117,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         if any(parameter not in self._norms for _, parameter in members):
             known = self._known_later(members)
             entries = admission.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
-            assignment = replace(assignment, assigned=assignment.assigned + entries, weights=known.weights)
+            frozen = tuple(name for name in assignment.frozen if all(name != a.name for a in entries))
+            assignment = Assignment(assignment.assigned + entries, frozen, assignment.lr, known.weights)
             added = {**param_group, "params": [(a.name, a.parameter) for a in entries]}
             added.pop("norm", None)
             groups = split([added], assignment, self.defaults["lr"], self._chosen)
