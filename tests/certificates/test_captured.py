@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "swapped parameters": (lambda: Model(_swapping, a=linear(), b=linear(5)), "changes its attributes"),
     "kept input": (lambda: Model(_keeping, last=None), "changes its attributes"),
     "kept outside": (_keeping_outside, "itself fails|cannot be run|does not compute"),
-    "calls": (_calls, "such as randomness, a call before"),
+    "calls": (_calls, "such as randomness, an earlier call"),
     "branch on requires_grad": (lambda: Model(lambda s, x: x if x.requires_grad else 9 * x), "does not compute"),
     "branch on the grad mode": (
         lambda: Model(lambda s, x: x if torch.is_grad_enabled() else 9 * x),

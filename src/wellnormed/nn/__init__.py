@@ -1,6 +1,10 @@
-"""Layers with a known Lipschitz bound. Every constant is an attribute of the layer that applies it."""
+"""Layers with a known Lipschitz bound. Every constant that a layer multiplies by is an attribute of that layer.
 
-from wellnormed.nn import modular_rules as modular_rules  # registers the trees of these layers
+In the docstrings, LT is "Training Transformers with Enforced Lipschitz Bounds" (Newhouse et al., 2025), and RMS is the
+root mean square of the entries of a vector.
+"""
+
+from wellnormed.nn import modular_rules as modular_rules  # registers these layers with `wellnormed.modular`
 from wellnormed.nn.activation import ScaledGELU as ScaledGELU
 from wellnormed.nn.attention import CausalAttention as CausalAttention
 from wellnormed.nn.attention import HalfRotary as HalfRotary

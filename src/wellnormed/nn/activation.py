@@ -1,23 +1,33 @@
-"""GELU, scaled so that its slope really is at most 1."""
+"""GELU divided by an upper bound on its largest slope, so that it is 1-Lipschitz.
+
+LT is "Training Transformers with Enforced Lipschitz Bounds" (Newhouse et al., 2025).
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 GELU_MAX_SLOPE = 1.1289041452
-"""Largest slope of exact GELU, `Phi(sqrt 2) + sqrt 2 phi(sqrt 2) = 1.12890414515...`, rounded up.
+"""The largest slope of exact GELU, `Phi(sqrt 2) + sqrt 2 phi(sqrt 2) = 1.12890414515...`, rounded up.
 
-The published 1.1289 (LT 4.2) is rounded down, so GELU/1.1289 is not 1-Lipschitz.
+`Phi` and `phi` are the distribution function and the density of the standard normal distribution. The published value
+1.1289 (LT section 4.2) is rounded down, so `gelu(x) / 1.1289` is not 1-Lipschitz.
 """
 
 
 class ScaledGELU(nn.Module):
-    """`gelu(sharpness x) / (sharpness GELU_MAX_SLOPE)`: 1-Lipschitz, and `|y| <= |x| / GELU_MAX_SLOPE`.
+    """Computes `y = gelu(sharpness x) / (sharpness GELU_MAX_SLOPE)` for every entry x.
+
+    The function is 1-Lipschitz, and `|y| <= |x| / GELU_MAX_SLOPE`.
 
     Args:
-        sharpness: The factor on the input; 1 is LT's activation, infinity would be ReLU / 1.1289. Small activations
-            need a sharper bend to be bent at all; the Lipschitz bound does not depend on it.
+        sharpness: The factor on the input. The value 1 gives LT's activation (section 4.2); as the factor grows, the
+            function approaches `relu(x) / GELU_MAX_SLOPE`. GELU is nearly linear close to 0, so small activations need
+            a larger factor to be transformed nonlinearly. The Lipschitz bound does not depend on the factor.
 
-    Shape: any; the same comes out.
+    Shape: any shape -> the same shape.
+
+    Raises:
+        ValueError: `sharpness` is not positive and finite.
 
     Example:
         >>> import torch

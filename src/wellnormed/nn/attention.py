@@ -1,6 +1,9 @@
-"""Causal attention with the 1/d scale and per-head projections, in pieces that each have a bound.
+"""Causal attention with the 1/d scale as separate layers, each of which has a bound of its own.
 
-Shape suffixes: B batch, T tokens, D width, H heads, K entries of a head (D = H K).
+The 1/d scale is that of LT (Newhouse et al., 2025, equation 2). RMS is the root mean square.
+
+Names of tensors end in their axes: B is the batch, T the tokens, D the width of a token, H the heads, and K the entries
+of a head, so that D = H K. For example, `x_BHTK` has the shape `(B, H, T, K)`.
 """
 
 import torch
@@ -11,11 +14,22 @@ from wellnormed.norms import Norm, PerHead, Sign
 
 
 class HeadProjection(nn.Module):
-    """A linear map into `heads` heads, `(B, T, D) -> (B, H, T, K)`, with a norm of its own for every head.
+    """Applies a linear map without a bias to every token, and splits its result into heads.
+
+    The norm of its weight is taken head by head, because heads may attend to different tokens.
 
     Args:
-        width: D, entries of an input token.
-        heads: H; must divide `width`.
+        width: The number D of entries of a token.
+        heads: The number H of heads, which must divide `width`.
+
+    Shape: `(B, T, D)` -> `(B, H, T, K)`.
+
+    Raises:
+        ValueError: `heads` does not divide `width`.
+
+    Example:
+        >>> HeadProjection(8, heads=2)(torch.zeros(3, 5, 8)).shape
+        torch.Size([3, 2, 5, 4])
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -28,7 +42,7 @@ class HeadProjection(nn.Module):
         PerHead(heads).initialize_(self.weight)
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """The largest RMS -> RMS norm of a head's own slice."""
+        """The norm of the weight: the largest RMS -> RMS operator norm of the `(K, D)` slices of the heads."""
         return {"weight": PerHead(self.heads)}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -39,17 +53,29 @@ class HeadProjection(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """`softmax((scale / K) q k^T + bias) v` over the tokens up to one's own.
+    """Computes `softmax((scale / K) q k^T + bias) v`, where each token attends to itself and to the tokens before it.
 
     Args:
-        heads: H.
-        scale: The paper's 1/d attention has `scale = 1` (LT equation 2). The bound grows with it.
-        length: Largest number of tokens, needed with `relative_bias`.
-        relative_bias: Learn one additive bias per head and distance, initially 0. It does not depend on the input, so
-            it costs nothing in the Lipschitz bound, and makes attention to positions sharp without large queries and
-            keys.
+        heads: The number H of heads.
+        scale: The factor on the logits besides 1 / K; it is 1 in LT's 1/d attention (equation 2). The Lipschitz bound
+            grows with it.
+        length: The largest number of tokens. It is needed with `relative_bias` only.
+        relative_bias: Whether to add a learned number to the logits, one for each head and each distance between two
+            tokens, initially 0. These numbers do not depend on the input, so they leave the Lipschitz bound as it is.
+            They let a head attend sharply to a position without large queries and keys.
 
-    Shape: three of `(B, H, T, K)` -> `(B, H, T, K)`.
+    Shape: queries q, keys k and values v, each `(B, H, T, K)` -> `(B, H, T, K)`.
+
+    Raises:
+        ValueError: `scale` is negative or not finite, `relative_bias` is given without a positive `length`, or a layer
+            with `relative_bias` gets more than `length` tokens.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 2, 4)
+        >>> v = torch.tensor([[[[0.0], [1.0]]]])
+        >>> CausalAttention(heads=1)(q, k, v)[0, 0]  # equal logits: every token takes the mean of what it sees
+        tensor([[0.0000],
+                [0.5000]])
     """
 
     def __init__(self, heads: int, scale: float = 1.0, length: int = 0, relative_bias: bool = False) -> None:
@@ -64,7 +90,7 @@ class CausalAttention(nn.Module):
         self.bias_HT = nn.Parameter(torch.zeros(heads, length)) if relative_bias else None
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """The largest entry: what one distance can add to a logit."""
+        """The norm of `bias_HT`: its largest absolute entry, which bounds what it can add to a logit."""
         return {"bias_HT": Sign()}
 
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
@@ -84,16 +110,20 @@ class CausalAttention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turn the pairs of entries `(i, i + K / 2)` of token t by the angle `t base^(-2 i / K)` (Su et al., 2021).
+    """Rotates each pair of entries `(i, i + K / 2)` of token t by the angle `t base^(-2 i / K)` (Su et al., 2021).
 
-    Turned queries and keys compare by the distance of their tokens. Every vector keeps its length, so the bound of
-    attention keeps its size, but not its tightest form: the Jacobian differs from token to token.
+    The inner product of a rotated query and a rotated key depends on the positions of their tokens only through the
+    distance between them. A rotation keeps the Euclidean norm of every vector, so the bounds on the sizes of queries
+    and keys still hold. The tightest bound of attention no longer applies, because the rotation differs by token.
 
     Args:
-        entries: K, even.
-        base: The smallest angle of a step is about 1 / base.
+        entries: The number K of entries of a head, which must be even.
+        base: It sets the angles. The smallest rotation from one token to the next is about `1 / base`.
 
-    Shape: `(B, H, T, K)` -> the same.
+    Shape: `(B, H, T, K)` -> `(B, H, T, K)`.
+
+    Raises:
+        ValueError: `entries` is not even and positive, or `base` is not positive and finite.
 
     Example:
         >>> turned = Rotary(2)(torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]))
@@ -111,7 +141,7 @@ class Rotary(nn.Module):
         self.entries, self.base = entries, base
 
     def angles(self, device: torch.device | str) -> Tensor:
-        """By how much one step turns each of the K / 2 pairs."""
+        """The angles, in radians and of shape `(K / 2,)`, by which each pair is rotated from one token to the next."""
         half = self.entries // 2
         return self.base ** (-torch.arange(half, device=device) / half)
 
@@ -128,15 +158,19 @@ class Rotary(nn.Module):
 
 
 class HalfRotary(Rotary):
-    """Turn half of the pairs: the i-th of n = K / 4 by `t base^(-i / (n - 1))`; the others do not see positions.
+    """Rotates the first half of the pairs of `Rotary`, and leaves the others as they are.
 
-    This is what the speedruns of GPT-2 do, with the base 1024 (modded-nanogpt, 2025).
+    With `n = K / 4`, pair i of token t is rotated by the angle `t base^(-i / (n - 1))` for i < n; the other n pairs do
+    not depend on the position. The speedruns of GPT-2 use this layer with the base 1024 (modded-nanogpt, 2025).
 
     Args:
-        entries: K, a multiple of 4.
-        base: Ratio of the largest angle of a step, which is 1, to the smallest.
+        entries: The number K of entries of a head, which must be a multiple of 4.
+        base: The ratio of the largest rotation from one token to the next, which is 1 radian, to the smallest.
 
-    Shape: `(B, H, T, K)` -> the same.
+    Shape: `(B, H, T, K)` -> `(B, H, T, K)`.
+
+    Raises:
+        ValueError: `entries` is not a positive multiple of 4, or `base` is not positive and finite.
 
     Example:
         >>> HalfRotary(8).angles("cpu")
@@ -155,7 +189,14 @@ class HalfRotary(Rotary):
 
 
 class MergeHeads(nn.Module):
-    """`(B, H, T, K) -> (B, T, H K)`: the heads side by side."""
+    """Concatenates the heads of every token.
+
+    Shape: `(B, H, T, K)` -> `(B, T, H K)`.
+
+    Example:
+        >>> MergeHeads()(torch.zeros(2, 3, 5, 4)).shape
+        torch.Size([2, 5, 12])
+    """
 
     def forward(self, x_BHTK: Tensor) -> Tensor:
         return x_BHTK.transpose(-3, -2).flatten(-2)

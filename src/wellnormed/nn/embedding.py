@@ -1,4 +1,7 @@
-"""Embeddings whose images are kept at RMS at most 1 (LT section 4.4)."""
+"""Embeddings of tokens and positions whose vectors are kept at a root mean square (RMS) of at most 1.
+
+They are those of LT (Newhouse et al., 2025, section 4.4).
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, empty, nn
@@ -8,7 +11,7 @@ from wellnormed.norms import ColNorm, Norm
 
 
 class _Vectors(nn.Module):
-    """Learned vectors, the rows of `weight`, and a constraint that keeps every one at RMS at most 1."""
+    """Learned vectors, which are the rows of `weight`, with a constraint that keeps the RMS of each at most 1."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -16,21 +19,30 @@ class _Vectors(nn.Module):
         self.weight = nn.Parameter(nn.init.normal_(empty(count, width)))
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """Columns of the map from one-hot vectors, this weight's rows; rare ones inflated at most 16 times."""
+        """The norm of the weight: the largest RMS of its rows, with `max_inflation=16` for rows of rare tokens."""
         return {"weight": ColNorm(input_axis=0, max_inflation=16)}
 
     def parameter_constraints(self) -> dict[str, Constraint]:
-        """Every vector's RMS is at most 1."""
+        """The constraint that keeps the RMS of every row of the weight at most 1."""
         return {"weight": ColumnCap(1.0)}
 
 
 class CappedEmbedding(_Vectors):
-    """Lookup of `symbols` vectors of `width` entries; a constraint keeps every vector at RMS at most 1.
+    """Looks up learned vectors, whose RMS a constraint keeps at most 1 (LT section 4.4).
 
-    The layer itself does not scale: the cap is the constraint's (`ColumnCap`), and the certificate proves what the
-    weight has.
+    The layer itself scales nothing. The constraint `ColumnCap` scales the vectors after every step, if it is attached
+    (see `constraints_of`), and a certificate is about the vectors that the weight holds.
 
-    Shape: `(*)` of integers -> `(*, width)`.
+    Args:
+        symbols: The number of vectors.
+        width: The number of entries of a vector.
+
+    Shape: integers of any shape `(*)` -> `(*, width)`.
+
+    Example:
+        >>> import torch
+        >>> CappedEmbedding(symbols=5, width=4)(torch.tensor([0, 2, 2])).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, symbols: int, width: int) -> None:
@@ -45,14 +57,25 @@ class CappedEmbedding(_Vectors):
 
 
 class PositionMix(_Vectors):
-    """`token_share x + (1 - token_share) position`, with a learned vector for each of `length` positions.
+    """Computes `token_share x_t + (1 - token_share) p_t` for every token t, with a learned vector p_t for its position.
+
+    A constraint keeps the RMS of every p_t at most 1 (LT section 4.4), as in `CappedEmbedding`.
 
     Args:
-        length: Largest number of tokens; more are refused.
-        width: Entries of a vector.
-        token_share: Share of the token, in (0, 1]; it is also the layer's Lipschitz constant.
+        length: The largest number of tokens.
+        width: The number of entries of a token.
+        token_share: The weight of the token in the sum, in (0, 1]. It is also the layer's Lipschitz constant.
 
-    Shape: `(*, tokens, width)` -> the same.
+    Shape: `(*, tokens, width)` -> `(*, tokens, width)`.
+
+    Raises:
+        ValueError: `token_share` is not in (0, 1], or an input has more than `length` tokens.
+
+    Example:
+        >>> import torch
+        >>> mix = PositionMix(length=3, width=2, token_share=0.75)
+        >>> (mix(torch.ones(1, 2)) - mix(torch.zeros(1, 2))).detach()
+        tensor([[0.7500, 0.7500]])
     """
 
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:

@@ -1,4 +1,4 @@
-"""The constraints that layers need so that their stated bound holds."""
+"""Collects the constraints on weights that the Lipschitz bounds of layers need."""
 
 from torch import nn
 
@@ -7,10 +7,19 @@ from wellnormed.constraints import Constraint
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """Name of a parameter -> its constraint, for every layer of a model that states one.
+    """Return the constraints that the layers of a model need, by the names of their parameters.
 
-    Layers state theirs in a method `parameter_constraints`, as they state norms in `parameter_norms`. Pass the result
-    to `wellnormed.constrain`, with whatever else is constrained.
+    A layer states its constraints in a method `parameter_constraints`, as it states norms in `parameter_norms`. Pass
+    the result to `wellnormed.constrain`, together with the constraints on other parameters.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Name of a parameter, as in `model.named_parameters()` -> its constraint.
+
+    Raises:
+        ValueError: `model` is not a module.
 
     Example:
         >>> from wellnormed.nn import ConvexPotential

@@ -1,6 +1,7 @@
-"""Causal averages of tokens by position, side by side: the mixing layer that is 1-Lipschitz by its form.
+"""A layer that mixes tokens by causal averages over positions, and is 1-Lipschitz if its gains are constrained.
 
-Shape suffixes: B batch, T tokens, H heads, K entries of a token.
+Names of tensors end in their axes: B is the batch, T the tokens, H the heads, and K the entries of a token. An axis
+that is 1 stands for one entry.
 """
 
 from collections.abc import Iterator
@@ -14,24 +15,30 @@ from wellnormed.nn.starting import Start, start_, zeros
 from wellnormed.norms import BiasRMS, ColNorm, Norm, Sign
 
 _NEAR = 6
-"""Heads that start at the distances 0, 1, 2, ...; the others start as windows."""
+"""The number of heads that start at single distances 0, 1, 2, ...; the others start as means over windows."""
 _SHARP = 6.0
-"""Logit at which a head starts at its own distance, the others being 0: a share of 0.87 among 64 distances."""
+"""The logit with which such a head starts at its distance. Its other logits are 0, so that its distance starts with a
+weight of 0.87 if there are 64 distances."""
 
 
 class PositionMixing(nn.Module):
-    """`z_i = [c_h sum_d p_h(d) x_(i-d)]_h`: every head averages the past by distance, and all stand side by side.
+    """Computes `z_i = [c_h sum_d p_h(d) x_(i-d)]_h`: H averages of the tokens up to token i, concatenated.
 
-    The averages do not read the content: `p_h` is the softmax of learned logits over all distances. What would lie
-    before the first token is a learned vector. With `mean(c^2) <= 1` the layer is 1-Lipschitz in the largest RMS of a
-    token, since `|z_i|^2 = sum_h c_h^2 |sum_d p_h(d) x_(i-d)|^2 <= sum_h c_h^2 max_j |x_j|^2`.
+    Head h averages by the distance d to token i: its weights `p_h` are the softmax of learned logits over all
+    distances, and do not depend on the tokens. Where `i - d` lies before the first token, a learned vector stands for
+    `x_(i-d)`. The gains `c_h` are learned. The layer is 1-Lipschitz in the largest root mean square (RMS) of a token
+    if `mean(c^2) <= 1`, since `|z_i|^2 = sum_h c_h^2 |sum_d p_h(d) x_(i-d)|^2 <= sum_h c_h^2 max_j |x_j|^2`, and z_i
+    has H times as many entries as x_j. A constraint must keep the gains so; `constraints_of` says which.
 
     Args:
-        length: Largest number of tokens; more are refused.
-        width: K.
-        heads: H.
+        length: The largest number of tokens, and the number of distances.
+        width: The number K of entries of a token.
+        heads: The number H of heads.
 
     Shape: `(B, T, K)` -> `(B, T, H K)`.
+
+    Raises:
+        ValueError: A size is not a positive integer, or an input has more than `length` tokens.
 
     Example:
         >>> PositionMixing(8, 4, 3)(torch.ones(2, 5, 4)).shape
@@ -48,11 +55,16 @@ class PositionMixing(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The start that `starts` describes."""
+        """Set all parameters to the start that `starts` describes."""
         start_(self.starts(), None)
 
     def starts(self) -> Iterator[Start]:
-        """Heads at single distances, then wider and wider windows; gains `(h + 1)^(-1/2)`; zero before the text."""
+        """Every parameter with the function that sets its start, in order.
+
+        The first heads start near averages of a single token, at the distances 0, 1, 2, ...; the others start as means
+        over windows, each about four times as long as the one before. The gains start in proportion to
+        `(h + 1)^(-1/2)`, with a mean square of 1. The vector before the first token starts at zero.
+        """
         yield self.gain_H, self._start_gains
         yield self.before_1K, zeros
         yield self.logits_HT, self._start_logits
@@ -64,16 +76,16 @@ class PositionMixing(nn.Module):
     def _start_logits(self, logits_HT: Tensor, _: torch.Generator | None) -> None:
         near = min(_NEAR, self.heads, self.length)
         logits_HT.zero_()[:near, :near].diagonal().fill_(_SHARP)
-        # the last head sees all, the one before it a quarter of that, ...
+        # the window of the last head is everything, that of the head before it a quarter of that, and so on
         for number, head in enumerate(reversed(range(near, self.heads))):
             logits_HT[head, max(1, self.length >> 2 * number) :] = -_SHARP
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """The largest logit, the RMS of the gains, and that of the vector before the first token."""
+        """The norms: the largest absolute logit, the RMS of the gains, and the RMS of the vector before the text."""
         return {"logits_HT": Sign(), "gain_H": BiasRMS(), "before_1K": ColNorm(input_axis=0)}
 
     def parameter_constraints(self) -> dict[str, Constraint]:
-        """The gains have a mean square of 1; what lies before the first token has an RMS of at most 1."""
+        """The constraints: the gains have a mean square of 1, and the vector before the text an RMS of at most 1."""
         return {"gain_H": Sphere(1.0), "before_1K": ColumnCap(1.0)}
 
     def forward(self, x_BTK: Tensor) -> Tensor:

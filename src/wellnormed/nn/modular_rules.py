@@ -1,4 +1,13 @@
-"""The trees of this room's layers, for `wellnormed.modular`."""
+"""Rules that give the layers of `wellnormed.nn` their trees in `wellnormed.modular` (Modular Duality).
+
+Importing this module registers the rules.
+
+Example:
+    >>> from torch import nn
+    >>> from wellnormed.modular import modular_tree
+    >>> modular_tree(nn.Sequential(ConvexResidual(ScaledGELU(), 0.25), Scale(2.0))).sensitivity
+    2.0
+"""
 
 from wellnormed.modular import IDENTITY, Bond, Builder, NormedModule, Scalar, modular_rule, residual
 from wellnormed.modular.layers import weight_and_bias
@@ -10,9 +19,9 @@ from wellnormed.nn.scaling import ConvexResidual, Residual, Scale
 
 _BONDS = {
     Rotary: Bond("rotary"),
-    MergeHeads: Bond("merge heads"),  # the RMS of heads side by side is at most the largest of theirs
-    ScaledGELU: Bond("scaled gelu"),  # divided by its largest slope
-    # A projection onto a convex set; its radius takes effect only on inputs outside the unit ball, or if below 1.
+    MergeHeads: Bond("merge heads"),  # the RMS of concatenated heads is at most the largest RMS of a head
+    ScaledGELU: Bond("scaled gelu"),  # it is divided by its largest slope
+    # It projects onto a convex set. A radius of 1 or more takes effect only on inputs outside the unit ball.
     BallProjection: Bond("ball projection"),
 }
 for _layer, _bond in _BONDS.items():
@@ -23,18 +32,18 @@ modular_rule(CappedEmbedding, HeadProjection)(weight_and_bias)
 
 @modular_rule(ConvexResidual)
 def convex_residual(module: ConvexResidual, builder: Builder) -> NormedModule:
-    """LT equation 1."""
+    """Return the tree of `(1 - strength) x + strength block(x)` (LT equation 1)."""
     return residual(builder.child("block"), module.strength)
 
 
 @modular_rule(Residual)
 def plain_residual(module: Residual, builder: Builder) -> NormedModule:
-    """`x + block(x)`."""
+    """Return the tree of `x + block(x)`."""
     return IDENTITY + builder.child("block")
 
 
 @modular_rule(PositionMix)
 def position_mix(module: PositionMix, builder: Builder) -> NormedModule:
-    """`share x + (1 - share) position`; a position sees no input."""
+    """Return the tree of `share x + (1 - share) position`, where the position has sensitivity 0: it reads no input."""
     position = builder.atom("weight", sensitivity=0.0)
     return module.token_share * IDENTITY + (1 - module.token_share) * position

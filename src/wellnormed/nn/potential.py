@@ -1,4 +1,4 @@
-"""The convex-potential layer: a residual block that is 1-Lipschitz by its form, so that depth costs nothing."""
+"""Convex-potential layers: residual blocks that are 1-Lipschitz at any depth if their weights are constrained."""
 
 import math
 from collections.abc import Iterator
@@ -14,22 +14,26 @@ from wellnormed.norms import Norm, Spectral, SpectralConv
 
 
 class ConvexPotential(nn.Module):
-    """`x - 2 W^T relu(W x + b)` with `|W|_2 <= 1`: a gradient step on a convex potential (Meunier et al., 2022).
+    """Computes `x - 2 W^T relu(W x + b)`, a gradient step on a convex potential (Meunier et al., 2022).
 
-    Its Jacobian `I - 2 W^T D W`, with a diagonal `D` in [0, 1], is symmetric with eigenvalues in `[1 - 2 |W|_2^2, 1]`,
-    so the Lipschitz constant is `max(1, 2 |W|_2^2 - 1)`: exactly 1 for any number of such layers. A constraint must
-    keep `|W|_2` at 1; `constraints_of` says which.
+    The Jacobian is `I - 2 W^T D W`, where D is a diagonal matrix with entries in [0, 1]. It is symmetric and has its
+    eigenvalues in `[1 - 2 |W|_2^2, 1]`, where `|W|_2` is the largest singular value of W. So the Lipschitz constant in
+    the Euclidean norm is at most `max(1, 2 |W|_2^2 - 1)`, which is 1 for `|W|_2 <= 1`, and any number of such layers
+    has the bound 1. A constraint must keep `|W|_2` at 1; `constraints_of` says which.
 
     Args:
-        width: D, entries of a vector.
-        hidden: Rows of W.
-        generator: Source of the initial weight; torch's default if None.
+        width: The number of entries of a vector.
+        hidden: The number of rows of W.
+        generator: The source of the random start; torch's default generator if None.
 
-    Shape: `(*, width)` -> the same.
+    Shape: `(*, width)` -> `(*, width)`.
+
+    Raises:
+        ValueError: A size is not a positive integer.
 
     Example:
         >>> layer = ConvexPotential(4, 16, torch.Generator().manual_seed(0))
-        >>> layer(torch.zeros(2, 4)).detach().abs().max()  # the biases start below zero
+        >>> layer(torch.zeros(2, 4)).detach().abs().max()  # no biases start above zero
         tensor(0.)
     """
 
@@ -41,20 +45,24 @@ class ConvexPotential(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the start that `starts` describes."""
+        """Draw the start that `starts` describes, with the numbers of a generator."""
         start_(self.starts(), generator)
 
     def starts(self) -> Iterator[Start]:
-        """An orthogonal weight, and biases `-|N(0, 1/4)|`, so that few units are active at the start."""
+        """The parameters with the functions that draw their starts, in order.
+
+        The weight starts orthogonal. The biases start at `-|N(0, 1/4)|` (a variance of 1/4), so that few units of the
+        ReLU are active.
+        """
         yield self.weight, self.parameter_norms()["weight"].initialize_
         yield self.bias, drawn(lambda bias, own: bias.normal_(0.0, 0.5, generator=own).abs_().neg_())
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """The largest singular value: W is used twice, so no ratio of widths enters."""
+        """The norm of the weight: its largest singular value. The layer keeps the width, so no ratio enters."""
         return {"weight": Spectral(units="l2")}
 
     def parameter_constraints(self) -> dict[str, Constraint]:
-        """W is kept orthogonal."""
+        """The constraint that keeps all singular values of W near 1, and none above it."""
         return {"weight": Orthogonal(1.0)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,19 +73,23 @@ class ConvexPotential(nn.Module):
 
 
 class ConvexPotential2d(nn.Module):
-    """`x - 2 A^T relu(A x + b)` for a convolution A of norm at most 1: the same for images.
+    """Computes `x - 2 A^T relu(A x + b)` for a convolution A: the layer `ConvexPotential` for images.
 
-    A pads with zeros, so that an image keeps its size, and A^T is its transposed convolution. The constant is
-    `max(1, 2 |A|^2 - 1)` in the Euclidean norm of whole images. The constraint keeps the kernel's matrices so small
-    that `|A| <= 1` on images of any size; `constraints_of` says which.
+    A pads the image with zeros so that it keeps its size, and A^T is the transposed convolution. In the Euclidean norm
+    of whole images, the Lipschitz constant is at most `max(1, 2 |A|^2 - 1)`, where `|A|` is the operator norm of A. A
+    constraint must bound the matrices of the kernel so that `|A| <= 1` on images of any size; `constraints_of` says
+    which.
 
     Args:
-        channels: C, of the image.
-        hidden: Channels of A x.
-        kernel_size: Odd, so that the window has a centre.
-        generator: Source of the initial kernel; torch's default if None.
+        channels: The number C of channels of the image.
+        hidden: The number of channels of `A x`.
+        kernel_size: The height and width of the kernel in pixels. It must be odd, so that a window has a centre.
+        generator: The source of the random start; torch's default generator if None.
 
-    Shape: `(B, C, height, width)` -> the same.
+    Shape: `(B, C, height, width)` -> `(B, C, height, width)`.
+
+    Raises:
+        ValueError: A size is not a positive integer, or `kernel_size` is even.
 
     Example:
         >>> layer = ConvexPotential2d(4, 16, 3, torch.Generator().manual_seed(0))
@@ -99,21 +111,21 @@ class ConvexPotential2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """A kernel at its cap, and biases `-|N(0, 1/4)|`, so that few units are active at the start."""
+        """Draw a kernel at its cap, and biases `-|N(0, 1/4)|`, so that few units of the ReLU are active."""
         self.parameter_norms()["weight"].initialize_(self.weight, generator).mul_(self._cap())
         self.bias.normal_(0.0, 0.5, generator=generator).abs_().neg_()
 
     def _cap(self) -> float:
-        """The cap in units of the RMS norm, which is at least `sqrt(d_in / d_out)` times the Euclidean norm."""
+        """The cap on `SpectralConv`'s norm of the kernel, which is at least `sqrt(channels / hidden) |A|`."""
         hidden, channels = self.weight.shape[:2]
         return math.sqrt(channels / hidden)
 
     def parameter_norms(self) -> dict[str, Norm]:
-        """A bound on the convolution's norm by its kernel's matrices."""
+        """The norm of the kernel: a bound on the convolution's operator norm by the matrices of the kernel."""
         return {"weight": SpectralConv()}
 
     def parameter_constraints(self) -> dict[str, Constraint]:
-        """The convolution has a Euclidean norm of at most 1, whatever the size of the image."""
+        """The constraint that keeps the operator norm `|A|` at most 1 for images of any size."""
         return {"weight": HardCap(self._cap())}
 
     def forward(self, x: Tensor) -> Tensor:

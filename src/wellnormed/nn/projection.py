@@ -1,20 +1,31 @@
-"""Projection onto the RMS ball: turns a measured range of activations into a global fact."""
+"""Projection onto the ball of a root mean square (RMS).
+
+It turns a range of activations that was measured in training into one that holds for every input.
+"""
 
 from torch import Tensor, nn
 
 
 class BallProjection(nn.Module):
-    """`x min(1, radius / RMS(x))` over the last dimension: 1-Lipschitz, the identity inside the ball.
+    """Computes `x min(1, radius / RMS(x))` for every vector x along the last axis. The layer is 1-Lipschitz.
 
-    With a radius slightly above the largest RMS met in training it changes nothing there, yet bounds what any input
-    can do (the activation bound enters that of attention as its square).
+    Vectors with an RMS of at most `radius` stay as they are. With a radius slightly above the largest RMS in training
+    the layer changes nothing there, and it bounds the activations for all other inputs too. This matters most before
+    attention, whose Lipschitz bound grows with the square of the bound on activations.
 
     Args:
-        radius: Largest RMS that leaves the layer.
+        radius: The largest RMS of a vector of the result.
+
+    Shape: `(*, width)` -> `(*, width)`.
 
     Attributes:
-        count_hits: Count while it runs (off by default: counting costs a reduction and a copy to the host).
-        hits, seen: Vectors projected and vectors seen since counting began; see `count_hits`.
+        count_hits: Whether the layer counts vectors while it runs. It is off by default, since counting costs a
+            reduction and a copy to the host.
+        hits, seen: The number of vectors outside the ball, and of all vectors, since counting began. The function
+            `count_hits` begins and ends it for all projections of a model.
+
+    Raises:
+        ValueError: `radius` is not positive and finite.
 
     Example:
         >>> import torch
@@ -35,12 +46,12 @@ class BallProjection(nn.Module):
         if self.count_hits:
             self.hits += int((relative > 1).sum())
             self.seen += relative.numel()
-        # clamp before the root: inside the ball the factor is exactly 1, and the gradient is finite at 0
+        # clamped before the root, so that the factor inside the ball is exactly 1, and the gradient at 0 is finite
         return x * relative.clamp(min=1).rsqrt()
 
     @property
     def hit_rate(self) -> float:
-        """Share of vectors outside the ball since counting began; 0 if none was seen."""
+        """The share of vectors that were outside the ball since counting began; 0 if there were no vectors."""
         return self.hits / self.seen if self.seen else 0.0
 
     def extra_repr(self) -> str:
@@ -48,12 +59,26 @@ class BallProjection(nn.Module):
 
 
 def hit_rates(model: nn.Module) -> dict[str, float]:
-    """Name of each ball projection of a model -> its hit rate."""
+    """Return the hit rates of all ball projections of a model, by the names of these layers.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(BallProjection(1.0))
+        >>> count_hits(model)
+        >>> _ = model(torch.tensor([[3.0, 4.0], [0.1, 0.1]]))
+        >>> hit_rates(model)
+        {'0': 0.5}
+    """
     return {name: m.hit_rate for name, m in model.named_modules() if isinstance(m, BallProjection)}
 
 
 def count_hits(model: nn.Module, enabled: bool = True) -> None:
-    """Switch the counting of hits on (from zero) or off in all ball projections of a model."""
+    """Begin counting from zero in all ball projections of a model, or end it; see `hit_rates` for an example.
+
+    Args:
+        model: Any module.
+        enabled: Whether to begin counting. If False, counting ends, and the counts remain.
+    """
     for module in model.modules():
         if isinstance(module, BallProjection):
             module.count_hits = enabled

@@ -1,10 +1,27 @@
-"""Constant factors, the convex residual (LT section 4.1, equation 1) and the plain one."""
+"""Constant factors, convex residual connections and plain residual connections.
+
+Convex residual connections are those of LT (Newhouse et al., 2025, section 4.1, equation 1).
+"""
 
 from torch import Tensor, nn
 
 
 class Scale(nn.Module):
-    """`factor * x`: a logit scale, or the output factor of attention."""
+    """Computes `factor x`, such as the scale of logits or the factor on the output of attention.
+
+    Args:
+        factor: A finite number. The Lipschitz constant is its absolute value.
+
+    Shape: any shape -> the same shape.
+
+    Raises:
+        ValueError: `factor` is not finite.
+
+    Example:
+        >>> import torch
+        >>> Scale(0.5)(torch.ones(2))
+        tensor([0.5000, 0.5000])
+    """
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -20,11 +37,16 @@ class Scale(nn.Module):
 
 
 class ConvexResidual(nn.Module):
-    """`(1 - strength) x + strength block(x)`: 1-Lipschitz if the block is.
+    """Computes `(1 - strength) x + strength block(x)` (LT equation 1), which is 1-Lipschitz if the block is.
 
     Args:
-        block: What stands on the branch.
-        strength: Share of the branch, in [0, 1]; LT uses 1 / (number of residual connections).
+        block: A module whose result has the shape of its input.
+        strength: The weight of the block, in [0, 1]. LT uses 1 / (number of residual connections).
+
+    Shape: the shape of an input of the block -> the same shape.
+
+    Raises:
+        ValueError: `strength` is not in [0, 1].
 
     Example:
         >>> import torch
@@ -47,7 +69,14 @@ class ConvexResidual(nn.Module):
 
 
 class Residual(nn.Module):
-    """`x + block(x)`: its Lipschitz constant is at most 1 plus the block's, so that it grows with every such layer.
+    """Computes `x + block(x)`, whose Lipschitz constant is at most 1 plus that of the block.
+
+    So a bound on a stack of such layers grows with every layer.
+
+    Args:
+        block: A module whose result has the shape of its input.
+
+    Shape: the shape of an input of the block -> the same shape.
 
     Example:
         >>> import torch

@@ -1,7 +1,8 @@
-"""Whether a graph that was captured with a symbolic batch size computes the same function of every sample at any size.
+"""Decides whether a captured graph computes the same function of every sample, whatever the size of the batch.
 
-The size may reach shapes only. Where it becomes a value, a float or a comparison, or where a constant tensor differs
-from sample to sample, a certificate holds for the batch of its example.
+The graph was captured with a symbolic size of the batch, which may occur in shapes alone. If the size becomes a float,
+an entry of a tensor or a part of a comparison, or if a constant tensor differs from sample to sample, a certificate
+holds only for the size of the batch of its example.
 """
 
 import math
@@ -18,27 +19,29 @@ _SHAPE_ARGUMENT = {
     **dict.fromkeys(("full", "ones", "zeros"), 0),
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "repeat", "new_full", "new_ones", "new_zeros"), 1),
 }
-"""Operation -> the place of its shape among the arguments."""
+"""Name of an operation -> the position of the shape among its arguments."""
 _FILLS = (
     "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like",
 )  # fmt: skip
-"""Operations whose result has the same entry everywhere and reads no entry of their arguments."""
+"""Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
     "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "flatten", "permute",
     "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to",
 )  # fmt: skip
-"""Operations that keep a tensor equal from sample to sample if it was."""
+"""Operations whose result is the same for all samples if their argument is."""
 _ALONG_AN_AXIS = {"slice": 1, "select": 1, "cat": 1, "stack": 1, "split": 2, "index_select": 1}
-"""Those that do where their axis is not that of the batch -> the place of the axis among the arguments."""
+"""Operations of which this holds only along other axes than that of the batch -> the position of the axis among their
+arguments."""
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
+"""Operations that may merge the axis of the batch with others, or split such an axis."""
 
 
 def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
-    """Whether a symbolic size reaches nothing but shapes.
+    """Whether the size of the batch reaches only shapes, no samples are mixed up, and all guards hold from size 2 on.
 
     Args:
         nodes: The graph, in order of execution, with symbolic shapes in `meta["val"]`.
-        guards: What the capture assumes of the size: relations of sympy, or whether they hold.
+        guards: What the capture assumes about the size: relations of sympy, or booleans where it decided them.
     """
     needed = reached(nodes[-1], lambda node: node.all_input_nodes)
     values: set[fx.Node] = set()
@@ -72,7 +75,7 @@ def _is_multiple(size: Any) -> bool:
 
 
 def _batch_axis(node: fx.Node) -> int | None:
-    """The only axis whose size is symbolic; None if no axis is."""
+    """The first axis whose size is symbolic; None if no axis has such a size."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
     axes = [axis for axis, size in enumerate(getattr(value, "shape", ())) if isinstance(size, torch.SymInt)]
@@ -96,7 +99,7 @@ def _reaches_shapes_only(node: fx.Node) -> bool:
 
 
 def _is_whole_slice(node: fx.Node) -> bool:
-    """Whether an operation is a slice that takes everything."""
+    """Whether an operation is a slice, without a step, that takes everything."""
     if packet(node) != "slice" or len(node.args) == 5:
         return False
     source: Any = node.args[0]
@@ -104,10 +107,11 @@ def _is_whole_slice(node: fx.Node) -> bool:
 
 
 def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> bool:
-    """Whether samples meet only themselves, wherever the axis of the batch was merged with others.
+    """Whether an operation keeps samples apart and in order where the axis of the batch is merged with other axes.
 
-    Notes in `outer` how many entries of the batch's own axis lie between two samples' blocks: `(5, B)` as one axis of
-    `5 B` has 5, and `B` or `(B, 5)` as one has 1. None is for a constant that is the same along the whole axis.
+    For every node it stores in `outer` the product of the sizes of the axes that were merged before the axis of the
+    batch. For B samples, it is 5 for the axes `(5, B)` merged into one axis of `5 B` entries, and 1 for the axis `B`
+    alone or for `(B, 5)` merged. It is None for a constant that is the same along the whole axis.
     """
     sources = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
     if packet(node) in _FILLS or _batch_axis(node) is None or not sources:
@@ -128,19 +132,19 @@ def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> 
 
 
 def _factor(node: fx.Node) -> int:
-    """What the size of the batch is multiplied by in the axis that has it."""
+    """The factor of the size of the batch in the size of the axis that has it, such as 5 in `5 B`."""
     value, axis = node.meta["val"], _batch_axis(node)
     factor, _ = (value[0] if isinstance(value, list | tuple) else value).shape[axis].node.expr.as_coeff_Mul()
     return int(factor)
 
 
 def _entries_before(node: fx.Node) -> int:
-    """The product of the sizes of the axes before the one that has the batch."""
+    """The product of the sizes of the axes before the axis that has the batch."""
     return math.prod(node.meta["val"].shape[: _batch_axis(node)])
 
 
 def _is_equal_for_all_samples(node: fx.Node) -> bool:
-    """Whether an operation on constants, which are equal for all samples, has such a result."""
+    """Whether the result of an operation on constants that are equal for all samples is equal for all samples too."""
     if node.target is operator.getitem or _is_whole_slice(node):
         return True
     name = packet(node)
@@ -157,14 +161,14 @@ def _is_equal_for_all_samples(node: fx.Node) -> bool:
 
 
 def _holds_from_two_on(guard: Any) -> bool:
-    """Whether a relation holds for every size from 2 on: decided for those that are linear in it, refused else."""
+    """Whether a relation holds for every size from 2 on. The answer is False for relations that are not linear."""
     if isinstance(guard, bool | sympy.logic.boolalg.BooleanAtom):
         return bool(guard)
     sizes = getattr(guard, "free_symbols", set())
     if not sizes or not isinstance(guard, sympy.core.relational.Relational):
         return False
     size = min(sizes, key=str)
-    guard = guard.subs(dict.fromkeys(sizes, size))  # the first axes of all inputs, which have the same size
+    guard = guard.subs(dict.fromkeys(sizes, size))  # all symbols are sizes of first axes of inputs, which are equal
     if isinstance(guard, sympy.logic.boolalg.BooleanAtom):
         return bool(guard)
     difference: Any = guard.lhs - guard.rhs  # type: ignore[unsupported-operation]

@@ -1,7 +1,8 @@
 """Compare a model with the program that was captured from it.
 
-A certificate is of the program. That the Python code of a model computes the same is no theorem: it is compared, on
-inputs drawn from the domain, in the circumstances that `CIRCUMSTANCES` lists.
+A certificate is a proof about the program. That the Python code of the model computes the same is not proved but
+tested, on inputs drawn from the domain, in the circumstances that `CIRCUMSTANCES` lists. A circumstance other than the
+first is left out if the model raises an error in it.
 """
 
 from collections.abc import Callable
@@ -30,29 +31,38 @@ from wellnormed.propagation.model_state import ModelState
 from wellnormed.propagation.places import first_line, line_of
 
 BATCHES = (1, 2, 7)
-"""Sizes of a batch at which a model is compared whose certificate is of any batch."""
+"""The sizes of the batch at which a model is compared if its certificate holds for a batch of any size."""
 NOT_COMPARED = (
     "autocast", "torch.compile", "other devices", "other dtypes", "other numbers of threads",
     "inputs that are parameters",
 )  # fmt: skip
-"""Circumstances that a model's code can look at, and that are not compared."""
+"""Circumstances that the code of a model can depend on, and in which it is not compared."""
 _TOLERANCE = 1e-9
-"""Largest difference of an entry of the result, over the change of that entry between the drawn inputs."""
+"""The largest difference of an entry of the result, as a share of the change of that entry between drawn inputs."""
 _ROUNDING = 2**-46
-"""The same over the entry itself: 64 roundings of float64, for kernels that sum in another order."""
+"""The largest further difference, as a share of the entry itself. It is 64 times the machine epsilon of float64, and is
+for kernels that sum in another order."""
 _SPREADS = 8
-"""In fewer digits: the largest difference, over that between two evaluations of the program."""
+"""Where a model cannot be computed in float64: the largest relative difference of an entry, as a multiple of that of
+two evaluations of the program, or of the machine epsilon if this is larger."""
 
 
 class _Circumstance(NamedTuple):
+    """A way to call a model."""
+
     words: str
+    """Its name in a certificate."""
     gradients: Callable[[], AbstractContextManager[None]]
+    """The context in which the model is called, which says whether gradients are recorded."""
     requires_grad: bool = False
+    """Whether the inputs require gradients."""
     computed: bool = False
+    """Whether inputs that require gradients are results of operations, and not leaves of the graph of gradients."""
     strided: bool = False
+    """Whether the inputs are not contiguous."""
 
     def prepare(self, inputs: Example) -> Example:
-        """Copies of drawn inputs, as the circumstance has them."""
+        """Return copies of drawn inputs with the properties of this circumstance."""
 
         def copied(each: Tensor) -> Tensor:
             copy = _strided(each) if self.strided else each.clone()
@@ -77,25 +87,27 @@ CIRCUMSTANCES = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """In which circumstances a model was found to compute what its program computes."""
+    """What was compared before a model was found to compute what its program computes."""
 
     arithmetic: str
     """`float64`, or the dtype of the result where the model does not run in float64."""
     inputs: int
-    """How many inputs were drawn."""
+    """The number of drawn inputs."""
     circumstances: tuple[str, ...]
+    """The names of the circumstances."""
     batches: tuple[int, ...]
-    """Sizes of the batch beside that of the example."""
+    """The sizes of the batch besides that of the example."""
 
 
 class Confirmed(NamedTuple):
     """What `confirm` found."""
 
     comparison: Comparison
+    """What was compared."""
     any_batch: Captured | None
-    """The program for a batch of any size; None if the code depends on it."""
+    """The program for a batch of any size; None if no such program was confirmed."""
     twice: Captured | None
-    """That for twice the batch of the example."""
+    """The program for twice the batch of the example; None where `any_batch` is."""
 
 
 def confirm(
@@ -107,18 +119,20 @@ def confirm(
 ) -> Confirmed:
     """Compare a model with its captured program on inputs drawn from the domain.
 
-    Both are computed in float64, beside the model's own arithmetic, and compared entry by entry.
+    Both run in their own arithmetic, and their results are computed in float64 beside it and compared entry by entry.
+    A model for which float64 cannot be computed beside it is compared in its own arithmetic, with a larger tolerance.
 
     Args:
-        model: What was captured; it is left as it was.
-        captured: As `capture` returned it.
-        domain: The inputs that the certificate speaks of; None without a certificate, whose inputs then have RMS 1 and
-            whose results may be NaN.
-        output: As for `capture`.
-        progress: Is told how many steps are done, and of how many.
+        model: The model that was captured. It is left as it was.
+        captured: What `capture` returned for the model.
+        domain: The inputs that the certificate holds for. Without a certificate it is None; the inputs are then drawn
+            with a root mean square of at most 1, and results may be NaN.
+        output: The argument `output` of `capture`.
+        progress: A function that is called with the number of steps that are done, and of all steps.
 
     Raises:
-        UncertifiableError: The model computes something else, or holds something else after a run.
+        UncertifiableError: The model computes something else than the program, cannot be run on an input of the domain,
+            gives NaN there, or is in another state after a run.
     """
     with running(model) as state:
         try:
@@ -145,7 +159,7 @@ def confirm(
 def _compare_circumstances(
     comparing: "_Comparing", captured: Captured, domain: Domain | None, state: ModelState
 ) -> tuple[str, ...]:
-    """Compare at the example's shape; returns the circumstances in which the model runs."""
+    """Compare at the shape of the example; return the names of the circumstances in which the model runs."""
     drawn = Drawing(captured, 1.0 if domain is None else domain).scaled()
     expected = comparing.expected(captured.program.module(check_guards=False), drawn, domain is not None)
     plain, *others = CIRCUMSTANCES
@@ -157,15 +171,15 @@ def _compare_circumstances(
         compared = [each.words for each in others if comparing.compare(each, drawn, expected, 0, may_fail=True)]
         comparing.compare(plain, drawn, expected, 0)
     except UncertifiableError:
-        states[-1].require(ModelState(comparing.model))  # names the reason, where it is one
+        states[-1].require(ModelState(comparing.model))  # a changed model is the better reason
         raise
-    for before in states[1:]:  # a first call may fill caches
+    for before in states[1:]:  # the first call may fill caches, so the state before it does not count
         before.require(ModelState(comparing.model))
     return (plain.words, *compared)
 
 
 def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain | None) -> bool:
-    """Whether a model computes the same as its program at other sizes of the batch."""
+    """Whether a model computes the same as its program at each size in `BATCHES`."""
     program = symbolic.program.module(check_guards=False)
     try:
         for batch in BATCHES:
@@ -180,31 +194,31 @@ def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the program computes at some inputs, `(inputs, *shape)`, and how far a model may be from it, `(*shape)`."""
+    """The results of the program at some inputs, `(inputs, *shape)`, and the tolerance of every entry, `(*shape)`."""
 
     values: Tensor
     tolerance: Tensor
 
     @property
     def change(self) -> Tensor:
-        """By how much every entry differs between inputs; 0 where it is infinite."""
+        """The largest difference of every entry between two inputs, `(*shape)`; 0 where this is not finite."""
         return (self.values.amax(0) - self.values.amin(0)).nan_to_num(0.0, 0.0, 0.0)
 
     @property
     def size(self) -> Tensor:
-        """The largest of every entry; 0 where it is infinite."""
+        """The largest absolute value of every entry over the inputs, `(*shape)`; 0 where this is not finite."""
         return self.values.abs().amax(0).nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Comparing:
-    """Runs a model and its programs, in float64 or in their own digits, and compares the results."""
+    """Runs a model and its programs, in float64 or in their own arithmetic, and compares the results."""
 
     def __init__(self, model: nn.Module, output: Any, in_double: bool) -> None:
         self.model, self._output, self._in_double = model, output, in_double
         self.arithmetic, self.inputs = "float64", 0
 
     def expected(self, program: nn.Module, drawn: list[Example], defined: bool) -> _Expected:
-        """The results of the program, without gradients; refused if they must be `defined` and are not."""
+        """Run the program on drawn inputs without gradients; if `defined`, refuse results with NaN."""
         self.inputs += len(drawn)
         with torch.no_grad():
             results = [self._run(lambda example: program(*example), inputs) for inputs in drawn]
@@ -212,7 +226,7 @@ class _Comparing:
         if defined and bool(found.values.isnan().any()):
             raise UncertifiableError(
                 f"{type(self.model).__name__} gives NaN at an input of the domain, where a bound says nothing; pass a "
-                "smaller radius, and leave something to attend to in every row of a mask"
+                "smaller radius, and let every row of an attention mask allow at least one token"
             )
         if self._in_double:
             return _Expected(found.values, _TOLERANCE * found.change + _ROUNDING * found.size)
@@ -233,7 +247,10 @@ class _Comparing:
         number: int,
         may_fail: bool = False,
     ) -> bool:
-        """Require that the model computes what is expected; False if it fails in the circumstance, as it may."""
+        """Require that the model computes what is expected at one of the drawn inputs.
+
+        The result is True, or False if the model raises an error and `may_fail` is set.
+        """
         wanted, tolerance = expected.values[number], expected.tolerance.nan_to_num(0.0)
         try:
             with circumstance.gradients():
@@ -252,13 +269,13 @@ class _Comparing:
                 f"{first_line(error)}"
             ) from error
         if found.shape != wanted.shape:
-            how = f"its result is of shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
+            how = f"its result has shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
         else:
             by, change = float((found - wanted).abs().max()), float(expected.change.max())
-            how = f"its result differs by {by:.3g}, and by {change:.3g} between inputs"
+            how = f"its result differs by {by:.3g}, where results for several inputs differ by {change:.3g}"
         raise UncertifiableError(
             f"{type(self.model).__name__} does not compute what was captured {circumstance.words}: {how}. It depends "
-            "on something else than its input and its stored tensors, such as randomness, a call before, or whether "
+            "on something else than its input and its stored tensors, such as randomness, an earlier call, or whether "
             "gradients are recorded"
         )
 
@@ -275,11 +292,11 @@ class _Comparing:
 
 
 class _FewerDigitsError(Exception):
-    """The model or its program does not run in float64."""
+    """The model or its program cannot be computed in float64."""
 
 
 def _strided(tensor: Tensor) -> Tensor:
-    """A copy that is not contiguous and does not begin where its memory begins."""
+    """Copy a tensor so that the copy is not contiguous and does not begin where its memory begins."""
     if tensor.ndim == 0:
         return tensor.clone()
     wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))

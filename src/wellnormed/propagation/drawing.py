@@ -1,4 +1,4 @@
-"""Inputs that are drawn from the domain of a certificate, to compare a model with its captured program."""
+"""Draws inputs from the domain of a certificate, at which a model is compared with its captured program."""
 
 import math
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.operations.movement import MOVES
 
 _SHARES = (1.0, 0.03, 1e-3)
-"""Sizes of drawn inputs, over the largest of the domain."""
+"""The sizes of drawn inputs, as shares of the largest size in the domain."""
 _SIZES = (1e3, 1.0, 1e-3)
-"""Sizes of drawn inputs where the domain is every finite input."""
+"""The sizes of drawn inputs, as root mean squares, if the domain is every finite input."""
 _INSIDE = 1 - 2**-7
-"""Keeps a drawn input in its domain although bfloat16 rounds it."""
+"""A factor that keeps drawn inputs in the domain when they are rounded to bfloat16."""
 
 
 class Drawing:
-    """Draws inputs for a captured program, always the same ones.
+    """Draws inputs for a captured program. The same program and domain always give the same inputs.
 
-    Floats are drawn from the domain, so that no two tokens or pixels are alike. Integers that only look up rows of a
-    table are drawn from its rows. All other inputs are as in the example, which a certificate says of them.
+    Floats are drawn at random from the domain. Integers that only look up rows of a table are drawn from the numbers of
+    its rows. All other inputs stay as they are in the example, since the certificate holds only for their values there.
 
     Args:
         captured: The program, with its example.
-        domain: The inputs that its certificate speaks of.
+        domain: The inputs that its certificate holds for.
     """
 
     def __init__(self, captured: Captured, domain: Domain) -> None:
@@ -37,7 +37,11 @@ class Drawing:
         self._generator = torch.Generator().manual_seed(0)
 
     def scaled(self, batch: int | None = None) -> list[Example]:
-        """Inputs of three sizes, and one whose groups have a single entry that is not 0, for a batch of any size."""
+        """Draw inputs of three sizes, and one whose groups have a single entry that is not 0.
+
+        Args:
+            batch: The size of the batch; that of the example if None.
+        """
         sizes = _SIZES if self._domain == math.inf else _SHARES
         return [self._draw(size, batch) for size in sizes] + [self._draw(sizes[0], batch, single=True)]
 
@@ -72,7 +76,10 @@ class Drawing:
 
 
 def _rows(captured: Captured, placeholder: str) -> int | None:
-    """How many rows the smallest table has that an input looks up; None if it does anything else as well."""
+    """The number of rows of the smallest table that an input of integers looks up.
+
+    The result is None if the input looks up no table, or is used for anything else as well.
+    """
     depends = captured.depends
     name = captured.inputs[placeholder][0]
     tables: list[int] = []
@@ -91,5 +98,5 @@ def _rows(captured: Captured, placeholder: str) -> int | None:
 
 def _table(lookup: fx.Node) -> fx.Node:
     table = lookup.args[0]
-    assert isinstance(table, fx.Node)  # the schema of all lookups
+    assert isinstance(table, fx.Node)  # the table is the first argument of all lookups
     return table

@@ -1,4 +1,10 @@
-"""Bounds of executed operations, one file per family. Importing this package registers all of them."""
+"""Functions that bound executed operations, one file for each family. Importing this package registers all of them.
+
+Every function gets a ledger, `step`, to which it adds rows of a proof, and then the arguments of the executed
+operation: a `Value` for a tensor that depends on the input, and a `Stored` for one that does not. It returns the value
+of the result. Where there is no bound, it raises the `UncertifiableError` of `step.refuse`. A docstring states the
+operation and what its bound rests on. A norm is the Euclidean norm where no other is named.
+"""
 
 from wellnormed.propagation.operations import activation as activation
 from wellnormed.propagation.operations import attention as attention

@@ -1,4 +1,4 @@
-"""Functions applied to every entry; `proof.functions` has their bounds."""
+"""Bounds of functions that are applied to every entry. Their slopes and sizes are in `proof.functions`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from wellnormed.propagation.registry import operation, refusal
 
 
 def apply(step: Ledger, function: str, x: Value, *numbers: float) -> Value:
-    """A function of the table, entry by entry; the numbers are its settings."""
+    """Apply a function of the table `proof.functions` to every entry; the numbers are its settings."""
     return step.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape,
         constants={"function": function, "numbers": [float(each) for each in numbers]},
@@ -28,19 +28,19 @@ for _name in ("erf", "silu", "mish", "log_sigmoid"):
 
 @operation("aten.gelu.default")
 def gelu(step: Ledger, x: Value, approximate: str = "none") -> Value:
-    """GELU, exact or by tanh; each has a slope of its own."""
+    """GELU, in its exact form or in the approximation by tanh. The two have different largest slopes."""
     return apply(step, "gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @operation("aten.leaky_relu.default")
 def leaky_relu(step: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
-    """A leaky ReLU has the slopes 1 and `negative_slope`."""
+    """The leaky ReLU, which has the slopes 1 and `negative_slope`."""
     return apply(step, "leaky_relu", x, negative_slope)
 
 
 @operation("aten.prelu.default", "aten._prelu_kernel.default")
 def prelu(step: Ledger, x: Value, weight: Stored) -> Value:
-    """PReLU has the slope 1 and learned ones: it is the difference of two monotone parts, each times a constant."""
+    """PReLU, `relu(x) - w relu(-x)` with learned slopes w: bounded as a leaky ReLU with the largest `|w|`."""
     (claim,) = [step.prove("max_abs", weight)]
     return step.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape, claims=[claim],
@@ -50,27 +50,27 @@ def prelu(step: Ledger, x: Value, weight: Stored) -> Value:
 
 @operation("aten.elu.default")
 def elu(step: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    """ELU is exponential below zero."""
+    """ELU, which is `scale alpha (exp(input_scale x) - 1)` below zero and `scale x` above."""
     return apply(step, "elu", x, alpha, scale, input_scale)
 
 
 @operation("aten.celu.default")
 def celu(step: Ledger, x: Value, alpha: float = 1.0) -> Value:
-    """`alpha (exp(x / alpha) - 1)` below zero, of slope at most 1."""
+    """CELU, which is `alpha (exp(x / alpha) - 1)` below zero and x above. Its slope is at most 1."""
     if not alpha > 0:
-        raise step.refuse(f"alpha={alpha} makes it grow without bound; let it be positive")
+        raise step.refuse(f"alpha={alpha} makes it grow without bound; pass a positive alpha")
     return apply(step, "elu", x, 1.0, 1.0, 1.0)
 
 
 @operation("aten.selu.default")
 def selu(step: Ledger, x: Value) -> Value:
-    """SELU is an ELU with the constants of Klambauer et al., rounded up."""
+    """SELU, which is an ELU with the constants of Klambauer et al. (2017), rounded up."""
     return apply(step, "elu", x, 1.6732632423543775, 1.0507009873554807, 1.0)
 
 
 @operation("aten.hardtanh.default")
 def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
-    """Entries are cut off at two numbers, or at one."""
+    """Every entry is limited to the interval from `min` to `max`, or at one side if the other limit is None."""
     if min is None or max is None:
         limits = {"clamp_min": min, "clamp_max": max}
         return next((apply(step, name, x, float(limit)) for name, limit in limits.items() if limit is not None), x)
@@ -79,7 +79,7 @@ def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 
 
 @operation("aten.clamp.default")
 def clamp_open(step: Ledger, x: Value, min: float | None = None, max: float | None = None) -> Value:
-    """The same without defaults."""
+    """The same operation as `clamp`, with None as the default of both limits."""
     return clamp(step, x, min, max)
 
 
@@ -99,12 +99,12 @@ def _dropout(step: Ledger, x: Value, p: float, train: bool) -> Value:
 
 @refusal("aten.softplus.default")
 def softplus(step: Ledger, x: Value, *arguments: Any) -> Value:
-    """Refused: above its threshold torch leaves out the logarithm, which is a jump."""
+    """Refuse softplus: above its threshold torch returns x without the logarithm, so the result jumps there."""
     raise step.refuse("torch's softplus jumps by 2e-9 at its threshold; write `-torch.nn.functional.logsigmoid(-x)`")
 
 
 @operation("aten.glu.default")
 def glu(step: Ledger, x: Value, dim: int = -1) -> Value:
-    """One half times the sigmoid of the other."""
+    """The first half of the entries along an axis times the sigmoid of the second half."""
     a, b = (pick(step, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))
     return multiply(step, a, apply(step, "sigmoid", b))

@@ -1,4 +1,4 @@
-"""Dot-product attention, its softmax, and the largest logit."""
+"""Bounds of dot-product attention, softmax and log-softmax."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +28,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
-    """`softmax(scale q k^T + mask) v` for any mask that does not depend on the input."""
+    """`softmax(scale q k^T + mask) v`, for any mask that does not depend on the input.
+
+    Queries q have the shape `(*batch, queries, width)`, keys k `(*batch, tokens, width)`, and values v
+    `(*batch, tokens, outputs)`. The scale is `width^(-1/2)` if it is None.
+    """
     if dropout:
         raise step.refuse("it drops attention weights at random; call `model.eval()` first")
     if isinstance(mask, Value):
@@ -42,11 +46,17 @@ def attention(
 
 
 def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
-    """The bound of attention: the best that the origin of queries, keys and values allows."""
+    """Bound `softmax(scale q k^T + constants) v`; the origin of q, k and v decides which claims the bound can use.
+
+    If keys and values are linear maps of the same tokens, the bound uses the norms of the maps of each head. If the
+    queries are a linear map of these tokens too, without a bias, it also uses the norms of the products `W_q^T W_k`.
+    The rule is `proof.attention.attention`, and the shapes are those of `attention`.
+    """
     if min(len(x.shape) for x in (q, k, v)) < 2:
         raise step.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    (tokens,) = torch.broadcast_shapes(k.shape[-2:-1], v.shape[-2:-1])  # a mask spreads the logits of a single key
+    # keys and values may differ in number: a mask can broadcast the logits of a single key to several tokens
+    (tokens,) = torch.broadcast_shapes(k.shape[-2:-1], v.shape[-2:-1])
     q, k, v = (
         moves.spread(step, x, (*batch, count, x.shape[-1])) for x, count in ((q, q.shape[-2]), (k, tokens), (v, tokens))
     )
@@ -64,7 +74,7 @@ def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
 
 
 def _claim(step: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
-    """A bound of the heads' weights, or of the products of two."""
+    """Prove the norms of the parts of one weight that belong to heads, or of products of such parts of two weights."""
     names, transposed = zip(*(weight_of(each.linear) for each in origins), strict=True)
     parts = [each.parts for each in origins]
     own = {"parts": parts, "transposed": list(transposed)} if len(origins) > 1 else {"parts": parts[0]}
@@ -74,13 +84,16 @@ def _claim(step: Ledger, measure: str, *origins: Origin, **settings: Any) -> Cla
 
 @operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
 def softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
-    """Not negative, of sum 1, and 1/2-Lipschitz."""
+    """Softmax along an axis, whose entries are not negative and have the sum 1. It is 1/2-Lipschitz."""
     axes = with_inner_axes(x, [dim])
     return step.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
 @operation("aten.log_softmax.int", "aten._log_softmax.default")
 def log_softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
-    """`x - log sum exp x`; its Jacobian `I - 1 p^T` has a norm of at most `sqrt n`."""
+    """`x - log(sum(exp(x)))` along an axis of n entries.
+
+    The Jacobian is `I - 1 p^T`, where 1 is the vector of ones and p the softmax. Its norm is at most `sqrt(n)`.
+    """
     axes = with_inner_axes(x, [dim])
     return step.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})

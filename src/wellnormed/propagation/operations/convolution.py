@@ -1,4 +1,8 @@
-"""Convolutions and their adjoints: bounded in l2 over the whole sample, or token by token where only that is known."""
+"""Bounds of convolutions and transposed convolutions with stored kernels.
+
+The bound is in the Euclidean norm of whole samples, or in that of single pixels where every pixel of the input has a
+bound of its own.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +36,11 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    """A convolution; its zero padding is a move of its own, and what wraps around an image is no padding."""
+    """A convolution of an image x, `(batch, channels, *pixels)`, or of one without the axis of the batch.
+
+    Zero padding becomes a row of its own. Circular padding arrives as an image whose ends repeat its beginning; it is
+    found, and the convolution is then bounded as a circular one, without the repeated pixels.
+    """
     if not isinstance(weight, Stored):
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
@@ -57,7 +65,7 @@ def convolution(
     settings: dict[str, Any] = {"groups": groups}
     inner, channels = set(inner_axes(x)), weight.tensor.shape[0]
     constants: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
-    if not inner.intersection(range(2, count + 2)):  # pixels are groups apart
+    if not inner.intersection(range(2, count + 2)):  # no group has several pixels
         measure, axes = "taps", [1]
     else:
         measure, axes = "convolution", list(range(1, count + 2))
@@ -82,7 +90,7 @@ def convolution(
 
 
 def _repeats(x: Value, axis: int, period: int) -> bool:
-    """Whether what lies beyond a number of entries along an axis is what lies at its beginning, as circular padding."""
+    """Whether the entries from `period` on along an axis repeat those at its beginning, as after circular padding."""
     more = x.shape[axis] - period
     for term in x.terms:
         factor = np.ones(()) if term.factor is None else term.factor
@@ -94,7 +102,7 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
 
 
 def alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
-    """The bound of an operation on a batch, for one image without the axis of a batch."""
+    """Apply the bound of an operation on batches to one image, which has no axis of a batch."""
     return moves.pick(step, bound(step, moves.pick(step, x, lambda t: t[None]), *settings), lambda t: t[0])
 
 
@@ -107,7 +115,7 @@ def _patches(
     stride: list[int],
     dilation: list[int],
 ) -> Value:
-    """Windows that do not overlap: one linear map of each."""
+    """A convolution whose windows do not overlap: one linear map is applied to every window."""
     none = [0] * len(kernel)
     cut = moves.pick(step, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
     return moves.pick(step, linear(step, cut, weight, bias), lambda t: t.movedim(-1, 1))
@@ -125,7 +133,10 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Value:
-    """The adjoint of a convolution of the result; padding cuts the result."""
+    """A transposed convolution, which is the adjoint of the convolution that maps images of its result to images of x.
+
+    `padding` cuts entries off both ends of every axis of pixels, and `output_padding` adds entries at the far end.
+    """
     if not isinstance(weight, Stored):
         raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2

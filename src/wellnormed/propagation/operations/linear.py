@@ -1,4 +1,7 @@
-"""Linear maps by stored matrices: along the last axis, and averages along others."""
+"""Bounds of products of matrices, and of what they express: sums, means and margins.
+
+A stored matrix may act on the last axis of a value (`linear`) or on the last axis but one (`average`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ aten = torch.ops.aten
 
 @operation("aten.linear.default")
 def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
-    """`W x + b` along the last axis."""
+    """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with a stored weight W, `(outputs, inputs)`."""
     if not isinstance(weight, Stored):
         raise step.refuse("its weight depends on the input; only stored weights have a bound")
     return _apply(step, x, weight, bias, transposed=False)
@@ -29,7 +32,7 @@ def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -
 
 @refusal("wellnormed.float8_product.default", "aten._scaled_mm.default")
 def rounded_product(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
-    """Refused: rounding to 8 bits is a step function."""
+    """Refuse products of numbers that are rounded to 8 bits, since this rounding is a step function."""
     raise step.refuse(
         "it multiplies entries rounded to 8-bit floats, in steps that no Lipschitz constant holds for; certify the "
         "model before `to_float8_`, with `nn.Linear` in this place"
@@ -38,7 +41,7 @@ def rounded_product(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
 
 @operation("aten.addmm.default", "aten.baddbmm.default")
 def add_product(step: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
-    """`beta summand + alpha a b`: of matrices, or of batches of them."""
+    """`beta summand + alpha a b`, where a and b are matrices or batches of matrices."""
     product: Any = None
     if isinstance(a, Value) or isinstance(b, Value):
         product = matmul(step, a, b)
@@ -50,7 +53,7 @@ def add_product(step: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, 
 
 @operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
 def matmul(step: Ledger, a: Any, b: Any) -> Value:
-    """A value times a stored matrix from either side, or the product of two values."""
+    """`a b`, where one factor may be a stored matrix, vector, or batch of matrices."""
     if isinstance(a, Value) and isinstance(b, Value):
         return _of_values(step, a, b)
     if isinstance(a, Stored):
@@ -80,7 +83,13 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
 
 
 def average(step: Ledger, matrix: Stored, x: Value) -> Value:
-    """`P x` along the last axis but one, for a stored P whose leading axes broadcast: an average of tokens, say."""
+    """`P x` along the last axis but one, such as an average of tokens.
+
+    Args:
+        step: The ledger.
+        matrix: P, a stored matrix `(rows, tokens)`, several of them `(*batch, rows, tokens)`, or a vector `(tokens,)`.
+        x: The value, `(*batch, tokens, width)`, whose leading axes broadcast with those of P, or `(tokens,)`.
+    """
     if matrix.tensor.ndim == 1:
         row = step.computed(f"{step.name}.row", matrix.tensor[None])
         return moves.pick(step, average(step, row, x), lambda t: t.squeeze(-2))
@@ -94,7 +103,7 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
     measure = "spectral" if along in inner else "row_sum"
-    # axes along which the matrix differs are apart: one bound for each
+    # a group may not extend along an axis on which the matrix differs: every matrix has a bound of its own
     inner = tuple(axis for axis in inner if axis >= along or lead[axis] == 1)
     if measure == "spectral":
         flat = step.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2)) if parts > 1 else matrix
@@ -108,7 +117,7 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
 
 def _of_values(step: Ledger, a: Value, b: Value) -> Value:
     if len(a.shape) < 2 or len(b.shape) < 2:
-        raise step.refuse("it multiplies two vectors that depend on the input; give them two axes")
+        raise step.refuse("it multiplies a vector by another tensor that depends on the input; give both two axes")
     batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     a, b = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (a, b))
     shape = (*batch, a.shape[-2], b.shape[-1])
@@ -116,7 +125,7 @@ def _of_values(step: Ledger, a: Value, b: Value) -> Value:
 
 
 def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, mean: bool) -> Value:
-    """The sum or mean over axes, one after another."""
+    """The sum or the mean over some axes, one after another, or over all axes if `dims` is None or empty."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in dims}) if dims else list(range(rank))
     for axis in axes:
@@ -134,24 +143,35 @@ def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, me
 
 @operation("aten.mean.dim", "aten.mean.default")
 def mean(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
-    """The mean over axes."""
+    """The mean over some axes, or over all."""
     return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
 
 
 @operation("aten.sum.dim_IntList", "aten.sum.default")
 def total(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
-    """The sum over axes."""
+    """The sum over some axes, or over all."""
     return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)
 
 
 def margin(step: Ledger, logits: Value) -> Value:
-    """The difference of any two entries of a linear map's result, for every vector that it maps."""
+    """Add a row that bounds the difference of any two logits of one vector, which are the result of a linear map.
+
+    Args:
+        step: The ledger.
+        logits: `(*, classes)`; all of them may be multiplied by one number after the linear map.
+
+    Returns:
+        The bounded differences, as a value of shape `(*, 1)`.
+
+    Raises:
+        UncertifiableError: The logits are not the result of such a map, or there are too many pairs.
+    """
     term, base = logits.terms[0], logits.terms[0].base
     linear = base.inference if isinstance(base, Base) and base.divisible and term.index is base.order else None
     if len(logits.terms) != 1 or linear is None:
         raise step.refuse(
-            "its result is no linear map, or is rounded after it, so that differences of its entries have no bound of "
-            "their own"
+            "its result comes from no linear map, or is rounded after it, so that differences of its entries have no "
+            "bound of their own"
         )
     if term.factor is not None and term.factor.size > 1:
         raise step.refuse("the entries of its result have factors of their own; multiply all by one number")
@@ -166,4 +186,4 @@ def margin(step: Ledger, logits: Value) -> Value:
 
 
 _MOST_DIFFERENCES = 10**11
-"""Operations, some minutes of one core."""
+"""The largest number of operations for the margins of all pairs, which take some minutes of one core."""

@@ -1,4 +1,4 @@
-"""Operations that only move entries: views, slices, padding, windows, repetitions, concatenation."""
+"""Operations that only move entries, such as views, slices, padding, windows, repetition and concatenation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _SEVERAL_RESULTS = {
     "indices": "tensor_split",
     "int": "unbind",
 }
-"""Overload -> operations that have it."""
+"""For operations with one result and for those with several: name of an overload -> the operations that have it."""
 _IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive type_as _to_copy"
 
 _PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to"
@@ -49,11 +49,11 @@ MOVES = frozenset(
         [*_ONE_RESULT.values(), *_SEVERAL_RESULTS.values(), _IDENTITIES, _PLACING, "_assert_tensor_metadata"]
     ).split()
 )
-"""Names of operations that only move entries, or convert them."""
+"""The names of all operations that only move entries or convert their dtype."""
 
 
 def _plain(argument: Any) -> Any:
-    """An argument as torch takes it."""
+    """Replace stored tensors in an argument by tensors, and values by empty tensors of their shape."""
     if isinstance(argument, Stored):
         return argument.tensor
     if isinstance(argument, Value):
@@ -64,7 +64,7 @@ def _plain(argument: Any) -> Any:
 def _moving(target: Callable[..., Any]) -> Callable[..., Value]:
     def move(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
         if not isinstance(x, Value):
-            raise step.refuse("where it takes entries from depends on the input; only the entries may")
+            raise step.refuse("the positions that it takes entries from depend on the input; only the entries may")
         arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
         return pick(step, x, lambda t: target(t, *arguments, **keywords))
 
@@ -84,7 +84,7 @@ def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
 for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
     for _overload, _names in _table.items():
         for _name in _names.split():
-            # not every release of torch has all of them
+            # some releases of torch lack some of them
             if (_target := getattr(getattr(aten, _name, None), _overload, None)) is not None:
                 operation(_target)(_bound(_target))
 
@@ -92,27 +92,27 @@ for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
 @operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()))
 @operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")))
 def identity(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
-    """The same entries. The walk refuses what is no float of 16 bits or more, and notes what rounds."""
+    """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more."""
     return x
 
 
 @operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
 def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
-    """Side by side."""
+    """Concatenation along an axis."""
     shapes = [x.shape if isinstance(x, Value) else tuple(x.tensor.shape) for x in xs]
-    kept = [x for x, shape in zip(xs, shapes, strict=True) if math.prod(shape)]  # nothing may stand among others
+    kept = [x for x, shape in zip(xs, shapes, strict=True) if math.prod(shape)]  # empty tensors are left out
     return side_by_side(step, [as_value(step, x) for x in kept], lambda ts: torch.cat(ts, dim))
 
 
 @operation("aten.stack.default")
 def stack(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
-    """Side by side along a new axis."""
+    """Concatenation along a new axis."""
     return side_by_side(step, [as_value(step, x) for x in xs], lambda ts: torch.stack(ts, dim))
 
 
 @operation("aten.constant_pad_nd.default", "aten.pad.default")
 def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any) -> Value:
-    """Zeros, a number, or copies around."""
+    """Padding with zeros, with another number, or with copies of entries, as the mode says."""
     options = [*rest, *keywords.values()]
     mode = next((each for each in options if isinstance(each, str)), "constant")
     fill = next((float(each) for each in options if isinstance(each, int | float)), 0.0)
@@ -125,7 +125,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
 
 def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
     def scatter(step: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
-        """Entries of one replaced by those of another."""
+        """The entries of x, some of which are replaced by those of the source."""
         xs = [as_value(step, x), _written(step, source)]
         return side_by_side(step, xs, lambda ts: target(*ts, *arguments, **keywords))
 
@@ -138,7 +138,7 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 
 @operation("aten.copy.default")
 def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
-    """The second in the shape of the first."""
+    """The entries of the source, broadcast to the shape of x."""
     value = _written(step, source)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
     return spread(step, value, shape)
@@ -146,7 +146,7 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
 
 @operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default")
 def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
-    """One number in the shape of a tensor: what the assignment of a number to a slice becomes."""
+    """One number, broadcast to the shape of x. Assigning a number to a slice executes this operation."""
     if isinstance(content, Stored):
         content = float(content.tensor.to(step.dtype))
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
@@ -154,7 +154,7 @@ def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
 
 
 def _written(step: Ledger, source: Value | Stored) -> Value:
-    """What is written into a tensor of another dtype: converted, a stored tensor is another one."""
+    """A tensor that is written into another one. If it is stored, it is converted to the dtype of the result."""
     if isinstance(source, Stored) and source.tensor.dtype != step.dtype:
         source = step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
     return as_value(step, source)
@@ -162,7 +162,7 @@ def _written(step: Ledger, source: Value | Stored) -> Value:
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
     def make(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
-        """A constant in the shape of a value."""
+        """A constant tensor of the shape of a value."""
         return step.computed(step.name, target(torch.empty(x.shape, dtype=step.dtype), *arguments, **keywords))
 
     return make
@@ -174,15 +174,15 @@ for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "
 
 @operation("aten.masked_fill.Scalar")
 def masked_fill(step: Ledger, x: Value, mask: Stored, fill: float) -> Value:
-    """Entries replaced by a number, at places that do not depend on the input."""
+    """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
     return where(step, mask, fill, x)
 
 
 @operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther")
 def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
-    """One of two, at places that do not depend on the input."""
+    """The entries of x where a mask is true, and those of y elsewhere. The mask may not depend on the input."""
     if isinstance(mask, Value):
-        raise step.refuse("which entries it takes depends on the input, which is not continuous; use an activation")
+        raise step.refuse("its condition depends on the input, so that its result is not continuous; use an activation")
     step.require_known(mask)
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
@@ -200,7 +200,7 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
 
 
 def as_value(step: Ledger, x: Value | Stored | float) -> Value:
-    """A value, also of what does not depend on the input."""
+    """Return x as a value. A stored tensor or a number gets a row for this."""
     if isinstance(x, Value):
         return x
     return step.constant(x) if isinstance(x, Stored) else number(step, x)

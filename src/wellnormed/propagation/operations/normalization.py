@@ -1,4 +1,4 @@
-"""Normalisation layers, with their true constants, and projections onto balls."""
+"""Bounds of normalisation layers, of Euclidean norms, of centring, and of projections onto balls."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from wellnormed.propagation.registry import operation, refusal
 
 
 def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
-    """Axes as torch means them: none are all."""
+    """The numbers of the axes, in order. As in torch, None or an empty list stands for all of them."""
     given = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
     return sorted({d % len(x.shape) for d in given})
 
 
 def normalize(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None) -> Value:
-    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over axes; one bound holds for both."""
+    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over some axes. One bound holds for both."""
     if eps is None or not eps > 0:
-        raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
+        raise step.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims = _axes(x, dims)
     return step.derive(
         "normalization", [(x, with_inner_axes(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
@@ -41,7 +41,7 @@ def _scaled(step: Ledger, x: Value, weight: Stored | None, bias: Stored | None) 
 def layer_norm(
     step: Ledger, x: Value, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
-    """LayerNorm over the last axes."""
+    """LayerNorm over as many of the last axes as `shape` has."""
     return _scaled(step, normalize(step, x, range(-len(shape), 0), eps), weight, bias)
 
 
@@ -49,7 +49,10 @@ def layer_norm(
 def rms_norm(
     step: Ledger, x: Value, shape: Sequence[int], weight: Stored | None = None, eps: float | None = None
 ) -> Value:
-    """RMSNorm over the last axes; torch's default eps is that of the dtype it computes in."""
+    """RMSNorm over as many of the last axes as `shape` has.
+
+    Without eps, torch takes the machine epsilon of the dtype that it computes in, which has at least 32 bits.
+    """
     eps = min(torch.finfo(each).eps for each in (step.dtype, torch.float32)) if eps is None else eps
     return _scaled(step, normalize(step, x, range(-len(shape), 0), eps), weight, None)
 
@@ -58,7 +61,7 @@ def rms_norm(
 def group_norm(
     step: Ledger, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
-    """GroupNorm normalises the channels of a group at all pixels together."""
+    """GroupNorm, which normalises the channels of each group together, over all pixels."""
     shape = x.shape
     cut = moves.pick(step, x, lambda t: t.unflatten(1, (groups, -1)))
     normal = normalize(step, cut, range(2, len(cut.shape)), eps)
@@ -69,7 +72,7 @@ def group_norm(
 def instance_norm(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
 ) -> Value:
-    """InstanceNorm normalises the pixels of one channel, or uses stored statistics."""
+    """InstanceNorm, which normalises the pixels of each channel, or uses stored statistics."""
     eps = float(rest[1])
     if use_input:
         return _by_channel(step, normalize(step, x, range(2, len(x.shape)), eps), weight, bias)
@@ -80,7 +83,7 @@ def instance_norm(
 def batch_norm(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
 ) -> list[Value]:
-    """BatchNorm in evaluation mode multiplies every channel by a constant, and adds one."""
+    """BatchNorm in evaluation mode, which multiplies every channel by a constant and adds another."""
     return [_with_statistics(step, x, weight, bias, mean, variance, eps)]
 
 
@@ -88,7 +91,7 @@ def batch_norm(
 def batch_norm_whole(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
 ) -> Value:
-    """BatchNorm in evaluation mode; refused in training mode."""
+    """BatchNorm in evaluation mode. It is refused in training mode."""
     return (
         batch_norm_training(step)
         if training or mean is None
@@ -99,8 +102,8 @@ def batch_norm_whole(
 @refusal("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
 @refusal("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
 def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
-    """BatchNorm in training mode is refused: one sample moves the others."""
-    raise step.refuse("it normalises by the batch, so that one sample moves the others; call `model.eval()` first")
+    """Refuse BatchNorm in training mode, where the result for one sample depends on the others."""
+    raise step.refuse("it normalises by the batch, so each result depends on all samples; call `model.eval()` first")
 
 
 def _with_statistics(
@@ -123,7 +126,10 @@ def _by_channel(step: Ledger, x: Value, weight: Stored | None, bias: Stored | No
 
 
 def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: float) -> Value:
-    """`x / sqrt(max(1, scale mean(x^2)))` over the given axes: onto the ball of root mean square `scale^(-1/2)`."""
+    """`x / sqrt(max(1, scale mean(x^2)))` over some axes.
+
+    It is the projection onto the ball of all vectors with a root mean square of at most `scale^(-1/2)`.
+    """
     if not scale > 0:
         raise step.refuse(f"it multiplies the mean square by {scale}, which is not positive")
     dims = _axes(x, dims)
@@ -131,13 +137,13 @@ def project(step: Ledger, x: Value, dims: Sequence[int] | int | None, scale: flo
     constants = {"scale": float(scale), "over": dims}
     with rounding_up():
         idle = all(r * r * Decimal(scale) <= entries for r in step.bounds(x, dims).radius.flat)
-    if idle:  # nothing of the domain lies outside: what is linear stays so
+    if idle:  # no value lies outside the ball, so the result is x, and remains linear in what x is linear in
         return step.move("idle_ball", [x], x.shape, constants)
     return step.derive("ball", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
 
 
 def centre(step: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
-    """`x - mean x` over the given axes: a projection, and no entry grows by more than the mean."""
+    """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry."""
     dims = _axes(x, dims)
     return step.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=x.shape, constants={"growth": 2.0})
 
@@ -146,7 +152,10 @@ def centre(step: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
 def euclidean_norm(
     step: Ledger, x: Value, ord: float = 2, dim: Any = None, keepdim: bool = False, **keywords: Any
 ) -> Value:
-    """Euclidean norms: `||x| - |y|| <= |x - y|`, and `|x|` is at most the root of its size times its largest entry."""
+    """The Euclidean norm over some axes, or over all.
+
+    The bounds are `||x| - |y|| <= |x - y|`, and `|x| <= sqrt(n) max_i |x_i|` for n entries.
+    """
     if ord != 2:
         raise step.refuse(f"only Euclidean norms of vectors have a bound, not that of order {ord}")
     dims = _axes(x, dim)
@@ -158,9 +167,9 @@ def euclidean_norm(
 
 
 def to_unit(step: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float) -> Value:
-    """`x / max(|x|, eps)` over the given axes."""
+    """`x / max(|x|, eps)` over some axes."""
     if not eps > 0:
-        raise step.refuse(f"eps={eps} puts no floor under its input's size; set it to a positive number")
+        raise step.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims = _axes(x, dims)
     constants = {"eps": float(eps), "over": dims}
     return step.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)

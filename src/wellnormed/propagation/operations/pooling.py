@@ -1,4 +1,4 @@
-"""Averages over windows, and interpolation: a matrix along each axis, computed by the operation itself."""
+"""Bounds of average pooling and interpolation: a matrix along each axis, which the operation itself computes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
-    """Apply a linear map to each of the last axes, given as a function of the last axis."""
+    """Apply a linear map to each of the last axes. Each map is given as a function that acts on the last axis."""
     for number, apply in enumerate(maps):
         axis = len(x.shape) - len(maps) + number
         columns = apply(torch.eye(x.shape[axis], dtype=torch.float64)[:, None])[:, 0]
@@ -38,7 +38,7 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Means over windows."""
+    """Means over windows, which may overlap."""
     if divisor_override is not None:
         raise step.refuse("it has a divisor_override; leave it out, and multiply by a constant")
     count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding))
@@ -54,13 +54,13 @@ def average_pool(
 
 @operation("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default")
 def adaptive_average_pool(step: Ledger, x: Value, size: Sequence[int]) -> Value:
-    """Means over windows that together cover the image."""
+    """Means over windows that together cover the image, `size` of them along the last axes."""
     return along_axes(step, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
 
 
 @operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
 def interpolate(step: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
-    """Linear interpolation."""
+    """Linear interpolation to a given size."""
     given = [*scales, *[None] * len(size)]
     return along_axes(
         step,
@@ -76,7 +76,7 @@ def interpolate(step: Ledger, x: Value, size: Sequence[int], align_corners: bool
 def interpolate_to(
     step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
 ) -> Value:
-    """Linear interpolation, by sizes or by factors."""
+    """Linear interpolation to a given size, or by given factors."""
     count = len(size or factors or ())
     sizes, scales = size or [None] * count, factors or [None] * count
 
@@ -92,7 +92,7 @@ def interpolate_to(
 def interpolate_cubic(
     step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
 ) -> Value:
-    """Cubic interpolation, by sizes or by factors."""
+    """Cubic interpolation of two axes to a given size, or by given factors."""
 
     def one(number: int) -> Callable[[Tensor], Tensor]:
         def apply(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The convex-potential layer, whose bound does not follow from those of its operations."""
+"""Bounds of convex-potential layers, which are lower than those that follow from their single operations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from wellnormed.propagation.operations.convolution import alone
 
 
 def convex_potential(step: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
-    """`x - factor W^T relu(W x + b)`."""
+    """`x - factor W^T relu(W x + b)` along the last axis, for a stored matrix W, `(hidden, width)`."""
     if not isinstance(weight, Stored) or weight.tensor.ndim != 2 or isinstance(bias, Value):
-        raise step.refuse("its weights are no stored matrix and vector; store them")
+        raise step.refuse("it needs a stored matrix as its weight, and a bias that does not depend on the input")
     claims = [step.prove("spectral", weight)]
     claims += [] if bias is None else [step.prove("positive_norm", bias)]
     axes = {*inner_axes(x), len(x.shape) - 1}
@@ -29,13 +29,13 @@ def convolutional_potential(
     forward: Sequence[Any],
     back: Sequence[Any],
 ) -> Value:
-    """`x - factor A^T relu(A x + b)` for a convolution A of stride 1, whose adjoint is the transposed convolution.
+    """`x - factor A^T relu(A x + b)` for a convolution A of stride 1 with a stored kernel.
 
-    `forward` holds what follows the bias in the arguments of the convolution, `back` what follows the kernel in those
-    of the transposed one.
+    A^T is the transposed convolution with the same kernel and settings. `forward` holds the arguments of the
+    convolution after its bias, and `back` those of the transposed convolution after its kernel.
     """
     if not isinstance(weight, Stored) or isinstance(bias, Value):
-        raise step.refuse("its kernel and bias depend on the input; store them")
+        raise step.refuse("its kernel or its bias depends on the input; only stored ones have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
         return alone(convolutional_potential, step, x, weight, bias, factor, forward, back)

@@ -1,4 +1,4 @@
-"""Operations that pick or rearrange entries by size: every result is one of the entries, or changes by no more."""
+"""Bounds of operations that order entries or take the largest; and refusals of operations that are not continuous."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ from wellnormed.propagation.registry import operation, refusal
 
 
 def ordered(step: Ledger, x: Value, dim: int) -> Value:
-    """The entries of every line along an axis, rising: its sort, of which its largest and least entry are parts.
+    """Sort every line along an axis in rising order. The largest and the least entry of a line are its last and first.
 
-    Sorting disjoint lines of one group is 1-Lipschitz as a whole. So lines that were sorted before, or their negatives,
-    are not sorted again, wherever they stand: a maximum and a minimum of the same pairs are parts of one contraction.
+    Sorting disjoint lines of one group is 1-Lipschitz as a whole. So if the same lines, or their negatives, were sorted
+    before, anywhere in the model, their entries are taken from that result. For example, the maximum and the minimum of
+    the same pairs are then parts of one contraction.
     """
     dim %= len(x.shape)
     rest = [size for axis, size in enumerate(x.shape) if axis != dim]
@@ -42,10 +43,10 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
 
 
 def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tensor | None:
-    """For every line of a value, the number of a line of another one that has the same entries times a sign.
+    """For each line of x along `dim`, the number of a line of `known` along `along` with the same entries times `sign`.
 
-    None unless all lines have one. Entries are the same if they are sums of the same constants and of the same entries
-    of bases, each times the same number; a factor that carries a rounding error is not known to be the same.
+    The result is None if one line of x has no such line. Entries are the same if they are sums of the same constants
+    and of the same entries of bases, each times the same factor. Factors with rounding errors are never the same.
     """
     n, values = x.shape[dim], (x, known)
     if sign > 0 and (x.name, dim) == (known.name, along):
@@ -65,14 +66,14 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
 
 
 def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
-    """Base, position and factor of every addend of every entry, line by line, in integers `(lines, n, most, 3)`."""
+    """Base, position and factor of every addend of every entry of a line, as integers `(lines, n, most, 3)`."""
     shape = value.shape
     result = np.full((*shape, most, 3), -1)
     for place, term in enumerate(value.terms):
         index = term.index
         factor = np.broadcast_to(sign * (1.0 if term.factor is None else term.factor), shape)
         base = np.full(shape, id(term.base))
-        if not isinstance(term.base, Base):  # constants by what they are, with their sign
+        if not isinstance(term.base, Base):  # a constant is known by its content and its sign
             content = term.base[index] * np.sign(factor) + 0.0
             base, factor = np.zeros_like(index), np.where(content == 0, 1.0, abs(factor))
             addend = np.stack([base, content.view(np.int64), np.ascontiguousarray(factor).view(np.int64)], -1)
@@ -83,7 +84,7 @@ def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
 
 
 def _number(rows: np.ndarray) -> np.ndarray:
-    """A number for every row, the same for rows that are equal."""
+    """Number the rows of a matrix of integers; equal rows have the same number."""
     number = np.zeros(len(rows), np.int64)
     for column in rows.T:
         other = np.unique(column, return_inverse=True)[1].reshape(-1)
@@ -99,7 +100,7 @@ def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: boo
 
 
 def extreme(step: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
-    """The largest (or least) entry over several axes, which are laid side by side first; over all if none is given."""
+    """The largest (or least) entry over several axes, which become one axis first, or over all if none is given."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim or ())} or range(rank))
     kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
@@ -112,7 +113,7 @@ for _name, _lesser in (("max", False), ("min", True)):
     operation(f"aten.a{_name}.default")(
         lambda step, x, dim=(), keepdim=False, lesser=_lesser: extreme(step, x, dim, keepdim, lesser)
     )
-    operation(f"aten.{_name}.dim")(  # the positions have no bound
+    operation(f"aten.{_name}.dim")(  # the positions of these entries have no bound
         lambda step, x, dim, keepdim=False, lesser=_lesser: [largest(step, x, dim, keepdim, lesser), None]
     )
     operation(f"aten.{_name}imum.default", f"aten.{_name}.other")(
@@ -128,13 +129,13 @@ def extremes(step: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = 
 
 @operation("aten.sort.default", "aten.msort.default")
 def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False) -> list[Any]:
-    """The entries in their order along an axis; their positions have no bound."""
+    """The sorted entries along an axis. Their positions have no bound, and are None."""
     result = ordered(step, x, dim)
     return [moves.pick(step, result, lambda t: t.flip(dim)) if descending else result, None]
 
 
 def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
-    """The larger (or lesser) of two, entry by entry: an extreme along an axis of two."""
+    """The larger (or lesser) of two tensors, entry by entry, as an extreme along a new axis of two entries."""
     a, b = as_value(step, a), as_value(step, b)
     first, second = sorted((a, b), key=lambda each: each.name)
     if (first.name, second.name) not in step.pairs:
@@ -147,27 +148,27 @@ def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
 def max_pool(
     step: Ledger, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> Value:
-    """A maximum over windows, which are laid side by side first."""
+    """The maximum over windows. The entries of every window are copied to an axis of their own first."""
     count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding, dilation))
     count = max(count, 1 if len(x.shape) < 3 else len(x.shape) - 2)
     settings = [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
     if ceil:
-        raise step.refuse("ceil_mode=True cuts the last window; pad the input instead")
+        raise step.refuse("ceil_mode=True may cut off the last window; pad the input instead")
     held = windows(torch.ones(1, *x.shape[-count:]), *settings)
     if not bool(held.any(-1).all()):
-        raise step.refuse("a window lies in the padding as a whole, whose largest entry is -infinity; pad less")
+        raise step.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
     return largest(step, moves.pick(step, x, lambda t: windows(t, *settings)), -1)
 
 
 @operation("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
 def max_pool_with_indices(step: Ledger, x: Value, *settings: Any) -> list[Any]:
-    """The values of a max pool; their positions have no bound."""
+    """The values of a max pool. Their positions have no bound, and are None."""
     return [max_pool(step, x, *settings), None]
 
 
 @operation("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
-    """A max pool, if the windows are equal; refused otherwise."""
+    """A max pool to a given size. It is refused unless all windows are equal."""
     pixels = x.shape[-len(size) :]
     if any(n % s for n, s in zip(pixels, size, strict=True)):
         raise step.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
@@ -177,7 +178,18 @@ def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
 def windows(
     t: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """The entries of every window along a last axis of their own."""
+    """The entries of every window along a new last axis; padding is zeros.
+
+    Args:
+        t: Any tensor. The windows lie in its last axes, of which there are as many as each setting has entries.
+        kernel: Entries of a window along each of these axes.
+        stride: Distance between two windows along each axis.
+        padding: Number of zeros at both ends of each axis.
+        dilation: Distance between two entries of a window along each axis.
+
+    Returns:
+        `(*batch, *windows, entries of a window)`.
+    """
     count = len(kernel)
     t = F.pad(t, [p for each in reversed(padding) for p in (each, each)])
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), t.ndim - count):
@@ -194,8 +206,8 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
 
 @refusal("aten.item.default", "aten._local_scalar_dense.default")
 def item(step: Ledger, x: Value) -> Value:
-    """Refused, because the graph does not show what Python does with a number."""
-    raise step.refuse("`item` makes a number of Python's of what depends on the input; keep it a tensor")
+    """Refuse `item`, because the graph does not show what Python code does with a number."""
+    raise step.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
 
 
 _STEPS = ("topk", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")

@@ -1,4 +1,4 @@
-"""Where values begin: the certified input, and the vectors that an embedding looks up."""
+"""The certified variable, from which a proof begins: the input, or the vectors that an embedding looks up."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,17 @@ from wellnormed.propagation.ledger import Ledger, Stored
 
 
 def source(step: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
-    """The certified variable: every value of the domain."""
+    """Add the row of an input, which stands for every value of the domain.
+
+    Args:
+        step: The ledger, which knows the domain.
+        shape: The shape of the input.
+        name: The name of the row.
+        dtype: The dtype of the input, a float of 16, 32 or 64 bits.
+
+    Raises:
+        UncertifiableError: The input is a single number, or of another dtype.
+    """
     if not shape:
         raise step.refuse("the input is a single number; pass a batch of vectors")
     constants = _constants(step, dtype)
@@ -29,12 +39,17 @@ def _constants(step: Ledger, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
-    """The vectors looked up are the certified variable: any of the domain, the table's rows among them.
+    """Add the row of the vectors that an embedding looks up.
+
+    They stand for any vectors of the domain, which must contain all rows of the table.
 
     Args:
         step: The ledger.
-        weight: The table `(vocabulary, width)`.
-        tokens: Shape of the integers.
+        weight: The table, `(vocabulary, width)`.
+        tokens: The shape of the integers; the result has one more axis, of `width` entries.
+
+    Raises:
+        UncertifiableError: The table is not a matrix, or has a row outside the domain.
     """
     if weight.tensor.ndim != 2:
         raise step.refuse(f"the table has {weight.tensor.ndim} axes; only rows of a matrix may be looked up")
