@@ -87,6 +87,22 @@ def _max_pool(draw: Draw, shape: Shape) -> nn.Module:
 
 
 @layer("pooling", 3, 4, 5)
+def _largest_and_least(draw: Draw, shape: Shape) -> nn.Module:
+    return Layer(lambda s, x: torch.cat([s.pool(x), -s.pool(-x)], 1), pool=_max_pool(draw, shape))
+
+
+@layer("pooling", 3, 4, 5)
+def _padding_of_two_kinds(draw: Draw, shape: Shape) -> nn.Module:
+    """The padding of a max pool is -infinity, and that of `pad` is zeros."""
+    count, stride = len(shape) - 2, draw.whole(1, 3)
+    kind = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[count - 1]
+    return Layer(
+        lambda s, x: torch.cat([s.padded(x), s.bare(F.pad(x, (1, 1) * count))], 1),
+        padded=kind(3, stride, 1), bare=kind(3, stride),
+    )  # fmt: skip
+
+
+@layer("pooling", 3, 4, 5)
 def _adaptive_average_pool(draw: Draw, shape: Shape) -> nn.Module:
     count = len(shape) - 2
     kind = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[count - 1]

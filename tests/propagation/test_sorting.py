@@ -55,6 +55,17 @@ def _groups_of_four(x):
     return x.unflatten(1, (-1, 4)).sort(2, descending=True).values.flatten(1, 2)
 
 
+def _leading_four(x):
+    return x.unflatten(1, (-1, 4)).topk(4, 2).values.flatten(1, 2)
+
+
+def _least_two_beside_the_largest_two(x):
+    lines = x.unflatten(1, (-1, 4))
+    return torch.cat(
+        [lines.topk(2, 2, largest=False).values, lines.sort(stable=True, dim=2).values[:, :, 2:]], 2
+    ).flatten(1, 2)
+
+
 def _sort_along_the_other_axis(x):
     return x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape)
 
@@ -118,7 +129,8 @@ def _clamped(x):
 
 CONTRACTIONS = [
     _cat_of_halves, _other_order, _stack_of_neighbours, _view, _view_of_positions, _view_and_halves, _groups_of_four,
-    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into,
+    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into, _leading_four,
+    _least_two_beside_the_largest_two,
     _scaled_and_shifted, _permuted, _pairs_in_another_order, _divided, _halves_of_a_residual,
     _positive_and_negative, _clamped,
 ]  # fmt: skip
@@ -164,7 +176,7 @@ def test_the_checker_accepts_what_is_shared():
     model.layers = nn.ModuleList(layers)
     certificate = wn.certify(model, example)
     wn.verify(certificate, model.state_dict())
-    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of 20 proved norms
+    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of 22 proved norms
 
 
 _PAIRS = (1, 4)
@@ -217,6 +229,18 @@ SEEMING = {
     ),
     "rectified once with a shift": (lambda x: torch.cat([F.relu(x), F.relu(0.1 - x)], 1), math.sqrt(2)),
     "rectified twice": (lambda x: torch.cat([F.relu(x), F.relu(2 * x)], 1), math.sqrt(5)),
+    "padded windows against their negatives": (  # the padding is -infinity in both
+        lambda x: torch.cat([F.max_pool1d(x, 2, 2, 1), -F.max_pool1d(-x, 2, 2, 1)], 1),
+        math.sqrt(2),
+    ),
+    "padding of -infinity against zeros": (
+        lambda x: F.max_pool1d(x, 3, 3, 1) - F.max_pool1d(F.pad(x, (1, 1)), 3, 3),
+        1.0,
+    ),
+    "padding of zeros against -infinity": (
+        lambda x: F.max_pool1d(F.pad(x, (1, 1)), 3, 3) - F.max_pool1d(x, 3, 3, 1),
+        1.0,
+    ),
     "comparison of others": (
         lambda x: torch.where(x[:, :2] > x[:, 2:], x[:, :2], x[:, 2:].flip(1)),
         None,  # not continuous

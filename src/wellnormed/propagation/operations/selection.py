@@ -37,9 +37,14 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
 
             picked = moves.pick(step, result, move)
             return picked if sign > 0 else moves.times(step, picked, -1.0)
-    result = step.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
+    result = in_order(step, x, dim)
     step.ordered.append((x, dim, result))
     return result
+
+
+def in_order(step: Ledger, x: Value, dim: int) -> Value:
+    """Sort every line along an axis, given from 0, in any order of the numbers that leaves the sort 1-Lipschitz."""
+    return step.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
 
 
 def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tensor | None:
@@ -127,11 +132,26 @@ def extremes(step: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = 
     return [extreme(step, x, dim, keepdim, lesser) for lesser in (True, False)]
 
 
-@operation("aten.sort.default", "aten.msort.default")
-def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False) -> list[Any]:
+@operation("aten.sort.default", "aten.sort.stable")
+def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Any]:
     """The sorted entries along an axis. Their positions have no bound, and are None."""
     result = ordered(step, x, dim)
     return [moves.pick(step, result, lambda t: t.flip(dim)) if descending else result, None]
+
+
+@operation("aten.msort.default")
+def sort_first(step: Ledger, x: Value) -> Value:
+    """The sorted entries along the first axis."""
+    return ordered(step, x, 0)
+
+
+@operation("aten.topk.default")
+def leading(step: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Any]:
+    """The largest (or least) entries along an axis. Their positions have no bound, and are None."""
+    if not sorted:
+        raise step.refuse("the order of its results is not defined; leave sorted=False out")
+    result = ordered(step, x, dim)
+    return [moves.pick(step, result, lambda t: t.flip(dim).narrow(dim, 0, k) if largest else t.narrow(dim, 0, k)), None]
 
 
 def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
@@ -157,7 +177,10 @@ def max_pool(
     held = windows(torch.ones(1, *x.shape[-count:]), *settings)
     if not bool(held.any(-1).all()):
         raise step.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
-    return largest(step, moves.pick(step, x, lambda t: windows(t, *settings)), -1)
+    lines = moves.pick(step, x, lambda t: windows(t, *settings))
+    if any(settings[2]):  # the padding is zeros here and -infinity there, so these are the lines of no other operation
+        return moves.pick(step, in_order(step, lines, len(lines.shape) - 1), lambda t: t[..., -1])
+    return largest(step, lines, -1)
 
 
 @operation("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -204,13 +227,19 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
+@operation("aten.nan_to_num.default")
+def nan_to_num(step: Ledger, x: Value, *replacements: float | None) -> Value:
+    """The identity: a certificate is of finite numbers."""
+    return x
+
+
 @refusal("aten.item.default", "aten._local_scalar_dense.default")
 def item(step: Ledger, x: Value) -> Value:
     """Refuse `item`, because the graph does not show what Python code does with a number."""
     raise step.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
 
 
-_STEPS = ("topk", "argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
-_JUMPS = ("hardshrink", "threshold", "nan_to_num", "one_hot", "bucketize", "searchsorted", "multinomial")
+_STEPS = ("argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
+_JUMPS = ("hardshrink", "threshold", "one_hot", "bucketize", "searchsorted", "multinomial")
 _COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))
 refusal(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), *(f"aten.{name}" for name in _COMPARISONS))(_refused)
