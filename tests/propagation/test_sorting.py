@@ -129,8 +129,8 @@ def _clamped(x):
 
 CONTRACTIONS = [
     _cat_of_halves, _other_order, _stack_of_neighbours, _view, _view_of_positions, _view_and_halves, _groups_of_four,
-    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into, _leading_four,
-    _least_two_beside_the_largest_two,
+    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into,
+    _leading_four, _least_two_beside_the_largest_two,
     _scaled_and_shifted, _permuted, _pairs_in_another_order, _divided, _halves_of_a_residual,
     _positive_and_negative, _clamped,
 ]  # fmt: skip

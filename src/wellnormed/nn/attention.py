@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers, require_sizes
 from wellnormed.norms import Norm, PerHead, Sign
 
 
@@ -25,7 +26,7 @@ class HeadProjection(nn.Module):
     Shape: `(B, T, D)` -> `(B, H, T, K)`.
 
     Raises:
-        ValueError: `heads` does not divide `width`.
+        ValueError: A size is not a positive integer, or `heads` does not divide `width`.
 
     Example:
         >>> HeadProjection(8, heads=2)(torch.zeros(3, 5, 8)).shape
@@ -34,6 +35,7 @@ class HeadProjection(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        require_sizes(self, width=width, heads=heads)
         if width % heads:
             raise ValueError(f"heads={heads} does not divide width={width}; choose a divisor")
         self.width = width
@@ -67,8 +69,8 @@ class CausalAttention(nn.Module):
     Shape: queries q, keys k and values v, each `(B, H, T, K)` -> `(B, H, T, K)`.
 
     Raises:
-        ValueError: `scale` is negative or not finite, `relative_bias` is given without a positive `length`, or a layer
-            with `relative_bias` gets more than `length` tokens.
+        ValueError: `heads` is not a positive integer, `scale` is no number, negative or not finite, `relative_bias` is
+            given without a positive `length`, or a layer with `relative_bias` gets more than `length` tokens.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 4)
@@ -80,10 +82,12 @@ class CausalAttention(nn.Module):
 
     def __init__(self, heads: int, scale: float = 1.0, length: int = 0, relative_bias: bool = False) -> None:
         super().__init__()
+        require_sizes(self, heads=heads)
+        require_numbers("CausalAttention: ", {"scale": scale})
         if not 0 <= scale < float("inf"):
             raise ValueError(f"scale={scale} must be finite and not negative")
-        if relative_bias and length < 1:
-            raise ValueError(f"length={length} must be positive when relative_bias is on")
+        if relative_bias:
+            require_sizes(self, length=length)
         self.heads = heads
         self.scale = scale
         self.length = length
@@ -118,7 +122,7 @@ class Rotary(nn.Module):
 
     Args:
         entries: The number K of entries of a head, which must be even.
-        base: It sets the angles. The smallest rotation from one token to the next is about `1 / base`.
+        base: It sets the angles. The smallest rotation from one token to the next is `base^(2 / K - 1)` radians.
 
     Shape: `(B, H, T, K)` -> `(B, H, T, K)`.
 
@@ -134,7 +138,9 @@ class Rotary(nn.Module):
 
     def __init__(self, entries: int, base: float = 10_000.0) -> None:
         super().__init__()
-        if entries % 2 or entries < 2:
+        require_sizes(self, entries=entries)
+        require_numbers(f"{type(self).__name__}: ", {"base": base})
+        if entries % 2:
             raise ValueError(f"entries={entries} must be even and positive; choose a width of 2 x heads x an integer")
         if not 0 < base < float("inf"):
             raise ValueError(f"base={base} must be positive and finite")
@@ -178,9 +184,9 @@ class HalfRotary(Rotary):
     """
 
     def __init__(self, entries: int, base: float = 1024.0) -> None:
+        super().__init__(entries, base)
         if entries % 4:
             raise ValueError(f"entries={entries} must be a multiple of 4; choose a width of 4 x heads x an integer")
-        super().__init__(entries, base)
 
     def angles(self, device: torch.device | str) -> Tensor:
         turned = self.entries // 4

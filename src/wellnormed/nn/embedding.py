@@ -6,6 +6,7 @@ They are those of LT (Newhouse et al., 2025, section 4.4).
 import torch.nn.functional as F
 from torch import Tensor, empty, nn
 
+from wellnormed._inputs import require_numbers, require_sizes
 from wellnormed.constraints import ColumnCap, Constraint
 from wellnormed.norms import ColNorm, Norm
 
@@ -13,10 +14,11 @@ from wellnormed.norms import ColNorm, Norm
 class _Vectors(nn.Module):
     """Learned vectors, which are the rows of `weight`, with a constraint that keeps the RMS of each at most 1."""
 
-    def __init__(self, count: int, width: int) -> None:
+    def __init__(self, width: int, **count: int) -> None:
         super().__init__()
+        require_sizes(self, **count, width=width)
         self.width = width
-        self.weight = nn.Parameter(nn.init.normal_(empty(count, width)))
+        self.weight = nn.Parameter(nn.init.normal_(empty(*count.values(), width)))
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The norm of the weight: the largest RMS of its rows, with `max_inflation=16` for rows of rare tokens."""
@@ -39,6 +41,9 @@ class CappedEmbedding(_Vectors):
 
     Shape: integers of any shape `(*)` -> `(*, width)`.
 
+    Raises:
+        ValueError: A size is not a positive integer.
+
     Example:
         >>> import torch
         >>> CappedEmbedding(symbols=5, width=4)(torch.tensor([0, 2, 2])).shape
@@ -46,7 +51,7 @@ class CappedEmbedding(_Vectors):
     """
 
     def __init__(self, symbols: int, width: int) -> None:
-        super().__init__(symbols, width)
+        super().__init__(width, symbols=symbols)
         self.symbols = symbols
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -69,7 +74,8 @@ class PositionMix(_Vectors):
     Shape: `(*, tokens, width)` -> `(*, tokens, width)`.
 
     Raises:
-        ValueError: `token_share` is not in (0, 1], or an input has more than `length` tokens.
+        ValueError: A size is not a positive integer, `token_share` is not in (0, 1], or an input has more than `length`
+            tokens.
 
     Example:
         >>> import torch
@@ -79,9 +85,10 @@ class PositionMix(_Vectors):
     """
 
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
+        super().__init__(width, length=length)
+        require_numbers("PositionMix: ", {"token_share": token_share})
         if not 0 < token_share <= 1:
             raise ValueError(f"token_share={token_share} must lie in (0, 1]")
-        super().__init__(length, width)
         self.length = length
         self.token_share = token_share
 

@@ -5,13 +5,16 @@ It turns a range of activations that was measured in training into one that hold
 
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers
+
 
 class BallProjection(nn.Module):
     """Computes `x min(1, radius / RMS(x))` for every vector x along the last axis. The layer is 1-Lipschitz.
 
     Vectors with an RMS of at most `radius` stay as they are. With a radius slightly above the largest RMS in training
     the layer changes nothing there, and it bounds the activations for all other inputs too. This matters most before
-    attention, whose Lipschitz bound grows with the square of the bound on activations.
+    attention, whose Lipschitz bound grows with the square of the bound on activations. A vector with an entry whose
+    square overflows, from 256 on in float16 and from 1.8e19 on in float32, becomes zeros.
 
     Args:
         radius: The largest RMS of a vector of the result.
@@ -36,6 +39,7 @@ class BallProjection(nn.Module):
 
     def __init__(self, radius: float = 1.0) -> None:
         super().__init__()
+        require_numbers("BallProjection: ", {"radius": radius})
         if not 0 < radius < float("inf"):
             raise ValueError(f"radius={radius} must be positive and finite; to switch a projection off, leave it out")
         self.radius = radius

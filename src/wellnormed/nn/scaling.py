@@ -5,6 +5,8 @@ Convex residual connections are those of LT (Newhouse et al., 2025, section 4.1,
 
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers
+
 
 class Scale(nn.Module):
     """Computes `factor x`, such as the scale of logits or the factor on the output of attention.
@@ -25,6 +27,7 @@ class Scale(nn.Module):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
+        require_numbers("Scale: ", {"factor": factor})
         if not abs(factor) < float("inf"):
             raise ValueError(f"factor={factor} must be finite")
         self.factor = factor
@@ -56,6 +59,7 @@ class ConvexResidual(nn.Module):
 
     def __init__(self, block: nn.Module, strength: float) -> None:
         super().__init__()
+        require_numbers("ConvexResidual: ", {"strength": strength})
         if not 0 <= strength <= 1:
             raise ValueError(f"strength={strength} must lie in [0, 1] for a convex combination")
         self.block = block
