@@ -10,6 +10,7 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
     """EPFL's harness: what was run, and a line of each optimizer at the best of its cells of seed 0, best first."""
     rates, decays = content["planned_rates"], content["planned_decays"]
     lines: Lines = []
+    missing = sum(len(values) for values in rates.values()) * len(decays)
     for name in rates:
         rows = [row for row in content["rows"] if row["optimizer"] == name]
         first = [row for row in rows if row["seed"] == 0]
@@ -17,20 +18,22 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
             continue
         best = min(first, key=lambda row: row["validation_loss"])
         same = [row for row in rows if all(row[key] == best[key] for key in ("lr", "weight_decay"))]
+        planned = sum(row["lr"] in rates[name] and row["weight_decay"] in decays for row in first)
+        missing -= planned
         over = [row["largest_norm_over_cap"] for row in rows if "largest_norm_over_cap" in row]
         lines.append(
             (
                 name,
                 best["validation_loss"],
                 f"{best['lr']:g}, {best['weight_decay']:g}",
-                f"{len(first)} of {len(rates[name]) * len(decays)}",
+                f"{planned} of {len(rates[name]) * len(decays)}"
+                + f", {len(first) - planned} more" * (len(first) > planned),
                 f"{fmean(row['validation_loss'] for row in same):.3f} ({len(same)})" if len(same) > 1 else "-",
                 f"{max(over):.6f}" if over else "-",
             )
         )
     lines.sort(key=lambda line: float(str(line[1])))
-    ran, missing = {line[0] for line in lines}, sum(len(values) for values in rates.values()) * len(decays)
-    missing -= sum(row["seed"] == 0 for row in content["rows"])
+    ran = {line[0] for line in lines}
     names = ", ".join(name for name in rates if name not in ran)
     none = f" Of {names} none was run." if names else ""
     said = (
