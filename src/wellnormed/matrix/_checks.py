@@ -108,6 +108,13 @@ def shown(value: Tensor) -> str:
     return f"{value.item():g}" if value.ndim == 0 else str(value.tolist())
 
 
+def tall_and_scaled(w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Matrices, not empty, upright and over `finite_scale`, in a dtype; and that scale, `(*batch,)`."""
+    tall = (w if w.shape[-2] >= w.shape[-1] else w.mT).to(dtype)
+    scale = finite_scale(tall, "w")
+    return tall / scale, scale[..., 0, 0]
+
+
 def finite_scale(x: Tensor, name: str) -> Tensor:
     """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
 

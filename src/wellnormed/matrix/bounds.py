@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from wellnormed._precision import all_digits
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, finite_scale, known_to_hold, working_dtype
+from wellnormed.matrix._checks import (
+    Matrices,
+    as_bound,
+    check_matrix,
+    finite_scale,
+    known_to_hold,
+    tall_and_scaled,
+    working_dtype,
+)
 from wellnormed.matrix._symmetric import full_product, symmetric_product
 from wellnormed.proof.matrices import proved_norm, shift
 
@@ -53,11 +61,13 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     """
     check_matrix(w, "w")
     bound = as_bound(upper, w, "upper").expand(w.shape[:-2])
-    if not w.numel():
-        return bound >= 0
-    wide = (w if w.shape[-2] >= w.shape[-1] else w.mT).double()
-    scale = finite_scale(wide, "w")
-    wide, target = wide / scale, bound / scale[..., 0, 0]
+    return _within(w, bound)[0] if w.numel() else bound >= 0
+
+
+def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether the bound is proved, and a bound on the Frobenius norm, for each matrix of a batch that is not empty."""
+    wide, scale = tall_and_scaled(w, torch.float64)
+    target = bound / scale
     m, n = wide.shape[-2:]
     gram = full_product(wide.mT, wide)
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
@@ -67,7 +77,8 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(gram)
     completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
     # A bound above the Frobenius norm needs no factorisation, whose numbers might overflow.
-    return (bound >= 0) & (completes | (target * target > frobenius * (1 + 1e-6)) | (frobenius == 0))
+    above = frobenius * (1 + 1e-6)  # for the roundings of the products and of their sum
+    return (bound >= 0) & (completes | (target * target > above) | (frobenius == 0)), above.sqrt() * scale
 
 
 @torch.no_grad()
@@ -88,11 +99,7 @@ def proved_bound(w: Matrices) -> Tensor:
     if not w.numel():
         return bound
     with known_to_hold():  # it was looked at whether the entries are finite
-        proved = spectral_norm_within(w, bound)
-        wide = w.double()
-        scale = finite_scale(wide, "w")
-        # 2^-20 for roundings of the squares and of their sum
-        frobenius = torch.linalg.matrix_norm(wide / scale) * (1 + 2.0**-20) * scale[..., 0, 0]
+        proved, frobenius = _within(w, bound)
     return torch.where(proved, bound, frobenius)
 
 
@@ -107,9 +114,7 @@ def norm_by_products(w: Tensor) -> Tensor:
     """
     if not w.numel():
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)
-    tall = (w if w.shape[-2] >= w.shape[-1] else w.mT).to(working_dtype(w))
-    scale = finite_scale(tall, "w")
-    tall = tall / scale
+    tall, scale = tall_and_scaled(w, working_dtype(w))
     power, logarithm = symmetric_product(tall.mT, tall), torch.zeros_like(scale, dtype=torch.float64)
     # of the norm, the root of the eigenvalue, and half of what is allowed
     count = math.ceil(math.log2(math.log(max(2, power.shape[-1])) / math.log1p(ABOVE / 2))) - 1
@@ -117,6 +122,6 @@ def norm_by_products(w: Tensor) -> Tensor:
         if i:
             power = symmetric_product(power, power)
         size = torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        logarithm += 2.0**-i * size.double().log()
+        logarithm += 2.0**-i * size[..., 0, 0].double().log()
         power = power / size
-    return ((logarithm / 2).exp() * scale)[..., 0, 0]
+    return (logarithm / 2).exp() * scale

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, finite_scale, to_check
+from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, tall_and_scaled, to_check
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.matrix.bounds import ABOVE, norm_by_products, proved_bound
@@ -65,10 +65,8 @@ def _norm(w: Tensor) -> Tensor:
     """The norm in float64, `(*batch,)`; NaN and infinity are refused."""
     if w.numel() == 0:
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)
-    wide = w.double() if w.shape[-2] >= w.shape[-1] else w.mT.double()
-    scale = finite_scale(wide, "w")
-    wide = wide / scale
-    return torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1].clamp_min(0).sqrt() * scale[..., 0, 0]
+    wide, scale = tall_and_scaled(w, torch.float64)
+    return torch.linalg.eigvalsh(symmetric_product(wide.mT, wide))[..., -1].clamp_min(0).sqrt() * scale
 
 
 def _norm_from_below(w: Tensor) -> Tensor:

@@ -14,11 +14,10 @@ from wellnormed.norms import ColNorm, Norm
 class _Vectors(nn.Module):
     """Learned vectors, which are the rows of `weight`, with a constraint that keeps the RMS of each at most 1."""
 
-    def __init__(self, width: int, **count: int) -> None:
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        require_sizes(self, **count, width=width)
         self.width = width
-        self.weight = nn.Parameter(nn.init.normal_(empty(*count.values(), width)))
+        self.weight = nn.Parameter(nn.init.normal_(empty(count, width)))
 
     def parameter_norms(self) -> dict[str, Norm]:
         """The norm of the weight: the largest RMS of its rows, with `max_inflation=16` for rows of rare tokens."""
@@ -51,7 +50,8 @@ class CappedEmbedding(_Vectors):
     """
 
     def __init__(self, symbols: int, width: int) -> None:
-        super().__init__(width, symbols=symbols)
+        require_sizes(self, symbols=symbols, width=width)
+        super().__init__(symbols, width)
         self.symbols = symbols
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -85,7 +85,8 @@ class PositionMix(_Vectors):
     """
 
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
-        super().__init__(width, length=length)
+        require_sizes(self, length=length, width=width)
+        super().__init__(length, width)
         require_numbers("PositionMix: ", {"token_share": token_share})
         if not 0 < token_share <= 1:
             raise ValueError(f"token_share={token_share} must lie in (0, 1]")

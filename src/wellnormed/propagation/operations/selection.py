@@ -43,7 +43,7 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
 
 
 def in_order(step: Ledger, x: Value, dim: int) -> Value:
-    """Sort every line along an axis, given from 0, in any order of the numbers that leaves the sort 1-Lipschitz."""
+    """Sort every line along an axis, which is counted from the first. The result is shared with no other operation."""
     return step.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
 
 
@@ -150,8 +150,8 @@ def leading(step: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True,
     """The largest (or least) entries along an axis. Their positions have no bound, and are None."""
     if not sorted:
         raise step.refuse("the order of its results is not defined; leave sorted=False out")
-    result = ordered(step, x, dim)
-    return [moves.pick(step, result, lambda t: t.flip(dim).narrow(dim, 0, k) if largest else t.narrow(dim, 0, k)), None]
+    result, _ = sort(step, x, dim, descending=largest)
+    return [moves.pick(step, result, lambda t: t.narrow(dim, 0, k)), None]
 
 
 def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
