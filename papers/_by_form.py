@@ -6,7 +6,8 @@ weights are. Here models with equal numbers of parameters in their blocks, 1.0 m
 of 128, 32 in a step, at rates that fall to 0 linearly; a peer is trained by Muon with AdamW for tables, as LT does it,
 or by Scion alone. The rate of each is the best of its `rates` for seed 0, at the table's steps and at four times as
 many; seed 0 counts in the means as well. Products of the models are in bfloat16 while they train, and in float32 when
-they are evaluated, which is what the certificates are about.
+they are evaluated, which is what the certificates are about. At the size 10m they read GPT-2's tokens of books in
+windows of 256: shards in a folder `books-gpt2`, which `wellnormed tokens` made.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from matplotlib.figure import Figure
 
 from papers._experiment import Verdict
 from papers._figures import legend_below, panels
-from papers._table import Row
-from papers._tokens import corpus_of, results
+from papers._table import ADDED, Row
+from papers._tokens import byte_corpus, results
+from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.models import build
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.presets import Variant, token_preset
+from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.setup import blocks, with_vocabulary
 
 
@@ -68,8 +70,15 @@ RATE = {
 """Kind -> tokens -> the best of its rates there, for seed 0."""
 WIDE = ("NanoGPT, Muon", "by form, proved 10", "by position, proved 10")
 """The kinds that are trained with a context of 512 as well."""
-STEPS = 105
-"""Of the rows with the tokens of the speedrun."""
+STEPS, LARGER_STEPS = 105, 600
+"""Of the rows with the tokens of the speedrun, and of those of the size 10m with the least tokens."""
+LARGER_POSITIONS = {"attention_blocks": 0, "token_width": 64, "mixing_heads": 10, "hidden": 3072}
+"""`POSITIONS` at the size 10m."""
+LARGER = {
+    "NanoGPT, Muon": (0.025, 0.05, 0.1), "speedrun, Muon": (0.025, 0.05, 0.1), "speedrun, Scion": (0.02, 0.04, 0.08),
+    "by form, proved 10": (0.01, 0.02, 0.04), "by position, proved 10": (0.01, 0.02, 0.04),
+}  # fmt: skip
+"""The kinds of that size, with the rates that are tried."""
 ALLOWED = {"by form, proved 3": 0.10, "by form, proved 10": 0.02, "by position, proved 10": 0.02}
 """How far a loss may be above the better peer's, as the project asks of itself."""
 
@@ -84,6 +93,7 @@ class Matched:
     """As a multiple of 430,080, those of the table's other rows."""
     length: int = 128
     seed: int = 0
+    size: Size = field(default="1m", metadata=ADDED)
 
 
 def rate(kind: str, tokens: int) -> float:
@@ -100,14 +110,27 @@ def cells() -> list[Matched]:
     return list(dict.fromkeys(searched + main + wide + long))
 
 
+def larger_cells() -> list[Matched]:
+    """The size 10m, one seed: rates about that of the smaller size, and four times the tokens at that one."""
+    searched = [Matched(name, each, 1, 256, size="10m") for name in LARGER for each in LARGER[name]]
+    return searched + [Matched(name, rate(name, 4), 4, 256, size="10m") for name in LARGER]
+
+
+def corpus_for(size: Size) -> Corpus:
+    """What a model of a size reads."""
+    return byte_corpus() if size == "1m" else load_corpus("books-gpt2")
+
+
 def config_of(cell: Matched) -> TrainConfig:
     """The training run of a cell."""
     kind = KINDS[cell.kind]
-    run = token_preset("1m", kind.variant)
-    model = replace(run.model, length=cell.length, **kind.model)
+    run = token_preset(cell.size, kind.variant)
+    own: dict[str, Any] = kind.model if cell.size == "1m" or not kind.model else LARGER_POSITIONS
+    model = replace(run.model, length=cell.length, **own)
     settings: dict[str, Any] = {} if kind.lipschitz is None else {"lipschitz": kind.lipschitz}
+    steps, tokens = (STEPS, 32 * 128) if cell.size == "1m" else (LARGER_STEPS, 32 * 256)
     return replace(
-        run, model=model, steps=STEPS * cell.tokens, batch=32 * 128 // cell.length, seed=cell.seed, schedule="linear",
+        run, model=model, steps=steps * cell.tokens, batch=tokens // cell.length, seed=cell.seed, schedule="linear",
         optimizer=kind.optimizer, learning_rate=cell.rate, attack_steps=20 if kind.lipschitz else 0,
         validation_tokens=2**19, precision="bfloat16", **settings,
     )  # fmt: skip
@@ -115,7 +138,7 @@ def config_of(cell: Matched) -> TrainConfig:
 
 def run(cell: Matched, device: torch.device) -> dict[str, Any]:
     """Loss, accuracy, proved bound and largest gain found of a trained model, and its parameters."""
-    corpus, config = corpus_of("1m"), config_of(cell)
+    corpus, config = corpus_for(cell.size), config_of(cell)
     model = build(with_vocabulary(config, corpus).model)
     counts = {"parameters": sum(p.numel() for p in model.parameters())}
     counts["block_parameters"] = sum(p.numel() for block in blocks(model) for p in block.parameters())
@@ -124,8 +147,9 @@ def run(cell: Matched, device: torch.device) -> dict[str, Any]:
 
 def found(rows: Sequence[Row], kind: str, key: str = "validation_loss", **config: Any) -> list[float]:
     """What was found of a kind, of every run with these settings that has it."""
-    wanted = {"kind": kind, "length": 128} | config
-    return [row["results"][key] for row in rows if wanted.items() <= row["config"].items() and key in row["results"]]
+    wanted = {"kind": kind, "length": 128, "size": "1m"} | config
+    known = (({"size": "1m"} | row["config"], row["results"]) for row in rows)
+    return [results[key] for settings, results in known if wanted.items() <= settings.items() and key in results]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

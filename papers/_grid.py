@@ -99,8 +99,7 @@ def run_missing(
     total, failures = len(cells), []
     done = total - sum(map(len, chunks))
     if experiment.data and chunks:
-        here = {experiment.data(cell) for chunk in chunks for cell in chunk}
-        _require_same_data(table.rows_of(experiment.cells(preset)), here, table.path)
+        _require_same_data(table.rows_of(cells), {experiment.data(cell) for cell in cells}, table.path)
     command = f"python -m papers {experiment.name} --preset {preset}"
     threads, unfinished = max(1, (os.cpu_count() or 1) // jobs), table.path.parent / "unfinished"
     kept = unfinished if experiment.keeps else None

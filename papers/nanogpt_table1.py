@@ -93,7 +93,7 @@ def cells(preset: Preset) -> list[Cell | Matched]:
     seeds, shape, steps, batch = (1, ("124m", 12, 1024), 1770, 384) if preset == "paper" else small
     runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in ROWS.items())
     longest_first = sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
-    return [*longest_first, *([] if preset == "paper" else _by_form.cells())]
+    return [*longest_first, *(_by_form.larger_cells() if preset == "paper" else _by_form.cells())]
 
 
 def config_of(cell: Cell) -> TrainConfig:
@@ -125,7 +125,7 @@ def run(cells: Sequence[Cell | Matched], device: torch.device) -> list[dict[str,
 
 def text_of(cell: Cell | Matched) -> str:
     """The name of what a cell reads."""
-    return corpus_of("1m" if isinstance(cell, Matched) else cell.size).name
+    return (_by_form.corpus_for if isinstance(cell, Matched) else corpus_of)(cell.size).name
 
 
 def _parts(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
