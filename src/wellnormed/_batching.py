@@ -5,24 +5,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_ENTRIES = 2**20
-"""Entries of a batch. Small tensors gain from batching, large ones lose: with 48 matrices of 768 x 768 at once every
-temporary is 113 MB of fresh memory, and on a CPU a step took 1.5 times as long (`benchmarks/optimizer_step.py`). The
-temporaries of a step take 3 to 10 times a batch, on every device."""
+from wellnormed._devices import entries_at_once
+
 _ENTRIES_STACKED = 2**22
-"""As `batches`, for tensors that are one tensor already: in turn with other work, 12 matrices of 768 x 768 take 1.2
-times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
+"""Entries of a batch on a CPU, for tensors that are one tensor already: in turn with other work, 12 matrices of
+768 x 768 take 1.2 times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
 
 
-def batches(tensors: list[Tensor], entries: int = _ENTRIES) -> list[slice]:
+def batches(tensors: list[Tensor], entries: int | None = None) -> list[slice]:
     """Slices of consecutive tensors of one shape, each to be stacked: as many as pay, and at least one.
+
+    `entries` is the largest number of entries of a batch; by default `entries_at_once` of these tensors.
 
     Example:
         >>> import torch
         >>> batches([torch.empty(8, 8)] * 3), batches([torch.empty(1024, 512)] * 3)
         ([slice(0, 3, None)], [slice(0, 2, None), slice(2, 3, None)])
     """
-    count = max(1, entries // max(1, tensors[0].numel()))
+    size = max(1, tensors[0].numel())
+    count = max(1, (entries or entries_at_once(tensors[0].device, size * len(tensors))) // size)
     return [slice(first, min(first + count, len(tensors))) for first in range(0, len(tensors), count)]
 
 
@@ -38,8 +39,9 @@ def in_batches(compute: Callable[..., Tensor], x: Tensor, *bounds: Tensor) -> Te
     if x.ndim > 3:
         bounds = tuple(bound.expand(shape).flatten() for bound in bounds)
         return in_batches(compute, x.flatten(0, -3), *bounds).unflatten(0, shape)
-    if x.ndim == 2 or x.numel() <= _ENTRIES_STACKED:
+    most = _ENTRIES_STACKED if x.device.type == "cpu" else entries_at_once(x.device, x.numel(), share=1)
+    if x.ndim == 2 or x.numel() <= most:
         return compute(x, *bounds)
-    pieces = batches(list(x), _ENTRIES_STACKED)
+    pieces = batches(list(x), most)
     cut = [[bound[piece] if bound.ndim and len(bound) > 1 else bound for bound in bounds] for piece in pieces]
     return torch.cat([compute(x[piece], *parts) for piece, parts in zip(pieces, cut, strict=True)])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from wellnormed._devices import recording
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -48,7 +50,7 @@ def fails(holds: Tensor) -> bool:
 
     No value can be looked at there. On devices other than a CPU none is within `known_to_hold`.
     """
-    if torch.compiler.is_compiling() or (holds.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or recording(holds.device):
         return False
     if holds.device.type != "cpu" and _known_to_hold.get():
         return False
@@ -66,7 +68,11 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
-    bound, batch = torch.as_tensor(value, dtype=torch.float64, device=x.device).detach(), x.shape[:-2]
+    if isinstance(value, Tensor):
+        bound = value.detach().to(x.device, torch.float64)
+    else:  # filled on the device, which waits for no transfer
+        bound = torch.full((), value, dtype=torch.float64, device=x.device)
+    batch = x.shape[:-2]
     sides = zip(reversed(bound.shape), reversed(batch), strict=False)
     if bound.ndim > len(batch) or any(side not in (1, whole) for side, whole in sides):
         raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from wellnormed._devices import recording
 from wellnormed._inputs import require_flags, require_numbers, require_patterns
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
@@ -137,7 +138,10 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
 def refuse_gradients(
     parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]], placement: Placement, step: int
 ) -> bool:
-    """Refuse, in every process and by name, gradients that no step can use; returns whether there are gradients."""
+    """Refuse, in every process and by name, gradients that no step can use; returns whether there are gradients.
+
+    While a CUDA graph is recorded no value can be looked at, so that gradients that are not finite are not refused.
+    """
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     for name, gradient in gradients.items():
         refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
@@ -145,8 +149,10 @@ def refuse_gradients(
     sizes = dict.fromkeys(gradients, 0.0)
     for device in {part.device for part in parts.values()}:
         here = [name for name, part in parts.items() if part.device == device]
-        norms = torch._foreach_norm([parts[name] for name in here])
-        for name, length in zip(here, torch.stack([x.double() for x in norms]).tolist(), strict=True):  # one transfer
+        if recording(device):
+            continue
+        norms = torch.stack(torch._foreach_norm([parts[name] for name in here]))
+        for name, length in zip(here, norms.tolist(), strict=True):  # one transfer
             # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
             sizes[name] = (
                 length if length < math.inf else float(parts[name].double().abs().amax().nan_to_num(math.inf, math.inf))

@@ -206,7 +206,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             rule, alone = rule_of(group), group["memory"] == "gradient"
             moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
             alike = {p: (self._norms[p], self._radii[p], self._directions.get(p), alone and id(p)) for p in moving}
-            for (norm, radius, chosen, _), members in in_buckets(moving, lambda p: p, alike.__getitem__):
+            for (norm, radius, chosen, _), members in in_buckets(moving, lambda p: p, alike.__getitem__, share=10):
                 assert rule is not None  # a parameter with a norm has one
                 assert norm is not None
                 direction = chosen or rule.direction_for(group, norm)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from wellnormed._batching import batches
+from wellnormed._devices import entries_at_once
 from wellnormed._precision import all_digits
 from wellnormed.parallel.exchange import DealtJob
 from wellnormed.parallel.layout import Cut, cut_of, layout, like, local, refuse_other_part
@@ -83,19 +84,22 @@ class Job:
 
 
 def in_buckets(
-    items: Iterable[T], parameter_of: Callable[[T], Tensor], settings_of: Callable[[T], K]
+    items: Iterable[T], parameter_of: Callable[[T], Tensor], settings_of: Callable[[T], K], share: int = 24
 ) -> Iterator[tuple[K, list[T]]]:
     """Items of equal settings whose parameters agree in shape, dtype, device and layout, in batches that pay.
 
-    A large bucket comes in several pieces, so that not all its results are held at once.
+    A large bucket comes in several pieces, so that not all its results are held at once; `entries_at_once` says what
+    the `share` is.
     """
     buckets: dict[tuple[K, tuple], list[T]] = defaultdict(list)
+    totals: dict[torch.device, int] = defaultdict(int)
     for item in items:
         parameter = parameter_of(item)
         kind = parameter.shape, parameter.dtype, parameter.device, layout(parameter)
         buckets[settings_of(item), kind].append(item)
-    for (settings, _), members in buckets.items():
-        for piece in batches([parameter_of(item) for item in members]):
+        totals[parameter.device] += parameter.numel()
+    for (settings, (*_, device, _)), members in buckets.items():
+        for piece in batches([parameter_of(item) for item in members], entries_at_once(device, totals[device], share)):
             yield settings, members[piece]
 
 
