@@ -123,7 +123,9 @@ def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(l
 def test_a_run_on_a_gpu(letters, float8):
     if float8 == "scaled_mm" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("it has no products of 8-bit floats")
-    task = task_of(replace(small(), float8=float8, caps=Caps(*[2.0] * 7), device="cuda"), letters, "cuda:0")
+    task = task_of(
+        replace(small(), float8=float8, caps=Caps(*[2.0] * 7), learning_rate=0.01, device="cuda"), letters, "cuda:0"
+    )
     assert task.float8
     losses = [task.advance() for _ in range(10)]
     assert losses[-1] < losses[0]

@@ -271,7 +271,7 @@ def test_only_many_ranks_need_a_torch_that_writes_their_checkpoints(here, monkey
 
 @pytest.mark.gpu
 def test_a_run_on_a_gpu(letters):
-    config = replace(small(), model=replace(small().model, blocks=1), caps=Caps(*[2.0] * 7))
+    config = replace(small(), model=replace(small().model, blocks=1), caps=Caps(*[2.0] * 7), learning_rate=0.01)
     task = LanguageTask(replace(config, device="cuda"), letters, Ranks(0, 1, torch.device("cuda", 0)))
     losses = [task.advance() for _ in range(10)]
     assert losses[-1] < losses[0]

@@ -88,6 +88,7 @@ def certify(
         True
     """
     require_module("certify", model)
+    _require_cpu(model)
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
     example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
@@ -256,6 +257,16 @@ def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any
 
 _ALIKE = 0.7
 """The ratio of `difflib` from which names count as alike: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
+
+
+def _require_cpu(model: nn.Module) -> None:
+    """Refuse a model on an accelerator, where products need not have the roundings that a proof counts on."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in ("cpu", "meta"):  # the latter is refused with what it lacks
+            raise ValueError(
+                f"certify: {name!r} lies on {tensor.device}, and a certificate is computed on the CPU; pass "
+                "copy.deepcopy(model).cpu(), which leaves the model where it is, and an example on the CPU"
+            )
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
 from wellnormed.norms import Norm
 
@@ -154,6 +155,8 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
     """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` is not proved."""
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
+    if recording(weights.device):
+        raise ValueError("a CUDA graph cannot record this constraint, which looks at the device to prove what it wrote")
     while not bool((within := norm.within(rounded, bound)).all()):
         weights = scaled(weights, torch.where(within, 1.0, 1 - margin), norm)
         rounded = weights.to(rounded.dtype)

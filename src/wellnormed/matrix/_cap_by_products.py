@@ -132,7 +132,7 @@ def cap_reference(w: Tensor, cap: float, steps: int = 40) -> Tensor:
         >>> cap_reference(torch.diag(torch.tensor([1.5, 0.5])).double(), 1.0).diagonal()
         tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    identity = torch.eye(w.shape[-1], dtype=w.dtype)
+    identity = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     apart = w.mT @ w / cap**2 - identity  # H - I
     sign = apart / apart.norm()
     for _ in range(steps):

@@ -83,7 +83,7 @@ def _by_products(
     value, inside, far = cap_by_products(in_caps, decay, accuracy(work.dtype), most, blur)
     if not recording(w.device) and bool(far.any()):
         return None
-    return torch.where(inside[shape], w, (value * upper[shape]).to(w.dtype))
+    return torch.where((inside | (decay == 0))[shape], w, (value * upper[shape]).to(w.dtype))
 
 
 def _decomposed(

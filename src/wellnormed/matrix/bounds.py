@@ -103,7 +103,6 @@ def proved_bound(w: Matrices) -> Tensor:
     return torch.where(proved, bound, frobenius)
 
 
-@all_digits()
 def norm_by_products(w: Tensor) -> Tensor:
     """The norm by products alone: at most `ABOVE / 2` above it, but for roundings of 1e-6, and not below it.
 
@@ -115,7 +114,31 @@ def norm_by_products(w: Tensor) -> Tensor:
     if not w.numel():
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)
     tall, scale = tall_and_scaled(w, working_dtype(w))
-    power, logarithm = symmetric_product(tall.mT, tall), torch.zeros_like(scale, dtype=torch.float64)
+    bound, power = _high_power(tall)
+    return torch.where(power.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, bound * scale, 0)
+
+
+def norm_along_power(w: Tensor) -> Tensor:
+    """`|W v| / |v|` for the longest column `v` of the last power of `norm_by_products`, which the norm is not below.
+
+    It is the norm to rounding where the largest singular value exceeds the others by a thousandth, and at most `ABOVE`
+    below it anywhere. In float64, of the batch shape.
+    """
+    if not w.numel():
+        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
+    tall, scale = tall_and_scaled(w, working_dtype(w))
+    _, power = _high_power(tall)
+    longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
+    v = power.gather(-1, longest).double()
+    image, own = (torch.linalg.vector_norm(x, dim=-2)[..., 0] for x in (tall.double() @ v, v))
+    return image / own.clamp_min(torch.finfo(torch.float64).tiny) * scale
+
+
+@all_digits()
+def _high_power(tall: Tensor) -> tuple[Tensor, Tensor]:
+    """The bound of `norm_by_products`, for entries near 1, not all 0; and the power of `W^T W` that it comes from."""
+    power = symmetric_product(tall.mT, tall)
+    logarithm = power.new_zeros(power.shape[:-2], dtype=torch.float64)
     # of the norm, the root of the eigenvalue, and half of what is allowed
     count = math.ceil(math.log2(math.log(max(2, power.shape[-1])) / math.log1p(ABOVE / 2))) - 1
     for i in range(count):
@@ -124,4 +147,4 @@ def norm_by_products(w: Tensor) -> Tensor:
         size = torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
         logarithm += 2.0**-i * size[..., 0, 0].double().log()
         power = power / size
-    return (logarithm / 2).exp() * scale
+    return (logarithm / 2).exp(), power
