@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from docs import on_gpu
 from docs.harnesses import pass_rates, ranks
 from papers._table import Table
 from papers._transfer import drifts
@@ -410,6 +411,25 @@ def harnesses() -> Iterator[str]:
         yield from table(columns, rows)
 
 
+def gpu() -> Iterator[str]:
+    """What was measured on a GPU."""
+    yield from ("## On a GPU", "")
+    before, now = load("first_on_gpu_before.json"), load("first_on_gpu.json")
+    yield from origin("first_on_gpu_before.json", before)
+    yield from origin("first_on_gpu.json", now)
+    yield from (on_gpu.SAID, "")
+    columns = ("ms", "over torch's Muon", "before, over torch's Muon", "MiB at most", "waits", "graph")
+    yield from table(("model", "optimizer", *columns), on_gpu.steps(before, now))
+    content = load("matrix/gpu.json")
+    yield from origin("matrix/gpu.json", content)
+    yield from (
+        f"The matrix sign by jordan-5 in bfloat16, on {content['gpu']}; "
+        "the share of the peak counts the operations that are needed at least.",
+        "",
+    )
+    yield from table(("input", "by", "ms", "over torch's Muon", "of peak"), on_gpu.signs(content))
+
+
 def others(page: str) -> Iterator[str]:
     """Files that no section above names: the numbers and words of their rows, as they stand."""
     for path in sorted((ROOT / "results").rglob("*.json")):
@@ -481,7 +501,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), steps(), matrix(), soundness(), mutations(), harnesses())
+    parts = (frontier(), levers(), steps(), matrix(), gpu(), soundness(), mutations(), harnesses())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"

@@ -56,8 +56,9 @@ def norms(x):
     return torch.linalg.matrix_norm(x.double().cpu(), 2)
 
 
-EVERY_STEP = CONSTRAINTS | {"9": wn.HardCap(0.9)}
-"""Those of the parallel tests; a cap that waits leaves more room where it is computed by products, by design."""
+EVERY_STEP = {**CONSTRAINTS, "7": wn.HardCap(1.0), "9": wn.HardCap(0.9)}
+"""Those of the parallel tests but for two: a cap that waits leaves more room where it is computed by products, and the
+vector that a hammer strikes is found to a tolerance."""
 
 
 @pytest.mark.parametrize("constraints", [None, EVERY_STEP], ids=["free", "constrained"])
@@ -198,7 +199,7 @@ def test_a_graph_refuses_a_constraint_that_looks(generator):
     wn.constrain(optimizer, {"*": wn.HardCap(1.1)})
     draw(model, generator)
     optimizer.step()
-    with pytest.raises(ValueError, match="a CUDA graph cannot record"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(RuntimeError, match="a CUDA graph cannot record"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()
     optimizer.step()
 
