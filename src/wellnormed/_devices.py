@@ -1,6 +1,22 @@
 """What depends on the device that tensors lie on, beside the choice of a method."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
+
+
+@contextmanager
+def default_on_cpu() -> Iterator[None]:
+    """Within it, or in a function that it decorates, tensors are made on the CPU, whatever the default device is.
+
+    Example:
+        >>> with torch.device("meta"), default_on_cpu():
+        ...     torch.zeros(2).device.type
+        'cpu'
+    """
+    with torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext():
+        yield
 
 
 def recording(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.certificates import Certificate, UncertifiableError, certify, largest_rms, lower_bound
+from wellnormed.certificates import Certificate, UncertifiableError, certify, largest_rms, lower_bound, verify
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import (
     BallProjection,
@@ -225,3 +225,12 @@ def test_an_operation_of_ones_own() -> None:
     certificate = certify(Calls(lambda x: shrink(3 * x)), torch.zeros(4))
     assert certificate.lipschitz == pytest.approx(3, rel=1e-12)
     assert wn.verify(certificate, {}).rows == 4
+
+
+def test_a_default_device_does_not_matter():
+    """As `torch.set_default_device("cuda")`; here the device without values, where any use would fail."""
+    model, example = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(3, 4)
+    certificate = certify(model, example)
+    with torch.device("meta"):
+        assert certify(model, example).lipschitz == certificate.lipschitz
+        verify(certificate, model.state_dict())

@@ -163,6 +163,25 @@ def test_a_state_that_is_saved_and_loaded_gives_the_same_bits(kind):
     assert constraints.promised() == again[2].promised()
 
 
+@pytest.mark.parametrize("kind", ["scion", "muon", "adamw"])
+def test_a_default_device_does_not_matter(kind):
+    """As `torch.set_default_device("cuda")`, which is for the user's tensors; here the one without values."""
+    ends = []
+    for there in ("cpu", "meta"):
+        _, model, optimizer, constraints = attach_all(kind)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            draw_gradients(model, generator)
+            with torch.device(there):
+                optimizer.step()
+        with torch.device(there):
+            constraints.project_()
+            constraints.load_state_dict(constraints.state_dict())
+            ratios = constraints.proved_ratios()
+        ends.append([*model.parameters(), *(torch.tensor(ratio) for ratio in ratios.values())])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def test_zero_weights_and_zero_gradients_stay_zero():
     _, model, optimizer, constraints = attach_all("scion")
     for parameter in model.parameters():

@@ -419,9 +419,10 @@ def test_one_cap_for_a_batch_is_not_rounded():
 
 
 @pytest.mark.parametrize("ratio", [1.5, 3.0, 15.0])
-def test_no_decay_is_bit_for_bit(ratio):
+@pytest.mark.parametrize("method", ["gram", "products"])
+def test_no_decay_is_bit_for_bit(ratio, method):
     w = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(spectral_clipped_weight_decay(w, float(norm(w)) / ratio, 0.0), w)
+    assert torch.equal(spectral_clipped_weight_decay(w, float(norm(w)) / ratio, 0.0, method), w)
 
 
 def test_default_device_does_not_matter():

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import wellnormed as wn
+from tests.parallel.training import OPTIMIZERS
+from tests.parallel.training import network as uneven
 
 
 def network():
@@ -151,6 +153,24 @@ def test_a_model_that_was_cast_after_a_step_is_refused_with_the_remedy(norm: str
     step()
     assert layer.weight.dtype == dtype
     assert not torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_default_device_does_not_matter(make):
+    ends = []
+    for there in ("cpu", "meta"):
+        model = uneven()
+        with torch.device(there):
+            wn.initialize_(model, generator=torch.Generator().manual_seed(0))
+            optimizer = make(wn.assign_norms(model))
+            for _ in range(3):
+                for parameter in model.parameters():
+                    parameter.grad = parameter.detach() + 1
+                optimizer.step()
+            wn.optim.scalars(optimizer)
+            copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
+        ends.append(list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 def test_adamw_settings_are_no_dictionary():

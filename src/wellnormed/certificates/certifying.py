@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed
+from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_lines
@@ -29,6 +30,7 @@ from wellnormed.propagation.promising import promise_of
 from wellnormed.propagation.walk import Walk
 
 
+@default_on_cpu()
 def certify(
     model: nn.Module,
     example_input: Any = None,

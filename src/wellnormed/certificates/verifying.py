@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellnormed._devices import default_on_cpu
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.constraints import Constraints
@@ -17,6 +18,7 @@ from wellnormed.proof.reading import word
 from wellnormed.propagation.stored import raw_tensor
 
 
+@default_on_cpu()
 def verify(
     certificate: Certificate | str | os.PathLike[str], weights: Mapping[str, Any] | str | os.PathLike[str]
 ) -> Report:

@@ -156,9 +156,7 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     if recording(weights.device):
-        raise RuntimeError(
-            "a CUDA graph cannot record this constraint, which looks at the device for its proof"
-        )
+        raise RuntimeError("a CUDA graph cannot record this constraint, which looks at the device for its proof")
     while not bool((within := norm.within(rounded, bound)).all()):
         weights = scaled(weights, torch.where(within, 1.0, 1 - margin), norm)
         rounded = weights.to(rounded.dtype)

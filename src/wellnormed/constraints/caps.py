@@ -135,7 +135,7 @@ class Cap(Constraint):
 @functools.lru_cache(maxsize=1024)
 def _try(cap: Cap, step: float) -> None:
     """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
-    cap._cap(torch.zeros(1, 1), cap.max_norm * TARGET, step)
+    cap._cap(torch.zeros(1, 1, device="cpu"), cap.max_norm * TARGET, step)
 
 
 def _without_defaults(cap: Cap) -> str:
@@ -317,7 +317,7 @@ class Stiefel(Cap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        matrix.msign(torch.empty(0, 0), self.coefficients, self.method)  # refuses what it does not know
+        matrix.msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
         size = self.max_norm * TARGET

@@ -40,10 +40,10 @@ def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
     check_matrix(w, "w")
     wide = w.detach().to(device="cpu", dtype=torch.float64)
     if not wide.numel():
-        return 0.0 if w.ndim == 2 else torch.zeros(w.shape[:-2], dtype=torch.float64)
+        return 0.0 if w.ndim == 2 else torch.zeros(w.shape[:-2], dtype=torch.float64, device="cpu")
     finite_scale(wide, "w")  # refuses what is not finite
     bounds = [proved_norm(matrix[None]) for matrix in wide.reshape(-1, *w.shape[-2:]).numpy()]
-    return bounds[0] if w.ndim == 2 else torch.tensor(bounds, dtype=torch.float64).reshape(w.shape[:-2])
+    return bounds[0] if w.ndim == 2 else torch.tensor(bounds, dtype=torch.float64, device="cpu").reshape(w.shape[:-2])
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def leading_singular_triplet(
 
 
 def _first_vector(w: Tensor, start: Tensor | None) -> Tensor:
-    fixed = torch.randn(w.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fixed = torch.randn(w.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     fixed = (fixed / fixed.norm()).to(w)[:, None].expand(*w.shape[:-2], -1, 1)
     if start is None:
         return fixed

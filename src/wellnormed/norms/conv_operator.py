@@ -112,7 +112,7 @@ class ConvOperator(Norm):
         if not bool(wide.isfinite().all()):
             raise ValueError("weight holds NaN or infinity, which has no norm; find it with torch.isfinite")
         values = [measure(w) for w in wide.reshape(-1, *weight.shape[batch:])]
-        return torch.tensor(values, dtype=torch.float64).reshape(weight.shape[:batch])
+        return torch.tensor(values, dtype=torch.float64, device="cpu").reshape(weight.shape[:batch])
 
     def dualize(self, gradient: Tensor) -> NoReturn:
         raise ValueError(
@@ -168,7 +168,8 @@ class ConvOperator(Norm):
             return 0.0
         weight = weight / largest
         shape = (1, weight.shape[1] * self.groups, *self.input_size)
-        direction = torch.randn(math.prod(shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(math.prod(shape), generator=generator, dtype=torch.float64, device="cpu")
         direction, least = direction.to(weight.device), 0.0
         basis: list[Tensor] = []
         images: list[Tensor] = []

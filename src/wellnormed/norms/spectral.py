@@ -105,7 +105,7 @@ class MatrixNorm(Norm):
         """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
 
         def bound(x: Tensor, unit: float) -> Tensor:
-            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64) / unit
+            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64, device="cpu") / unit
 
         return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
 

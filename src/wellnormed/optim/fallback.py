@@ -56,7 +56,7 @@ class AdamWStep(NamedTuple):
         """Make the state of parameters that have none yet, as `torch.optim.AdamW` keeps it."""
         for parameter in self.parameters:
             if not (state := states[parameter]):
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
 
