@@ -36,9 +36,13 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
     ran = {line[0] for line in lines}
     names = ", ".join(name for name in rates if name not in ran)
     none = f" Of {names} none was run." if names else ""
+    lacking = (
+        f"{missing} of the planned cells were not run, so an optimizer with few cells may do better than it does here."
+        if missing
+        else "All planned cells were run."
+    )
     said = (
-        f"Validation loss after 500 steps, at the best of the cells of seed 0 that were run. {missing} of the planned "
-        f"cells were not run, so an optimizer with few cells may do better than it does here.{none} Ours begin with "
+        f"Validation loss after 500 steps, at the best of the cells of seed 0. {lacking}{none} Ours begin with "
         f"`wn-`; with `-caps` they have a hard cap of {content['cap']:g} on every matrix of the blocks. The norms are "
         "the largest of all cells, proved at their end. Commit and machine above are those of the last row; every row "
         "of the file has its own."
