@@ -2,6 +2,9 @@
 
 What the package makes itself stays where its code puts it, so that a tensor on the wrong device is found. Numbers are
 drawn on the CPU and moved. `WELLNORMED_TEST_DEVICE` names another device than "cuda".
+
+Tests fail with it by themselves where they compare with tensors on the CPU, convert to NumPy, or are about what is done
+on a CPU alone; each failure has to be read.
 """
 
 import os
