@@ -151,7 +151,7 @@ def _exact(x: Tensor, *_: Tensor) -> Tensor:
         return _exact(x.mT).mT.contiguous()
     wide = x.double()
     u, s, vh = torch.linalg.svd(wide / finite_scale(wide, "x"), full_matrices=False)
-    return ((u * (s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :]) @ vh).to(x.dtype)
+    return (u.mul_((s > zero_tolerance(s[..., :1], *x.shape[-2:]))[..., None, :]) @ vh).to(x.dtype)
 
 
 def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Tensor:
