@@ -46,7 +46,7 @@ OPTIMIZERS: dict[str, Make] = {
 def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
     """The median time of a step, launches and waits included; of fewer rounds where they take longer than 3 seconds."""
     times = [eager_seconds(step) for _ in range(2)]
-    while len(times) < 3 or (len(times) < rounds + 2 and sum(times) < 3):
+    while len(times) < 3 or (len(times) < rounds + 2 and sum(times[2:]) < 3):
         times.append(eager_seconds(step))
     return statistics.median(times[2:])
 

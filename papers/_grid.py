@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -99,7 +100,9 @@ def run_missing(
     total, failures = len(cells), []
     done = total - sum(map(len, chunks))
     if experiment.data and chunks:
-        _require_same_data(table.rows_of(cells), {experiment.data(cell) for cell in cells}, table.path)
+        _require_same_data(experiment, preset, table)
+        for cell in (cell for chunk in chunks for cell in chunk):
+            experiment.data(cell)  # data that cannot be had end all before the first cell is run
     command = f"python -m papers {experiment.name} --preset {preset}"
     threads, unfinished = max(1, (os.cpu_count() or 1) // jobs), table.path.parent / "unfinished"
     kept = unfinished if experiment.keeps else None
@@ -123,9 +126,19 @@ def run_missing(
     return failures
 
 
-def _require_same_data(rows: Iterable[Row], here: set[str], path: Path) -> None:
-    """Refuse to put rows beside those of other data."""
-    if other := {row["data"] for row in rows if "data" in row} - here:
+def _require_same_data(experiment: Experiment, preset: Preset, table: Table) -> None:
+    """Refuse to put rows beside those of other data than their cells read here, where those can be had."""
+    assert experiment.data is not None
+    rows, path = table.read()[0], table.path
+    other, here = set[str](), set[str]()
+    for cell in experiment.cells(preset):
+        if "data" in (row := rows.get(cell_key(cell), {})):
+            with suppress(DataError):
+                found = experiment.data(cell)
+                if row["data"] != found:
+                    other.add(row["data"])
+                    here.add(found)
+    if other:
         raise DataError(
             f"{path} has rows of {', '.join(sorted(other))}, and what is found on this machine is "
             f"{', '.join(sorted(here))}; these cannot be compared: set WELLNORMED_DATA to the folder that holds the "

@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wellnormed as wn
-from wellnormed.constraints import EntryCap, OptimalCap, SpectralNormalize, Sphere
+from wellnormed.constraints import ClippedWeightDecay, EntryCap, OptimalCap, SpectralNormalize, Sphere, attached
+from wellnormed.matrix import msign, spectral_norm
+from wellnormed.matrix.bounds import proved_bound
+from wellnormed.optim import fallback
 
 LOOKS = 1
 """Of an optimizer's step: whether a gradient is not finite, for all at once."""
@@ -220,7 +223,7 @@ def storage_of(tensor):
 @pytest.mark.parametrize(
     ("constraint", "most"),
     [
-        (None, 0.5),
+        (None, 0.35),  # three tenths, and the batch of a matrix more than that
         (wn.HardCap(1.0), 0.5),
         (wn.SoftCap(1.0), 0.5),
         pytest.param(OptimalCap(1.0), 0.5, marks=pytest.mark.slow),
@@ -241,3 +244,28 @@ def test_a_step_takes_a_fraction_of_the_memory_of_its_weights(constraint, most):
     with Memory([*model.parameters(), *(p.grad for p in model.parameters()), *state]) as memory:
         optimizer.step()
     assert memory.peak <= most * 24 * 1024**2 * 4
+
+
+@pytest.mark.parametrize("function", [msign, spectral_norm, proved_bound])
+def test_one_graph_is_compiled_there(function):
+    torch.compile(function, fullgraph=True, backend="eager")(torch.empty(3, 20, 20, device="meta"))
+
+
+@pytest.mark.parametrize("rule", [wn.HardCap(1.5, every=8), ClippedWeightDecay(1.0, 0.25)])
+def test_a_graph_refuses_what_remembers_on_the_cpu(rule, monkeypatch):
+    model = network()
+    optimizer = wn.Scion(model, lr=0.02)
+    wn.constrain(optimizer, {"[13].weight": rule})
+    moved(model)
+    monkeypatch.setattr(attached, "recording", lambda device: True)
+    with Accelerator(), pytest.raises(RuntimeError, match=r"cannot record .* on '1\.weight'"):
+        optimizer.step()
+
+
+def test_a_graph_refuses_adamw(monkeypatch):
+    model = network()
+    optimizer = wn.Muon(model, recipe="muon")
+    moved(model)
+    monkeypatch.setattr(fallback, "recording", lambda device: True)
+    with Accelerator(), pytest.raises(RuntimeError, match="cannot record AdamW"):
+        optimizer.step()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed._devices import recording
 from wellnormed.constraints.base import State, held
 from wellnormed.constraints.constrained import (
     DOUBTED,
@@ -200,6 +201,13 @@ class Constraints:
             c.constraint.check(c.norm, self._bounds[c.name], c.name)
 
     def _before(self) -> None:
+        for c in self._constrained:
+            remembers = c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values())
+            if remembers and recording(c.parameter.device):
+                raise RuntimeError(
+                    f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
+                    "lies on the CPU, and would stand still in a replay; take a cap with every=1"
+                )
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         self._still_before = still(self._optimizer, self._constrained, self._bounds)

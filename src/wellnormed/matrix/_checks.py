@@ -56,8 +56,9 @@ def fails(holds: Tensor) -> bool:
 
 def _unseen(x: Tensor) -> bool:
     """Whether `fails` does not look at a tensor, so that what leads to it need not be computed."""
-    vouched = x.device.type != "cpu" and _known_to_hold.get()
-    return torch.compiler.is_compiling() or vouched or recording(x.device)
+    if torch.compiler.is_compiling():  # first, since the compiler cannot trace what follows
+        return True
+    return (x.device.type != "cpu" and _known_to_hold.get()) or recording(x.device)
 
 
 def check_finite(largest: Tensor, name: str) -> None:
@@ -73,8 +74,10 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
     if isinstance(value, Tensor):
         bound = value.detach().to(x.device, torch.float64)
-    else:  # filled on the device, which waits for no transfer
-        bound = torch.full((), value, dtype=torch.float64, device=x.device)
+    elif isinstance(value, int | float):  # filled on the device, which waits for no transfer
+        bound = torch.full((), float(value), dtype=torch.float64, device=x.device)
+    else:
+        bound = torch.as_tensor(value, dtype=torch.float64, device=x.device)
     batch = x.shape[:-2]
     sides = zip(reversed(bound.shape), reversed(batch), strict=False)
     if bound.ndim > len(batch) or any(side not in (1, whole) for side, whole in sides):

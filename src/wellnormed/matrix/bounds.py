@@ -119,7 +119,9 @@ def norm_by_products(w: Tensor) -> Tensor:
 
 
 def norm_along_power(w: Tensor) -> Tensor:
-    """`|W v| / |v|` for the longest column `v` of the last power of `norm_by_products`, which the norm is not below.
+    """`|W v| / |v|` for a column `v` of the last power of `norm_by_products`, which the norm is not below.
+
+    The column is that of the largest diagonal entry.
 
     It is the norm to rounding where the largest singular value exceeds the others by a thousandth, and at most `ABOVE`
     below it anywhere. In float64, of the batch shape.

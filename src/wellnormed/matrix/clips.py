@@ -41,7 +41,8 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
         method: "gram", through the smaller Gram matrix, in float32 where a check finds that accurate, else in float64
             or by an SVD; or "products", by matrix products alone where no floor is asked for and the norm is at most
-            about 1.9 caps, else "gram". "auto" is "gram" on a CPU and "products" elsewhere.
+            about 1.9 caps, else "gram". "auto" is "gram" on a CPU and "products" elsewhere. While a CUDA graph is
+            recorded nothing is looked at, and a matrix that is further above its cap ends anywhere.
 
     Returns:
         Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,

@@ -20,7 +20,8 @@ def foreach(function: Callable[..., Tensor], matrices: Sequence[Tensor], *args: 
     same for every batch, so bounds must be numbers. The results are views of the batches. Each matrix is
     `(*batch, m, n)`, and a `ValueError` names those at fault by their position.
 
-    A batch holds at most 2^20 entries, or one matrix that is larger: larger temporaries cost more than a call saves.
+    A batch on a CPU holds at most 2^20 entries, or one matrix that is larger: larger temporaries cost more than a call
+    saves.
 
     Example:
         >>> from wellnormed.matrix import spectral_norm

@@ -22,8 +22,9 @@ def spectral_norm(w: Matrices, method: str = "auto") -> Float[Tensor, "*batch"]:
     """Largest singular value, an estimate and not a proof.
 
     With `method="eigenvalue"`, which "auto" takes on a CPU, it is found from the float64 Gram matrix and good to
-    rounding; with `"products"`, which "auto" takes elsewhere, by products of float32 alone: good to 1e-6 where the
-    largest singular value exceeds the others by a thousandth, and at most 6.2e-5 below where it does not.
+    rounding; with `"products"`, which "auto" takes elsewhere, by products of float32 and one with a vector in float64:
+    good to 1e-6 where the largest singular value exceeds the others by a thousandth, and at most 6.2e-5 below where it
+    does not.
 
     One norm per matrix in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does not exceed
     `spectral_norm_upper_bound`. Differentiable (a subgradient where the largest singular value is repeated; zero at

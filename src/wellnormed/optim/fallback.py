@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
 
 
@@ -62,6 +63,8 @@ class AdamWStep(NamedTuple):
 
     def __call__(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the parameters, and bring their state up to date."""
+        if self.parameters and recording(self.parameters[0].device):
+            raise RuntimeError("a CUDA graph cannot record AdamW, whose counters would stand still in a replay")
         own, group = [states[parameter] for parameter in self.parameters], self.group
         averages, squares, steps = ([state[key] for state in own] for key in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]

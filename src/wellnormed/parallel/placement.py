@@ -92,14 +92,15 @@ def in_buckets(
     the `share` is.
     """
     buckets: dict[tuple[K, tuple], list[T]] = defaultdict(list)
-    totals: dict[torch.device, int] = defaultdict(int)
+    totals: dict[tuple, int] = defaultdict(int)  # by layout, since processes may hold other plain tensors
     for item in items:
         parameter = parameter_of(item)
         kind = parameter.shape, parameter.dtype, parameter.device, layout(parameter)
         buckets[settings_of(item), kind].append(item)
-        totals[parameter.device] += parameter.numel()
-    for (settings, (*_, device, _)), members in buckets.items():
-        for piece in batches([parameter_of(item) for item in members], entries_at_once(device, totals[device], share)):
+        totals[kind[2:]] += parameter.numel()
+    for (settings, kind), members in buckets.items():
+        entries = entries_at_once(kind[2], totals[kind[2:]], share)
+        for piece in batches([parameter_of(item) for item in members], entries):
             yield settings, members[piece]
 
 
