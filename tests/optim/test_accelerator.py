@@ -223,7 +223,7 @@ def storage_of(tensor):
 @pytest.mark.parametrize(
     ("constraint", "most"),
     [
-        (None, 0.35),  # three tenths, and the batch of a matrix more than that
+        (None, 0.35),  # a batch of two of the matrices, and four tensors of its size at a time
         (wn.HardCap(1.0), 0.5),
         (wn.SoftCap(1.0), 0.5),
         pytest.param(OptimalCap(1.0), 0.5, marks=pytest.mark.slow),

@@ -202,8 +202,9 @@ class Constraints:
 
     def _before(self) -> None:
         for c in self._constrained:
-            remembers = c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values())
-            if remembers and recording(c.parameter.device):
+            if recording(c.parameter.device) and (
+                c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values())
+            ):
                 raise RuntimeError(
                     f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
                     "lies on the CPU, and would stand still in a replay; take a cap with every=1"

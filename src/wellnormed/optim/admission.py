@@ -148,9 +148,9 @@ def refuse_gradients(
     parts = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
     sizes = dict.fromkeys(gradients, 0.0)
     for device in {part.device for part in parts.values()}:
-        here = [name for name, part in parts.items() if part.device == device]
         if recording(device):
             continue
+        here = [name for name, part in parts.items() if part.device == device]
         norms = torch.stack(torch._foreach_norm([parts[name] for name in here]))
         for name, length in zip(here, norms.tolist(), strict=True):  # one transfer
             # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
