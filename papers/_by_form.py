@@ -10,10 +10,11 @@ they are evaluated, which is what the certificates are about. At the size 10m th
 windows of 256: shards in a folder `books-gpt2`, which `wellnormed tokens` made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -70,10 +71,28 @@ RATE = {
 """Kind -> tokens -> the best of its rates there, for seed 0."""
 WIDE = ("NanoGPT, Muon", "by form, proved 10", "by position, proved 10")
 """The kinds that are trained with a context of 512 as well."""
-STEPS, LARGER_STEPS = 105, 600
-"""Of the rows with the tokens of the speedrun, and of those of the size 10m with the least tokens."""
-LARGER_POSITIONS = {"attention_blocks": 0, "token_width": 64, "mixing_heads": 10, "hidden": 3072}
-"""`POSITIONS` at the size 10m."""
+
+
+class Scale(NamedTuple):
+    """What differs between the sizes."""
+
+    corpus: Callable[[], Corpus]
+    steps: int
+    """With the least tokens."""
+    tokens: int
+    """Of a step."""
+    length: int
+    positions: dict[str, Any]
+    """What replaces `POSITIONS`."""
+
+
+SCALES = {
+    "1m": Scale(byte_corpus, 105, 32 * 128, 128, POSITIONS),
+    "10m": Scale(
+        partial(load_corpus, "books-gpt2"), 600, 32 * 256, 256,
+        {"attention_blocks": 0, "token_width": 64, "mixing_heads": 10, "hidden": 3072},
+    ),
+}  # fmt: skip
 LARGER = {
     "NanoGPT, Muon": (0.025, 0.05, 0.1), "speedrun, Muon": (0.025, 0.05, 0.1), "speedrun, Scion": (0.02, 0.04, 0.08),
     "by form, proved 10": (0.01, 0.02, 0.04), "by position, proved 10": (0.01, 0.02, 0.04),
@@ -118,21 +137,19 @@ def larger_cells() -> list[Matched]:
 
 def corpus_for(size: Size) -> Corpus:
     """What a model of a size reads."""
-    return byte_corpus() if size == "1m" else load_corpus("books-gpt2")
+    return SCALES[size].corpus()
 
 
 def config_of(cell: Matched) -> TrainConfig:
     """The training run of a cell."""
-    kind = KINDS[cell.kind]
+    kind, scale = KINDS[cell.kind], SCALES[cell.size]
     run = token_preset(cell.size, kind.variant)
-    own: dict[str, Any] = kind.model if cell.size == "1m" or not kind.model else LARGER_POSITIONS
-    model = replace(run.model, length=cell.length, **own)
+    model = replace(run.model, length=cell.length, **(scale.positions if kind.model else {}))
     settings: dict[str, Any] = {} if kind.lipschitz is None else {"lipschitz": kind.lipschitz}
-    steps, tokens = (STEPS, 32 * 128) if cell.size == "1m" else (LARGER_STEPS, 32 * 256)
     return replace(
-        run, model=model, steps=steps * cell.tokens, batch=tokens // cell.length, seed=cell.seed, schedule="linear",
-        optimizer=kind.optimizer, learning_rate=cell.rate, attack_steps=20 if kind.lipschitz else 0,
-        validation_tokens=2**19, precision="bfloat16", **settings,
+        run, model=model, steps=scale.steps * cell.tokens, batch=scale.tokens // cell.length, seed=cell.seed,
+        schedule="linear", optimizer=kind.optimizer, learning_rate=cell.rate,
+        attack_steps=20 if kind.lipschitz else 0, validation_tokens=2**19, precision="bfloat16", **settings,
     )  # fmt: skip
 
 
@@ -174,22 +191,33 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     return {"by-form": figure}
 
 
+def chosen_rate(rows: Sequence[Row], kind: str, tokens: int, size: Size) -> float | None:
+    """The rate at which a kind is judged: `RATE` for 1m; for 10m the best that was tried with so many tokens."""
+    if size == "1m":
+        return rate(kind, tokens)
+    length = SCALES[size].length
+    losses = {r: found(rows, kind, rate=r, tokens=tokens, size=size, length=length) for r in LARGER.get(kind, ())}
+    return min((r for r in losses if losses[r]), key=lambda r: fmean(losses[r]), default=None)
+
+
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
     """Every kind at its chosen rate and length of training; those with a proved constant beside the better peer."""
     lines = []
-    settings = {(row["config"]["tokens"], row["config"]["length"]): None for row in rows}
-    for tokens, length in sorted(settings):
-        at = {"tokens": tokens, "length": length}
-        losses = {name: found(rows, name, rate=rate(name, tokens), **at) for name in KINDS}
+    configs = [{"size": "1m"} | row["config"] for row in rows]
+    settings = {(config["size"], config["tokens"], config["length"]) for config in configs}
+    for size, tokens, length in sorted(settings, key=lambda each: (each[0] != "1m", *each[1:])):
+        rates = {name: chosen_rate(rows, name, tokens, size) for name in KINDS}
+        at = {"tokens": tokens, "length": length, "size": size}
+        losses = {name: found(rows, name, rate=rates[name], **at) for name in KINDS}
         peers = {name: fmean(losses[name]) for name, kind in KINDS.items() if not kind.lipschitz and losses[name]}
         for name, kind in KINDS.items():
             if not losses[name]:
                 continue
-            words = [f"loss {fmean(losses[name]):.3f} at rate {rate(name, tokens):g}"]
-            if bounds := found(rows, name, "log10_lipschitz", rate=rate(name, tokens), **at):
+            words = [f"loss {fmean(losses[name]):.3f} at rate {rates[name]:g}"]
+            if bounds := found(rows, name, "log10_lipschitz", rate=rates[name], **at):
                 most = max(bounds)
                 words.append("proved bound " + (f"{10**most:.4g}" if most < 6 else f"10^{most:.1f}"))
-            if gains := found(rows, name, "lower_bound", rate=rate(name, tokens), **at):
+            if gains := found(rows, name, "lower_bound", rate=rates[name], **at):
                 words.append(f"largest gain found {max(gains):.3g}")
             why = ""
             if kind.lipschitz and peers:
@@ -198,6 +226,7 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 why = f"{above:+.3f} beside {best}, the best peer here"
                 why += f"; at most {ALLOWED[name]:+.2f} was asked for" if name in ALLOWED else ""
             interval = f"loss {min(losses[name]):.3f} to {max(losses[name]):.3f}"
-            what = f"{name}; {tokens} times the tokens, context {length}"
+            where = "" if size == "1m" else f"; {size} parameters"
+            what = f"{name}{where}; {tokens} times the tokens, context {length}"
             lines.append(Verdict(what, "-", ", ".join(words), interval, len(losses[name]), "measured", why))
     return lines

@@ -223,6 +223,69 @@ def test_equal_matrices_are_one_batch_and_directions_serve_by_norm():
     assert optimizer.update_norm("0.bias") == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("rule", ["unconstrained", "averaged", "constrained", "sharp"])
+def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows_it(rule, same):
+    sizes = []
+
+    class Counted(Direction):
+        same_at_any_rate = same
+        keeps = ("calls",)
+
+        def bound(self, norm):
+            return norm.overshoot
+
+        def __call__(self, seen: Seen):
+            sizes.append(len(seen.momentum))
+            seen.state["calls"] = seen.state["calls"] + 1
+            return seen.norm.dualize(seen.momentum)
+
+    direction = Counted()
+
+    def optimizer_of(layers, rates, momenta, radii):
+        groups = [
+            {"params": [each.weight], "lr": lr, "momentum": kept, "radius": radius, "maximize": kept == 0.5}
+            for each, lr, kept, radius in zip(layers, rates, momenta, radii, strict=True)
+        ]
+        settings = {"overrides": {"*": EXACT}, "step_rule": rule, "directions": {"*": direction}}
+        return wn.optim.ConditionalGradient(groups, lr=0.1, norms=layers, **settings)
+
+    numbers = (0.1, 0.1, 0.02, 0.0), (0.9, 0.5, 0.0, 0.9), (1.0, 1.0, 3.0, 2.0)
+    layers = nn.ModuleList(nn.Linear(5, 7, bias=False, dtype=torch.float64) for _ in range(4))
+    alone = [nn.ModuleList([copy.deepcopy(each)]) for each in layers]
+    optimizer = optimizer_of(layers, *numbers)
+    singly = [
+        optimizer_of(each, *([n] for n in own)) for each, own in zip(alone, zip(*numbers, strict=True), strict=True)
+    ]
+    sizes.clear()
+    for step in range(3):
+        for index, (layer, (other,), one) in enumerate(zip(layers, alone, singly, strict=True)):
+            layer.weight.grad = drawn((7, 5), 10 * step + index)
+            other.weight.grad = layer.weight.grad.clone()
+            one.step()
+        before = len(sizes)
+        optimizer.step()
+        assert sorted(sizes[before:]) == ([4] if same else [1, 1, 2])
+    for layer, (other,) in zip(layers, alone, strict=True):  # the same sums, in another batch
+        torch.testing.assert_close(layer.weight, other.weight, rtol=1e-12, atol=1e-12)
+        assert torch.equal(optimizer.state[layer.weight]["calls"], torch.full((7, 5), 3.0, dtype=torch.float64))
+
+
+def test_directions_of_the_package_are_computed_at_once_for_every_rate(monkeypatch):
+    jobs = []
+    run = wn.parallel.Job.run
+    monkeypatch.setattr(wn.parallel.Job, "run", lambda job: jobs.append(len(job.inputs[0])) or run(job))
+    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(5)))
+    model(torch.ones(2, 6)).square().sum().backward()
+    for settings in ({}, {"normuon": 0.95}, {"clip_gain": 3.0}, {"step_rule": "sharp"}):
+        factors = {f"{i}.weight": 0.5**i for i in range(5)}
+        optimizer = wn.optim.ConditionalGradient(model, lr=0.1, lr_factors=factors, **settings)
+        assert len({group["lr"] for group in optimizer.param_groups}) == 5
+        optimizer.step()
+        assert jobs == [5]
+        jobs.clear()
+
+
 def test_without_a_bound_what_needs_one_refuses_by_name():
     layer, optimizer = optimizer_for((4, 4), directions={"weight": Unbounded()})
     with pytest.raises(ValueError, match="SoftCap on 'weight' needs a bound on the step's norm"):

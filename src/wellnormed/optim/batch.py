@@ -1,4 +1,4 @@
-"""A batch of parameters that move together: its numbers, its whole-tensor work, and how its weights move."""
+"""A batch of parameters: its whole-tensor work, which is done at once, and how its weights move, part by part."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -41,14 +41,13 @@ class Numbers(NamedTuple):
         return Numbers(*(number if number is None else _as_tensor(number) for number in self))  # pyrefly: ignore
 
 
-class Batch(NamedTuple):
-    """Parameters of one group that share norm, radius, direction, shape and layout, and so move together."""
+class Part(NamedTuple):
+    """Parameters of a batch that move by the same numbers: those of one group and one radius."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]
     group: Group
     rule: StepRule
-    norm: Norm
     direction: Direction
     numbers: Numbers
 
@@ -57,38 +56,15 @@ class Batch(NamedTuple):
         """Where the momentum is kept."""
         return MEMORIES[self.group["memory"]]
 
-    def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Make the state of parameters that lack some."""
-        for parameter in self.parameters:
-            for key in self.memory.state:
-                if key not in states[parameter]:
-                    states[parameter][key] = torch.zeros_like(parameter)
-            for key in self.direction.keeps:
-                if key not in states[parameter]:
-                    states[parameter][key] = self.direction.start(key, parameter, self.norm)
-
-    def job(self, states: States) -> Job:
-        """The work on whole tensors: it computes the directions, and brings what they keep of each weight up to date.
-
-        Of the gradients and the weights only those that the direction looks at become part of the job.
-        """
-        gradients, norm, direction = self.gradients, self.norm, self.direction
+    def seen(self, states: States) -> dict[str, list[Tensor]]:
+        """What a direction may see of each parameter, by name, with the momentum brought up to date."""
+        gradients = self.gradients
         if self.group["maximize"]:
             gradients = list(torch._foreach_neg(gradients))
         momentum, ahead = gradients, self.group["nesterov"]
         if self.rule.averages == "gradients":
             momentum = self.memory.average(gradients, self.parameters, states, self.numbers.momentum, ahead)
-        names, keeps = (*direction.sees, "momentum"), direction.keeps
-        length, steps = self.numbers.step, self.group["steps"]
-
-        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-            told = dict(zip((*names, *keeps), tensors, strict=True))
-            return outcome(direction, told, norm, length, steps)
-
-        visible = {"gradient": gradients, "weight": self.parameters, "momentum": momentum}
-        inputs = [visible[name] for name in names]
-        inputs += [[states[parameter][key] for parameter in self.parameters] for key in keeps]
-        return Job(tuple(inputs), function, read_only=len(names) - 1, cubic=norm.measures == "singular values")
+        return {"gradient": gradients, "weight": self.parameters, "momentum": momentum}
 
     def move(self, states: States, directions: list[Tensor], *kept_tensors: list[Tensor]) -> None:
         """Move the weights by what the job has computed, and remember what their directions keep."""
@@ -118,6 +94,51 @@ class Batch(NamedTuple):
 
     def _write(self, targets: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(list(map(local, targets)), list(map(local, values)))
+
+
+class Batch(NamedTuple):
+    """Parameters that share norm, direction, shape and layout, so that their directions are computed at once."""
+
+    norm: Norm
+    direction: Direction
+    parts: list[Part]
+
+    def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Make the state of parameters that lack some."""
+        for part in self.parts:
+            for parameter in part.parameters:
+                for key in part.memory.state:
+                    if key not in states[parameter]:
+                        states[parameter][key] = torch.zeros_like(parameter)
+                for key in self.direction.keeps:
+                    if key not in states[parameter]:
+                        states[parameter][key] = self.direction.start(key, parameter, self.norm)
+
+    def job(self, states: States) -> Job:
+        """The work on whole tensors: it computes the directions, and brings what they keep of each weight up to date.
+
+        Of the gradients and the weights only those that the direction looks at become part of the job.
+        """
+        norm, direction, first = self.norm, self.direction, self.parts[0]
+        names, keeps = (*direction.sees, "momentum"), direction.keeps
+        length, steps = first.numbers.step, first.group["steps"]
+
+        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+            told = dict(zip((*names, *keeps), tensors, strict=True))
+            return outcome(direction, told, norm, length, steps)
+
+        visible = [part.seen(states) for part in self.parts]
+        inputs = [[tensor for seen in visible for tensor in seen[name]] for name in names]
+        members = [parameter for part in self.parts for parameter in part.parameters]
+        inputs += [[states[parameter][key] for parameter in members] for key in keeps]
+        return Job(tuple(inputs), function, read_only=len(names) - 1, cubic=norm.measures == "singular values")
+
+    def move(self, states: States, *results: list[Tensor]) -> None:
+        """Move the weights by what the job has computed, and remember what their directions keep."""
+        first = 0
+        for part in self.parts:
+            piece = slice(first, first := first + len(part.parameters))
+            part.move(states, *(tensors[piece] for tensors in results))
 
 
 def _as_tensor(number: float | Tensor) -> Tensor:

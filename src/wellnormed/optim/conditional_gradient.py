@@ -1,11 +1,12 @@
 """The engine: momentum x direction x norm x step rule, over every parameter of an assignment.
 
-Parameters of equal settings become a `batch`, which composes the `parts` of their step: a `Placement` computes its
-directions here or in other processes, and then its weights move entry by entry.
+Parameters of equal norm, shape and direction become a `batch`, which composes the `parts` of their step: a `Placement`
+computes its directions here or in other processes, and then its weights move entry by entry, group by group.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack, cast
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from wellnormed.norms import Norm
 from wellnormed.optim import admission
-from wellnormed.optim.batch import Batch, Numbers
+from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import Group, rule_of
+from wellnormed.optim.parts import Direction, Group, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel import Placement, in_buckets
@@ -27,8 +28,8 @@ from wellnormed.routing import Assignment
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x direction x norm x step rule, over every parameter of an assignment.
 
-    Parameters of equal norm and shape are treated in one pass. State is one momentum buffer per parameter, and what its
-    direction keeps. Parameters without a norm are left to AdamW.
+    Parameters of equal norm and shape are treated in one pass, whatever their learning rates. State is one momentum
+    buffer per parameter, and what its direction keeps. Parameters without a norm are left to AdamW.
 
     Args:
         params: The model, whose parameters get their norms by `recipe` and `overrides`; or what `assign_norms`
@@ -201,20 +202,32 @@ class ConditionalGradient(torch.optim.Optimizer):
         return loss, batches, adamw
 
     def _batches(self, compiled: bool) -> Iterator[Batch]:
-        """Parameters that move along a direction, in batches of equal settings; singly to save memory."""
+        """Parameters that move along a direction, in batches of equal norm and direction; singly to save memory."""
+        owner: dict[Tensor, Group] = {}
+        alike: dict[Tensor, tuple[Norm, Direction, Hashable, Hashable]] = {}
         for group in self.param_groups:
-            rule, alone = rule_of(group), group["memory"] == "gradient"
-            moving = [p for p in group["params"] if p.grad is not None and self._norms[p] is not None]
-            alike = {p: (self._norms[p], self._radii[p], self._directions.get(p), alone and id(p)) for p in moving}
-            for (norm, radius, chosen, _), members in in_buckets(moving, lambda p: p, alike.__getitem__, share=10):
-                assert rule is not None  # a parameter with a norm has one
-                assert norm is not None
-                direction = chosen or rule.direction_for(group, norm)
-                numbers = Numbers.of(group, rule, direction, norm, radius)
-                self._warn_of_lost_decay(numbers.kept, members[0].dtype)
-                gradients = [cast(Tensor, p.grad) for p in members]  # which have one
-                numbers = numbers.as_tensors() if compiled else numbers
-                yield Batch(members, gradients, group, rule, norm, direction, numbers)
+            rule, lr, alone = rule_of(group), float(group["lr"]), group["memory"] == "gradient"
+            for p in group["params"]:
+                if p.grad is not None and (norm := self._norms[p]) is not None:
+                    assert rule is not None  # a parameter with a norm has one
+                    direction = self._directions.get(p) or rule.direction_for(group, norm)
+                    told = None if direction.same_at_any_rate else (lr * self._radii[p], group["steps"])
+                    owner[p], alike[p] = group, (norm, direction, told, alone and id(p))
+        for (norm, direction, *_), members in in_buckets(owner, lambda p: p, alike.__getitem__, share=10):
+            moved_alike: dict[Hashable, list[Tensor]] = defaultdict(list)
+            for p in members:
+                moved_alike[id(owner[p]), self._radii[p]].append(p)
+            parts = [self._part(each, owner[each[0]], norm, direction, compiled) for each in moved_alike.values()]
+            yield Batch(norm, direction, parts)
+
+    def _part(self, parameters: list[Tensor], group: Group, norm: Norm, direction: Direction, compiled: bool) -> Part:
+        """Parameters of one group, norm, direction and radius, with the numbers of the coming step."""
+        rule = rule_of(group)
+        assert rule is not None
+        numbers = Numbers.of(group, rule, direction, norm, self._radii[parameters[0]])
+        self._warn_of_lost_decay(numbers.kept, parameters[0].dtype)
+        gradients = [cast(Tensor, p.grad) for p in parameters]  # which have one
+        return Part(parameters, gradients, group, rule, direction, numbers.as_tensors() if compiled else numbers)
 
     def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
         if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:

@@ -136,6 +136,9 @@ class Direction(ABC):
     returns: ClassVar[Literal["direction", "weight"]] = "direction"
     """What a call returns. "weight" stands for the weights after the step, which are taken as they are, unless its
     length is 0: nothing is decayed, there is no bound, and only a constraint says what their norm is."""
+    same_at_any_rate: ClassVar[bool] = False
+    """Whether a call looks at neither the length nor the number of the step. Then weights of every learning rate and
+    radius are computed in one batch."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -184,6 +187,8 @@ def outcome(
 class Oracle(Direction):
     """The duality map of the norm."""
 
+    same_at_any_rate = True
+
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
 
@@ -195,6 +200,8 @@ class Oracle(Direction):
 class Sharp(Direction):
     """The duality map times the dual norm."""
 
+    same_at_any_rate = True
+
     def __call__(self, seen: Seen) -> Tensor:
         norm, momentum = seen.norm, seen.momentum
         return norm.dualize(momentum) * norm.dual_norm(momentum)[..., *(None,) * norm.ndim]
@@ -205,6 +212,7 @@ class SpectralClip(Direction):
     """The momentum times `gain`, with singular values capped at one unit of the norm."""
 
     gain: float
+    same_at_any_rate: ClassVar[bool] = True
 
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
@@ -223,12 +231,13 @@ class NeuronNormalized(Direction):
 
     Args:
         kept: The fraction of the average that is kept, the paper's `beta2`.
-        inner: The direction whose neurons are normalised.
+        inner: The direction of the step rule, whose neurons are normalised.
     """
 
     kept: float
     inner: Direction
     keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
+    same_at_any_rate: ClassVar[bool] = True
 
     def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
         """Zeros: one number for every neuron of every slice, in a row."""
