@@ -266,6 +266,12 @@ def test_a_model_on_the_device_is_attacked_there_and_certified_on_the_cpu():
     with pytest.raises(ValueError, match=r"'0\.weight' lies on cuda:0, .* pass copy\.deepcopy\(model\)\.cpu\(\)"):
         wn.certify(moved, example.to(DEVICE))
     assert wn.certify(copy.deepcopy(moved).cpu(), example).lipschitz == bound
+    constraints = wn.constrain(wn.Scion(moved, lr=0.01), {"*.weight": wn.HardCap(1.0)})
+    with pytest.raises(ValueError, match=r"constraints = copy\.deepcopy\(\(model, constraints\)\)"):
+        wn.certify(moved, example.to(DEVICE), within=constraints)
+    copied, promises = copy.deepcopy((moved, constraints))
+    assert wn.certify(copied.cpu(), example, within=promises).lipschitz < 1.001
+    assert moved[0].weight.device.type == DEVICE.type
     assert 0 < wn.lower_bound(moved, example.to(DEVICE), steps=20).value <= bound
 
 

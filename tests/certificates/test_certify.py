@@ -1,8 +1,10 @@
 """`certify` on layers and transformers: never below what a search finds, attained where it can be, and refusals."""
 
+import copy
 import math
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,3 +236,17 @@ def test_a_default_device_does_not_matter():
     with torch.device("meta"):
         assert certify(model, example).lipschitz == certificate.lipschitz
         verify(certificate, model.state_dict())
+
+
+def test_a_model_elsewhere_is_refused_with_a_remedy_that_works(monkeypatch):
+    model, example = nn.Linear(4, 4, bias=False), torch.randn(3, 4)
+    constraints = wn.constrain(wn.Scion(model, lr=0.01), {"*": wn.HardCap(1.0)})
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "named_parameters", lambda: [("weight", SimpleNamespace(device=torch.device("cuda:0")))])
+        with pytest.raises(ValueError, match=r"'weight' lies on cuda:0, .*; pass copy\.deepcopy\(model\)\.cpu\(\), "):
+            certify(model, example)
+        remedy = r"pass model\.cpu\(\) and within=constraints of .* = copy\.deepcopy\(\(model, constraints\)\), "
+        with pytest.raises(ValueError, match=remedy):
+            certify(model, example, within=constraints)
+    copied, promises = copy.deepcopy((model, constraints))
+    assert certify(copied.cpu(), example, within=promises).lipschitz == pytest.approx(1)

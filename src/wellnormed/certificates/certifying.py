@@ -90,7 +90,7 @@ def certify(
         True
     """
     require_module("certify", model)
-    _require_cpu(model)
+    _require_cpu(model, within)
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
     example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
@@ -261,13 +261,18 @@ _ALIKE = 0.7
 """The ratio of `difflib` from which names count as alike: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
 
 
-def _require_cpu(model: nn.Module) -> None:
+def _require_cpu(model: nn.Module, within: object) -> None:
     """Refuse a model on an accelerator, where products need not have the roundings that a proof counts on."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type not in ("cpu", "meta"):  # the latter is refused with what it lacks
+            remedy = "copy.deepcopy(model).cpu()"
+            if within is not None:
+                remedy = (
+                    "model.cpu() and within=constraints of model, constraints = copy.deepcopy((model, constraints))"
+                )
             raise ValueError(
-                f"certify: {name!r} lies on {tensor.device}, and a certificate is computed on the CPU; pass "
-                "copy.deepcopy(model).cpu(), which leaves the model where it is, and an example on the CPU"
+                f"certify: {name!r} lies on {tensor.device}, and a certificate is computed on the CPU; pass {remedy}, "
+                "which leaves the model where it is, and an example on the CPU"
             )
 
 
