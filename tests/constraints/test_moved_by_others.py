@@ -203,8 +203,9 @@ def test_a_decay_that_rounding_loses_is_warned_of():
     layer = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     layer.weight.grad = torch.ones_like(layer.weight)
     optimizer = wn.Scion(layer, lr=1e-3, unconstrained=False)
-    with pytest.warns(UserWarning, match="a decay of 0.001 a step is lost where weights round to bfloat16"):
+    with pytest.warns(UserWarning, match="a decay of 0.001 a step is lost where weights round to bfloat16") as told:
         optimizer.step()
+    assert told[0].filename == __file__
     optimizer.step()  # once is enough
 
 

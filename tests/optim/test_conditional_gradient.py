@@ -107,8 +107,9 @@ def test_closure_and_missing_and_zero_gradients(make):
     model.zero_grad()
     optimizer_without_history = make(model, 0.0)
     before = weights(model)
-    with pytest.warns(UserWarning, match="found no gradient in any parameter"):
+    with pytest.warns(UserWarning, match="found no gradient in any parameter") as told:
         optimizer_without_history.step()
+    assert told[0].filename == __file__  # whose line is to be changed
     optimizer_without_history.step()  # told once
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -150,8 +150,9 @@ def test_a_state_of_an_earlier_version_goes_on(memory):
     if memory == "buffer":
         for kept in early["state"].values():
             kept["agreement"] = torch.zeros(())
-        with pytest.warns(UserWarning, match="`agreement`; these are left out"):
+        with pytest.warns(UserWarning, match="`agreement`; these are left out") as told:
             resumed.load_state_dict(early)
+        assert told[0].filename == __file__
     else:
         resumed.load_state_dict(early)
     train(model, source)

@@ -330,8 +330,9 @@ def test_bare_tables_are_known_by_the_names_that_libraries_give_them(model, norm
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 4, 8), (1, 4, 2, 2)])
 def test_what_is_repeated_for_every_sample_is_taken_for_vectors_with_a_warning(shape):
-    with pytest.warns(UserWarning, match=r"registers may hold a matrix, .*overrides=\{'registers': ...\}"):
+    with pytest.warns(UserWarning, match=r"registers may hold a matrix, .*overrides=\{'registers': ...\}") as told:
         assert norms(bare("registers", *shape), "modular") == {"registers": BiasRMS(len(shape))}
+    assert told[0].filename == __file__
 
 
 def test_a_tied_parameter_that_no_layer_explains_is_refused_as_such():

@@ -4,7 +4,6 @@ Parameters of equal norm, shape and direction become a `batch`, which composes t
 computes its directions here or in other processes, and then its weights move entry by entry, group by group.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Unpack, cast
 import torch
 from torch import Tensor, nn
 
+from wellnormed._warnings import warn
 from wellnormed.norms import Norm
 from wellnormed.optim import admission
 from wellnormed.optim.batch import Batch, Numbers, Part
@@ -236,7 +236,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
-            warnings.warn(message, stacklevel=6)
+            warn(message)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; with `memory="gradient"` those that hold the momentum stay."""

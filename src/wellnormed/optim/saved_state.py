@@ -1,11 +1,11 @@
 """Saved states as an optimizer takes them: with its parameters in their order, and with the tensors that it keeps."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from wellnormed._warnings import warn
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import Direction, Group, rule_of
@@ -151,10 +151,9 @@ def _as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
     state, groups = state_dict["state"], state_dict["param_groups"]
     buffered = any("agreement" in kept for kept in state.values())
     if buffered:
-        warnings.warn(
+        warn(
             "load_state_dict: the state is of an earlier version, which held back gradients that were rounding errors "
-            "by averages of signs, `agreement`; these are left out, and such gradients move their parameters now",
-            stacklevel=4,
+            "by averages of signs, `agreement`; these are left out, and such gradients move their parameters now"
         )
     memory = "buffer" if buffered or not any("momentum_buffer" in kept for kept in state.values()) else "gradient"
     kept = {number: {k: v for k, v in kept.items() if k != "agreement"} for number, kept in state.items()}

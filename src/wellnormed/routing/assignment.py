@@ -4,7 +4,6 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 (name -> norm); then the recipe (`recipes`), by the parameter's role (`roles`). What remains without a norm is an error.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from wellnormed._inputs import require_flags, require_patterns
+from wellnormed._warnings import warn
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing.patterns import match_patterns
@@ -206,7 +206,7 @@ class _Routing:
             what, _, override = doubt.partition("; ")
             chosen = ", ".join(f"{name!r}: ..." for name in names)
             message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
-            warnings.warn(message + " by print(assign_norms(model)) to confirm it", stacklevel=4)
+            warn(message + " by print(assign_norms(model)) to confirm it")
         frozen = tuple(names[0] for p, names in self.places.items() if not p.requires_grad)
         return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()))
 
