@@ -9,6 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.optim import Direction, Seen
+from wellnormed.optim.parts import NeuronNormalized, Oracle
 
 EXACT = wn.Spectral(method="svd")
 
@@ -265,10 +266,15 @@ def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows
             one.step()
         before = len(sizes)
         optimizer.step()
-        assert sorted(sizes[before:]) == ([4] if same else [1, 1, 2])
+        assert sorted(sizes[before:]) == ([4] if same else [1, 1, 1, 1])
     for layer, (other,) in zip(layers, alone, strict=True):  # the same sums, in another batch
         torch.testing.assert_close(layer.weight, other.weight, rtol=1e-12, atol=1e-12)
         assert torch.equal(optimizer.state[layer.weight]["calls"], torch.full((7, 5), 3.0, dtype=torch.float64))
+
+
+def test_what_normalizes_neurons_shares_a_batch_only_if_what_it_normalizes_does():
+    assert NeuronNormalized(0.9, Oracle()).same_at_any_rate
+    assert not NeuronNormalized(0.9, Unbounded()).same_at_any_rate
 
 
 def test_directions_of_the_package_are_computed_at_once_for_every_rate(monkeypatch):
@@ -414,6 +420,7 @@ def test_a_direction_that_cannot_be_a_key_is_refused_by_name(direction):
         ({"keeps": ("weight",)}, r"keeps=\('weight',\) must be a tuple of names"),
         ({"keeps": ("a", "a")}, "must be a tuple of names"),
         ({"keeps": ("momentum_buffer",)}, "must be a tuple of names"),
+        ({"same_at_any_rate": "no"}, "same_at_any_rate='no' must be True or False"),
     ],
 )
 def test_what_a_direction_says_of_itself_is_checked(declared, message):

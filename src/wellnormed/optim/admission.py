@@ -193,6 +193,8 @@ def _check_declared(where: str, direction: Direction) -> None:
             f"{where}it cannot be hashed, and equal directions share a batch; make a dataclass with frozen=True, and "
             "lists into tuples"
         ) from error
+    if not isinstance(same := direction.same_at_any_rate, bool):
+        raise ValueError(f"{where}same_at_any_rate={same!r} must be True or False")
     if returns not in ("direction", "weight"):
         raise ValueError(f"{where}returns={returns!r} must be 'direction' or 'weight'")
 

@@ -13,7 +13,7 @@ from wellnormed.parallel.layout import local
 
 
 class Numbers(NamedTuple):
-    """The numbers of a batch that may change from step to step.
+    """The numbers of a part that may change from step to step.
 
     They are tensors without dimensions where the step is compiled, since `torch.compile` takes a number for a constant.
     """

@@ -206,12 +206,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         owner: dict[Tensor, Group] = {}
         alike: dict[Tensor, tuple[Norm, Direction, Hashable, Hashable]] = {}
         for group in self.param_groups:
-            rule, lr, alone = rule_of(group), float(group["lr"]), group["memory"] == "gradient"
+            rule, alone = rule_of(group), group["memory"] == "gradient"
             for p in group["params"]:
                 if p.grad is not None and (norm := self._norms[p]) is not None:
                     assert rule is not None  # a parameter with a norm has one
                     direction = self._directions.get(p) or rule.direction_for(group, norm)
-                    told = None if direction.same_at_any_rate else (lr * self._radii[p], group["steps"])
+                    told = None if direction.same_at_any_rate else (id(group), self._radii[p])
                     owner[p], alike[p] = group, (norm, direction, told, alone and id(p))
         for (norm, direction, *_), members in in_buckets(owner, lambda p: p, alike.__getitem__, share=10):
             moved_alike: dict[Hashable, list[Tensor]] = defaultdict(list)

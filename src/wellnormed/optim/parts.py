@@ -113,7 +113,8 @@ class Seen:
 class Direction(ABC):
     """A function from what it sees of a batch of weights to the directions that a step subtracts, times its length.
 
-    Directions are compared by equality, and equal ones are computed in one batch. `docs/directions.md` has examples.
+    Directions are compared by equality, and equal ones of a group and radius are computed in one batch.
+    `docs/directions.md` has examples.
 
     Example:
         >>> import wellnormed as wn
@@ -137,8 +138,8 @@ class Direction(ABC):
     """What a call returns. "weight" stands for the weights after the step, which are taken as they are, unless its
     length is 0: nothing is decayed, there is no bound, and only a constraint says what their norm is."""
     same_at_any_rate: ClassVar[bool] = False
-    """Whether a call looks at neither the length nor the number of the step. Then weights of every learning rate and
-    radius are computed in one batch."""
+    """Whether a call looks at neither the length nor the number of the step, which are then those of any weight of the
+    batch: weights of all groups and radii are computed in one. Subclasses inherit it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -231,13 +232,16 @@ class NeuronNormalized(Direction):
 
     Args:
         kept: The fraction of the average that is kept, the paper's `beta2`.
-        inner: The direction of the step rule, whose neurons are normalised.
+        inner: The direction whose neurons are normalised.
     """
 
     kept: float
     inner: Direction
     keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
-    same_at_any_rate: ClassVar[bool] = True
+
+    @property
+    def same_at_any_rate(self) -> bool:  # pyrefly: ignore[bad-override]
+        return self.inner.same_at_any_rate
 
     def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
         """Zeros: one number for every neuron of every slice, in a row."""
