@@ -131,8 +131,9 @@ def cells() -> list[Matched]:
 
 def larger_cells() -> list[Matched]:
     """The size 10m, one seed: rates about that of the smaller size, and four times the tokens at that one."""
-    searched = [Matched(name, each, 1, 256, size="10m") for name in LARGER for each in LARGER[name]]
-    return searched + [Matched(name, rate(name, 4), 4, 256, size="10m") for name in LARGER]
+    length = SCALES["10m"].length
+    searched = [Matched(name, each, 1, length, size="10m") for name in LARGER for each in LARGER[name]]
+    return searched + [Matched(name, rate(name, 4), 4, length, size="10m") for name in LARGER]
 
 
 def corpus_for(size: Size) -> Corpus:

@@ -18,7 +18,7 @@ from wellnormed.optim import admission
 from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel import Placement, in_buckets
@@ -203,27 +203,29 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _batches(self, compiled: bool) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal norm and direction; singly to save memory."""
-        owner: dict[Tensor, Group] = {}
-        alike: dict[Tensor, tuple[Norm, Direction, Hashable, Hashable]] = {}
+        owner: dict[Tensor, tuple[Group, StepRule]] = {}
+        part_of: dict[Tensor, Hashable] = {}
+        alike: dict[Tensor, tuple[Norm, Direction, Hashable]] = {}
         for group in self.param_groups:
-            rule, alone = rule_of(group), group["memory"] == "gradient"
+            rule = rule_of(group)
             for p in group["params"]:
                 if p.grad is not None and (norm := self._norms[p]) is not None:
                     assert rule is not None  # a parameter with a norm has one
                     direction = self._directions.get(p) or rule.direction_for(group, norm)
-                    told = None if direction.same_at_any_rate else (id(group), self._radii[p])
-                    owner[p], alike[p] = group, (norm, direction, told, alone and id(p))
-        for (norm, direction, *_), members in in_buckets(owner, lambda p: p, alike.__getitem__, share=10):
-            moved_alike: dict[Hashable, list[Tensor]] = defaultdict(list)
+                    owner[p], part_of[p] = (group, rule), (id(group), self._radii[p])
+                    apart = None if direction.same_at_any_rate else part_of[p]
+                    alike[p] = norm, direction, id(p) if group["memory"] == "gradient" else apart
+        for (norm, direction, _), members in in_buckets(owner, lambda p: p, alike.__getitem__, share=10):
+            parts: dict[Hashable, list[Tensor]] = defaultdict(list)
             for p in members:
-                moved_alike[id(owner[p]), self._radii[p]].append(p)
-            parts = [self._part(each, owner[each[0]], norm, direction, compiled) for each in moved_alike.values()]
-            yield Batch(norm, direction, parts)
+                parts[part_of[p]].append(p)
+            moved = [self._part(each, *owner[each[0]], norm, direction, compiled) for each in parts.values()]
+            yield Batch(norm, direction, moved)
 
-    def _part(self, parameters: list[Tensor], group: Group, norm: Norm, direction: Direction, compiled: bool) -> Part:
+    def _part(
+        self, parameters: list[Tensor], group: Group, rule: StepRule, norm: Norm, direction: Direction, compiled: bool
+    ) -> Part:
         """Parameters of one group, norm, direction and radius, with the numbers of the coming step."""
-        rule = rule_of(group)
-        assert rule is not None
         numbers = Numbers.of(group, rule, direction, norm, self._radii[parameters[0]])
         self._warn_of_lost_decay(numbers.kept, parameters[0].dtype)
         gradients = [cast(Tensor, p.grad) for p in parameters]  # which have one
