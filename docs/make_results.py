@@ -451,6 +451,7 @@ def facts() -> str:
     names = [f"frontier/attention-10-seed-{seed}.json" for seed in (0, 1, 2)]
     runs = [load(name)["results"] for name in names if (ROOT / "results" / name).exists()]
     loss, found = fmean(run["validation_loss"] for run in runs), max(run["lower_bound"] for run in runs)
+    (source,) = {run["source"] for run in (*runs, load("nanogpt.json"))}
     peer, own = load("nanogpt.json"), best_losses(load("frontier_peers.json")["rows"])
     seeds = min(map(len, own.values()))
     step, folder = load("step_time.json"), "results/reproduce/lr-transfer-mlp-cpu"
@@ -463,16 +464,17 @@ def facts() -> str:
     ]
     rows = [
         (
-            f"[transformer, preset `cpu`](docs/results.md): validation loss, {len(runs)} seed{'s' * (len(runs) > 1)}",
+            f"[transformer, preset `cpu`](docs/results.md): loss on the validation split of {source}, "
+            f"{len(runs)} seed{'s' * (len(runs) > 1)}",
             f"**{loss:.3f}** at a proved constant of {10 ** runs[0]['log10_lipschitz']:.2f} (search finds {found:.1f})",
         ),
         (
-            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json): one seed",
+            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json) on the same text, one seed",
             f"{peer['validation_loss']:.3f}, no certificate",
         ),
         (
-            "[nanoGPT's and the speedrun's models](results/frontier_peers.json), our optimizer at its best rates: "
-            f"{seeds} seed{'s' * (seeds > 1)}",
+            "[nanoGPT's and the speedrun's models](results/frontier_peers.json) on it, our optimizer at its best "
+            f"rates, {seeds} seed{'s' * (seeds > 1)}",
             f"{min(map(fmean, own.values())):.3f} to {max(map(fmean, own.values())):.3f}, no certificate",
         ),
         (

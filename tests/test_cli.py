@@ -1,13 +1,15 @@
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests import sealed
+from wellnormed.certificates import Certificate
 from wellnormed.cli import main
-from wellnormed.models import export, load
+from wellnormed.models import GPTConfig, build, export, load
 from wellnormed.models.files import config_sha256
 
 TINY = """
@@ -66,7 +68,7 @@ def test_the_preset_sets_the_defaults(capsys):
     [
         (
             "--caps.query 0",
-            "caps.query=0.0 must be positive and finite; choose another (on the command line: --caps.query)",
+            "caps.query=0.0 must be positive and finite (on the command line: --caps.query)",
         ),
         ("--caps.head nan", "--caps.head"),
         ("--model.hidden 0", "--model.hidden"),
@@ -74,7 +76,9 @@ def test_the_preset_sets_the_defaults(capsys):
         ("--model.attention-blocks 5", "--model.attention-blocks"),
         ("--lipschitz 0", "--lipschitz"),
         ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.24e-07"),
-        ("--preset caps --lipschitz 3", "--lipschitz"),
+        ("--preset caps --lipschitz 3", "must be left out for a `gpt`, whose constant follows from its caps"),
+        ("nanogpt --variant speedrun --lipschitz 3", "must be left out for a `nanogpt`"),
+        ("--lipschitz None", "must be a number for a `potential` model"),
         ("--preset caps --model.heads 3", "--model.heads"),
         ("--learning-rate -1", "--learning-rate"),
         ("--momentum 1", "--momentum"),
@@ -112,12 +116,21 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 2
     assert "exists" in capsys.readouterr().err
 
+    found = Certificate.load("runs/a/certificate.json").lower_bound
+    assert main(["certify", "runs/a", "--attack-steps", "0"]) == 0
+    assert "it keeps the larger gain of an earlier search" in capsys.readouterr().out
+    assert Certificate.load("runs/a/certificate.json").lower_bound == found
+
     path = place / "exported" / "config.json"
     config = sealed.read(path)
     sealed.write(path, config | {"model": config["model"] | {"attention_logit": 0.4}})
     for command in ("verify", "certify", "sample"):
         assert main([command, "exported"]) in (1, 2)
         assert "config.json is another config than the one that" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("0.4", "0.5"))
+    assert main(["verify", "exported"]) == 1
+    assert "NOT VERIFIED: exported/config.json does not match its digest" in capsys.readouterr().err
+    sealed.write(path, config | {"model": config["model"] | {"attention_logit": 0.4}})
     manifest = sealed.read(place / "exported/manifest.json")
     forged = manifest | {"config_sha256": config_sha256(sealed.read(path))}
     sealed.write(place / "exported/manifest.json", forged)
@@ -135,6 +148,17 @@ def test_every_command_on_run_and_exported_model(place, capsys):
         content[-20] ^= 1
         path.write_bytes(content)
     assert main(["verify", "exported"]) == 0
+
+
+def test_a_terminal_is_shown_no_commands_of_a_model(place, capsys, monkeypatch):
+    """A model writes what it learned, such as the character that begins a terminal's commands."""
+    export(build(replace(GPTConfig(), vocabulary_size=4, length=4, width=8, heads=1)), "own", symbols="a\n\x1b\x07")
+    command = ["sample", "own", "--prompt", "a\n\x1b", "--characters", "0"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "a\n\x1b\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    assert capsys.readouterr().out == "a\n\\u{1b}\n"
 
 
 @pytest.mark.slow  # under -O all of torch may have to be compiled to byte code again

@@ -94,7 +94,7 @@ class Certify:
     def __call__(self) -> int | None:
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import read_config
-        from wellnormed.train.finish import certify_model
+        from wellnormed.train.finish import certify_model, with_larger_gain
         from wellnormed.train.lock import locked
         from wellnormed.train.report import write_report
         from wellnormed.train.setup import named_generators
@@ -107,8 +107,9 @@ class Certify:
             generator = named_generators(self.seed)["lower bound"]
             model, example, _ = certified(self.folder)
             certificate = certify_model(model, self.attack_steps, generator, example, self.radius)
+            certificate, kept = with_larger_gain(certificate, path)
             certificate.save(path)
-        print(f"{certificate}\nwritten to {path}")
+        print(f"{certificate}\nwritten to {path}{kept}")
         if "train" in config or (self.folder / "report.html").exists():
             try:
                 print(f"{write_report(self.folder)} shows it")
@@ -124,10 +125,11 @@ class Verify:
 
     def __call__(self) -> int | None:
         import wellnormed as wn
+        from wellnormed.certificates.sizes import short
         from wellnormed.models.exporting import certified
-        from wellnormed.models.files import read_config
+        from wellnormed.models.files import require_model
 
-        read_config(self.folder)  # a folder of something else needs other advice than a missing certificate
+        require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
@@ -139,9 +141,8 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        print(
-            f"verified: log10 of the Lipschitz bound is at most {certificate.log10_lipschitz} for {weights}\n{report}"
-        )
+        bound = f"{short(certificate.exact_lipschitz)} (log10 {certificate.log10_lipschitz:.4f})"
+        print(f"verified: the Lipschitz bound {bound} holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class Sample:
     """Write text with a run or exported model."""
 
     folder: Run
-    prompt: str = "\n"
-    """Text to continue."""
+    prompt: str | None = None
+    """Text to continue; by default a line break."""
     characters: int = 500
     """The number of characters to add; for a model of tokens, the number of tokens."""
     temperature: float = 1.0
@@ -160,6 +161,7 @@ class Sample:
 
     def __call__(self) -> int | None:
         from wellnormed.models.files import load
+        from wellnormed.proof.reading import printable
         from wellnormed.train.evaluate import sample, text_coder
         from wellnormed.train.setup import named_generators
 
@@ -167,7 +169,16 @@ class Sample:
             raise ValueError(f"--characters {self.characters} must not be negative")
         encode, decode = text_coder(self.folder)
         generator = named_generators(self.seed)["sample"]
-        print(decode(sample(load(self.folder), encode(self.prompt), self.characters, generator, self.temperature)))
+        text = decode(
+            sample(
+                load(self.folder),
+                encode("\n" if self.prompt is None else self.prompt),
+                self.characters,
+                generator,
+                self.temperature,
+            )
+        )
+        print(printable(text) if sys.stdout.isatty() else text)
 
 
 @dataclass(frozen=True)

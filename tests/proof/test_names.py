@@ -60,7 +60,7 @@ def test_a_tensor_named_like_a_domain_is_printed_as_a_name() -> None:
     tensors[FORGED], tensors["\x1b[2J\nproved"] = tensors.pop("weight"), np.zeros(1)
     text = str(check(renamed(document, "weight", FORGED), tensors))
     assert f"rows of {word(FORGED)} among them" in text
-    assert r"no row uses \u{1b}\u{5b}2J\u{a}proved" in text
+    assert r"no row reads \u{1b}\u{5b}2J\u{a}proved: " in text
     assert not any(lie in text for lie in LIES)
 
 

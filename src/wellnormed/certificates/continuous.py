@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured, capture, decomposed
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.errors import DRAWS, UncertifiableError
 from wellnormed.propagation.interpreter import Interpreter, compute
 from wellnormed.propagation.places import place
 from wellnormed.propagation.registry import name_of
@@ -147,7 +147,7 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     arguments, keywords = fx.node.map_aggregate((node.args, dict(node.kwargs)), _wide)
     name = name_of(node.target)
     if name in ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default") and arguments[2]:
-        raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`")
+        raise UncertifiableError(f"{place(node)}: {DRAWS}")
     if name == "aten.detach.default":
         return _itself, arguments[:1], {}
     if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it

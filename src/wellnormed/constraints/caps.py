@@ -66,12 +66,12 @@ class Cap(Constraint):
         step = self._require_update_norm(update_norm, name)
         try:
             _try(self, step)
-        except ValueError as error:
+        except ValueError:
             raise ValueError(
                 f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
                 f"x overshoot) is too long for it, which bears {self.longest_step:.4g}; lower the learning rate, or "
                 "use HardCap, which bears any step"
-            ) from error
+            ) from None  # the function's own error speaks of its argument, a step per cap
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
         if not self.tolerance and bool(norm.within(weights, self.max_norm).all()):

@@ -89,8 +89,8 @@ def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) 
             )
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read the config of a run or export; a missing or damaged one, or another format, is a `ValueError`."""
+def require_model(folder: str | Path) -> None:
+    """Refuse what is no folder of a run or of an exported model of `wellnormed.models`."""
     folder = Path(folder)
     if not (is_there(folder) and folder.is_dir()):
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
@@ -102,7 +102,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             f"{folder} holds a model that is none of wellnormed.models; its certificate, if it was exported with one, "
             f"is proved by `python -m wellnormed.proof {folder}`"
         )
-    content = read_json(folder / "config.json", _REMEDY, sealed=True)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder / 'config.json'} is missing; {_REMEDY}")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the config of a run or export; a missing or damaged one, or another format, is a `ValueError`."""
+    folder = Path(folder)
+    require_model(folder)
+    remedy = "restore it from a copy, for it is written once, when a run begins or a model is exported"
+    content = read_json(folder / "config.json", remedy, sealed=True)
     if content.get("format") != FORMAT:
         raise ValueError(f"{folder / 'config.json'}: format {content.get('format')!r} is not {FORMAT}; {_REMEDY}")
     return content

@@ -50,7 +50,8 @@ class Report:
     rows: int
     claims: int
     unused: tuple[str, ...]
-    """Stored tensors that no row names."""
+    """Stored tensors that no row names: the bound does not depend on them, or does through tensors computed from
+    them."""
 
     def __str__(self) -> str:
         lines = [f"for {each}" for each in self.inputs]
@@ -65,7 +66,9 @@ class Report:
             lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += ["of the program that these rows describe, without the rounding errors of its execution in floats"]
-        lines += [f"no row uses {', '.join(map(word, self.unused))}"] if self.unused else []
+        if self.unused:
+            why = "the bound does not depend on them, or does through tensors that were computed from them"
+            lines.append(f"no row reads {', '.join(map(word, self.unused))}: {why}")
         return "\n".join(lines)
 
 

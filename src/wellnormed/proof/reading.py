@@ -12,7 +12,17 @@ class CheckError(ValueError):
 
     def __init__(self, sentence: object) -> None:
         """Escape the characters of the sentence that cannot be printed, such as a terminal's commands."""
-        super().__init__("".join(each if each.isprintable() else _escaped(each) for each in str(sentence)))
+        super().__init__(printable(str(sentence), kept=""))
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    r"""Escape the characters of a text that cannot be printed, such as a terminal's commands, except those of `kept`.
+
+    Example:
+        >>> print(printable("a\x1b[2J b"))
+        a\u{1b}[2J b
+    """
+    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
 
 
 def word(name: str) -> str:

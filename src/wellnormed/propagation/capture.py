@@ -19,6 +19,7 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.batch_size import is_any_size
@@ -281,6 +282,12 @@ def _itself_fails(model: nn.Module, error: Exception) -> str:
 
 def _not_captured(model: nn.Module, error: Exception) -> str:
     name, where = type(model).__name__, line_of(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"{name} runs on the example, but cannot be captured: values of the input decide{where} what it executes, "
+            "such as the branch of an `if`, the number of turns of a loop, or a size; let it execute the same "
+            "operations for every input"
+        )
     return f"{name} runs on the example, but cannot be captured{where}: {first_line(error)}. {_REMEDY}"
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+DRAWS = "it draws random numbers; call `model.eval()`, and take noise out"
+
 
 class UncertifiableError(ValueError):
     """The model does something that has no bound; names the operation, the module, the line of the model, a remedy."""

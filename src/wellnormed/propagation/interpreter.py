@@ -9,7 +9,7 @@ from torch import fx
 
 from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.dependence import reached
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.propagation.errors import DRAWS, UncertifiableError
 from wellnormed.propagation.places import place
 
 
@@ -54,6 +54,11 @@ class Interpreter(ABC):
             values[node] = self.evaluate(node, operands)
 
 
+def draws(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def compute(node: fx.Node, arguments: Any, keywords: Any) -> Any:
     """The result of a node that does not depend on the certified input, as the model computes it.
 
@@ -62,7 +67,7 @@ def compute(node: fx.Node, arguments: Any, keywords: Any) -> Any:
     """
     if node.op == "get_attr":
         raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        raise UncertifiableError(f"{place(node)}: it draws random numbers; call `model.eval()`, and take noise out")
+    if draws(node):
+        raise UncertifiableError(f"{place(node)}: {DRAWS}")
     with torch.no_grad():
         return node.target(*arguments, **keywords)  # type: ignore[operator]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from wellnormed.propagation.errors import UncertifiableError, refusing
+from wellnormed.propagation.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.propagation.places import first_line
 
 
@@ -53,7 +53,7 @@ class ModelState:
                     )
         same_draws = torch.equal(self.draws[0], after.draws[0]) and self.draws[1] == after.draws[1]
         if not same_draws or str(self.draws[2]) != str(after.draws[2]):
-            raise UncertifiableError("it draws random numbers; call `model.eval()`, and take noise out")
+            raise UncertifiableError(DRAWS)
 
     def restore(self) -> None:
         """Put everything back."""

@@ -14,8 +14,8 @@ from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
 from wellnormed.propagation.dependence import packet
 from wellnormed.propagation.domain import Domain
-from wellnormed.propagation.errors import UncertifiableError, refusing
-from wellnormed.propagation.interpreter import Interpreter, compute
+from wellnormed.propagation.errors import DRAWS, UncertifiableError, refusing
+from wellnormed.propagation.interpreter import Interpreter, compute, draws
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.matching import match, repeats
 from wellnormed.propagation.moves import pick
@@ -161,6 +161,8 @@ class Walk(Interpreter):
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         function = OPERATIONS.get(name_of(node.target))
         if function is None:
+            if draws(node):
+                raise self.step.refuse(DRAWS)
             raise self.step.refuse(
                 f"`{name_of(node.target)}` has no bound; write one with `wellnormed.propagation.operation`, or replace "
                 "the operation"

@@ -56,11 +56,13 @@ class TrainConfig:
     """Read windows of tokens in a random order, another one in every epoch, instead of the order of the files. Windows
     of characters begin at random places."""
     lipschitz: float | None = None
-    """The largest Lipschitz constant of a `potential` model after every step; None for other models."""
+    """The largest Lipschitz constant after every step of a `potential` model, which the presets cpu and positions and
+    the variant potential train. Other models leave it out; that of a `gpt` follows from its caps."""
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName | Literal["none"] = "soft-cap"
-    """The constraint that keeps the matrices of a `gpt` below their caps after every step; other models have none."""
+    """The constraint that keeps the matrices of a `gpt` below their caps after every step. A `gpt` is what the presets
+    caps and paper and the variant lipschitz train; other models have none."""
     every: int = 1
     """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
     steps: int = 2000
@@ -156,13 +158,9 @@ class TrainConfig:
 
     def _of_architectures(self) -> Iterator[tuple[str, bool, str]]:
         model = self.model
-        potential, capped = isinstance(model, PotentialConfig), isinstance(model, GPTConfig)
-        must = (
-            "be a number for a `potential` model, whose head takes what is left of it, and None for other models; that "
-            "of a `gpt` follows from its caps"
-        )
-        yield "lipschitz", potential == (self.lipschitz is not None), must
         if isinstance(model, PotentialConfig):
+            must = "be a number for a `potential` model, whose head takes what is left of it"
+            yield "lipschitz", self.lipschitz is not None, must
             must = "be at most model.blocks, for each stands before a convex-potential layer"
             yield "model.attention_blocks", model.attention_blocks <= model.blocks, must
             smallest = SMALLEST_HEAD * model.body_lipschitz
@@ -172,7 +170,15 @@ class TrainConfig:
             must = "be left out for a `potential` model, whose layers have constraints of their own"
             yield "constraint", self.constraint in ("soft-cap", "none"), must
             yield "caps", self.caps == Caps(), must
-        elif not capped:
+            return
+        why = "follows from its caps" if isinstance(model, GPTConfig) else "has no bound that is known before"
+        must = (
+            f"be left out for a `{model.architecture}`, whose constant {why}; models that are trained to a given "
+            "constant are `potential`: the presets cpu and positions of `wellnormed train`, and the variant potential "
+            "of `wellnormed train nanogpt`"
+        )
+        yield "lipschitz", self.lipschitz is None, must
+        if not isinstance(model, GPTConfig):
             must = "be `none` for models other than `gpt`, which have no caps"
             yield "constraint", self.constraint == "none", must
             yield "caps", self.caps == Caps(), "be left out for models other than `gpt`, which have none"
@@ -214,7 +220,7 @@ def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str
     for name, allowed, must in chain((size for size in sizes if size[0] != "seed"), conditions(values)):
         if not allowed:
             option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{name}={values[name]} must {must}; choose another (on the command line: {option})")
+            raise ValueError(f"{name}={values[name]} must {must} (on the command line: {option})")
 
 
 LARGEST = 2**31

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from wellnormed.models.files import Model, read_config
 from wellnormed.nn import CappedEmbedding
 from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.norms import ColNorm
+from wellnormed.proof.reading import printable
 from wellnormed.train.environment import threads
 from wellnormed.train.evaluate import sample
 from wellnormed.train.language import LanguageTask
@@ -150,6 +152,24 @@ def certify_model(
     return certificate
 
 
+def with_larger_gain(certificate: Certificate, path: Path) -> tuple[Certificate, str]:
+    """The certificate with the gain that an earlier one in a file has, if that is larger; and a remark that says so.
+
+    The earlier one counts only if it is of the same rows and tensors, and so of the same model and domain.
+    """
+    try:
+        earlier = Certificate.load(path)
+    except (ValueError, OSError):  # it is damaged, or there is none
+        return certificate, ""
+    documents = [
+        {key: each.document()[key] for key in ("rows", "tensors", "computed")} for each in (certificate, earlier)
+    ]
+    if documents[0] != documents[1] or (earlier.lower_bound or 0) <= (certificate.lower_bound or 0):
+        return certificate, ""
+    assert earlier.lower_bound is not None
+    return certificate.with_lower_bound(earlier.lower_bound), "; it keeps the larger gain of an earlier search"
+
+
 def show_finished(run: RunFolder, console: Console) -> None:
     """Draw the report of a finished run again, where the disk allows it, and print its results."""
     console.print("this run is finished", highlight=False)
@@ -165,7 +185,7 @@ def print_summary(run: RunFolder, console: Console) -> None:
     results = read_json(run.results_file, f"{run.resume_command} writes it again", sealed=True)
     if results["sample"]:
         console.rule("sample")
-        console.print(results["sample"].strip(), highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(results["sample"].strip()), highlight=False, markup=False, soft_wrap=True)
         console.rule()
     certificate = Certificate.load(run.certificate_file) if run.certificate_file.exists() else None
     lines = [f"{value:>10}  {what}" for value, what in facts(read_config(run.path), results, certificate)]

@@ -4,6 +4,7 @@ import html
 import io
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.formats import number_formats
 from wellnormed.certificates.printing import PROOF
-from wellnormed.certificates.sizes import largest_rms
+from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
-from wellnormed.proof.reading import word
+from wellnormed.proof.reading import printable, word
 from wellnormed.train.run_folder import RunFolder
 
 STYLE = """
@@ -30,7 +31,7 @@ h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
 .facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
 table { border-collapse: collapse; font-size: .82rem; width: 100% }
 td, th { padding: .15rem .6rem .15rem 0; text-align: left; border-bottom: 1px solid #e7ebf1; vertical-align: top }
-td:first-child, p, pre { overflow-wrap: anywhere } .table { overflow-x: auto }
+td:first-child, td:nth-child(2), p, pre { overflow-wrap: anywhere } .table { overflow-x: auto }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 pre { background: #f2f5fa; border-radius: 6px; padding: 1rem; white-space: pre-wrap; font-size: .85rem }
 .none { color: #566176 }
@@ -77,7 +78,7 @@ def write_report(folder: str | Path) -> Path:
         f"<style>{STYLE}</style></head><body><h1>{name}</h1><p><b>{state}.</b> {html.escape(about)}</p>",
         f"<div class='facts'>{''.join(boxes)}</div>",
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
-        _section("Sample", f"<pre>{html.escape(results['sample'])}</pre>" if results else None),
+        _section("Sample", f"<pre>{html.escape(printable(results['sample']))}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
         *projections,
         *formats,
@@ -132,12 +133,11 @@ def facts(
         if "validation_accuracy" in results:
             figures.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
-        if math.isfinite(certificate.lipschitz):
-            limit = "" if asked is None else f"; at most {asked:g} was asked for"
-            figures.append((f"{certificate.lipschitz:.4g}", f"certified Lipschitz bound{limit}"))
+        limit = "" if asked is None else f"; at most {asked:g} was asked for"
+        figures.append((short(certificate.exact_lipschitz), f"certified Lipschitz bound{limit}"))
         figures.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
-            figures.append((f"{math.log10(certificate.lower_bound):.3f}", "log10 of the largest gain found by search"))
+            figures.append((f"{certificate.lower_bound:.4g}", "largest gain found by search"))
     if results:
         if results.get("log10_lipschitz_l2") is not None:
             figures.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
@@ -153,11 +153,17 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x, ylabel=y)
-    if x in ("step", "operation"):
+    if x.startswith(("step", "operation")):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e7ebf1")
     return figure, axes
+
+
+def _with_legend(figure: Figure) -> Figure:
+    """The figure with a legend below it, where it hides no curve."""
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
 
 
 def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) -> Figure:
@@ -171,20 +177,27 @@ def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) 
     if results:
         whole = results["validation_loss"]
         axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"the whole split, at the end: {whole:.3f}")
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+    return _with_legend(figure)
 
 
 def _norms_figure(metrics: list[dict[str, Any]]) -> Figure:
     figure, axes = _axes("Weight norms after every step", "step", "norm / cap (estimated)")
     steps = [r["step"] for r in metrics]
-    for name in metrics[0]["norms_over_caps"]:
-        axes.plot(steps, [r["norms_over_caps"][name] for r in metrics], color=BLUE, lw=0.7, alpha=0.6)
+    last = metrics[-1]["norms_over_caps"]
+    ranked = sorted(last, key=last.__getitem__)
+    low, high = ranked[0], ranked[-1]
+    for name in ranked:
+        style = {"color": GREY, "lw": 0.7, "alpha": 0.6}
+        if name in (low, high):
+            which = "largest" if name == high else "smallest"
+            style = {"color": BLUE, "ls": "-" if name == high else ":", "label": f"{which} at the end: {name}"}
+        axes.plot(steps, [r["norms_over_caps"][name] for r in metrics], **style)
+    if len(ranked) > 2:
+        axes.plot([], [], color=GREY, lw=0.7, label=f"the {len(ranked) - 2} other weights")
     axes.axhline(1, color=ORANGE, ls="--", lw=1, label="cap")
     largest = max(ratio for row in metrics for ratio in row["norms_over_caps"].values())
     axes.set_ylim(0, max(1.08, 1.05 * largest))
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    return figure
+    return _with_legend(figure)
 
 
 def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
@@ -194,8 +207,7 @@ def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
             points = [(row["step"], row[what]) for row in metrics if row.get(what)]
             if points:
                 axes.semilogy(*zip(*points, strict=True), style, color=colour, label=f"{label}, {name}")
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+    return _with_legend(figure)
 
 
 def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
@@ -205,7 +217,6 @@ def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
         [r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1, label="tokens a second"
     )
     axes.set_ylim(bottom=0)
-    handles = axes.get_lines()
     for key, label, colour in (
         ("update_share", "of a step: update and constraints", ORANGE),
         ("model_flops_utilization", "of the device's peak", GREY),
@@ -214,21 +225,19 @@ def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
             shares = figure.axes[1] if figure.axes[1:] else axes.twinx()
             shares.set(ylabel="share", ylim=(0, 1.05))
             shares.spines["top"].set_visible(False)
-            handles += shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
-    axes.legend(handles=handles, frameon=False, fontsize=8)
-    return figure
+            shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
+    return _with_legend(figure)
 
 
 def _growth_figure(certificate: Certificate) -> Figure:
-    figure, axes = _axes("Bounds through the network", "operation", "log10")
+    figure, axes = _axes("Bounds through the network", "operation, by its number in the certificate's table", "log10")
     for values, colour, label in (
         ([largest_rms(row, "gain") for row in certificate.layers], BLUE, "Lipschitz bound L"),
         ([largest_rms(row, "radius") for row in certificate.layers], ORANGE, "largest RMS R"),
     ):
-        points = [(i, float(v.log10())) for i, v in enumerate(values) if v > 0]
+        points = [(i, float(v.log10())) for i, v in enumerate(values, 1) if v > 0]
         axes.plot([i for i, _ in points], [v for _, v in points], color=colour, lw=1.5, label=label)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+    return _with_legend(figure)
 
 
 def _gap_figure(certificate: Certificate) -> Figure:
@@ -238,7 +247,8 @@ def _gap_figure(certificate: Certificate) -> Figure:
         bars.append(("largest gain found", math.log10(certificate.lower_bound), ORANGE))
     for label, value, colour in bars:
         axes.barh(label, value, color=colour, height=0.5)
-        axes.annotate(f" {value:.2f}", (value, label), va="center")
+        plain = f"{10**value:.4g}" if value < sys.float_info.max_10_exp else f"10^{value:.1f}"
+        axes.annotate(f" {plain}", (value, label), va="center")
     axes.margins(x=0.15)
     axes.grid(visible=False)
     return figure
@@ -266,12 +276,12 @@ def _row(words: list[str], numbers: list[str], cell: str = "td") -> str:
 
 
 def _certificate_table(certificate: Certificate) -> str:
-    rows = [_row(["operation", "primitive", "constants"], ["RMS at most", "Lipschitz"], "th")]
-    for row in certificate.layers:
+    rows = [_row(["", "operation", "primitive", "constants"], ["RMS at most", "Lipschitz"], "th")]
+    for number, row in enumerate(certificate.layers, 1):
         numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
         bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
-        rows.append(_row([word(row.name), word(row.operation), constants], bounds))
+        rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
     return f"<p>{html.escape(about)}</p>{_table(rows)}"
 
