@@ -284,9 +284,9 @@ def _not_captured(model: nn.Module, error: Exception) -> str:
     name, where = type(model).__name__, line_of(error)
     if isinstance(error, GuardOnDataDependentSymNode):
         return (
-            f"{name} runs on the example, but cannot be captured: values of the input decide{where} what it executes, "
-            "such as the branch of an `if`, the number of turns of a loop, or a size; let it execute the same "
-            "operations for every input"
+            f"{name} runs on the example, but cannot be captured{where}: values of the input decide there what is "
+            "executed, such as the branch of an `if`, the number of turns of a loop, or a size. Control flow may not "
+            "depend on values of the input; let it execute the same operations for every input"
         )
     return f"{name} runs on the example, but cannot be captured{where}: {first_line(error)}. {_REMEDY}"
 
