@@ -95,7 +95,7 @@ def test_three_lines_constrain_and_certify_a_users_own_model():
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
     certificate = wn.certify(model, tokens)
-    found = wn.lower_bound(model, steps=30, generator=torch.Generator().manual_seed(0))
+    found = wn.lower_bound(model, tokens, steps=30, generator=torch.Generator().manual_seed(0))
     assert found.value <= certificate.lipschitz
     # the caps promise this much before training starts: two blocks of 0.5 + 0.5 slope 2 2, and the head's own norm
     head = float(wn.norms.Spectral().upper_bound(model.head.weight))

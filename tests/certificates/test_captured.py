@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random like": (lambda: Model(lambda s, x: x + torch.randn_like(x)), "draws random numbers"),
     "random number": (lambda: Model(lambda s, x: x * random.random()), "draws random numbers"),
     "integers of the input": (lambda: Model(lambda s, x: x * (x.long().min() + 1)), "not continuous"),
-    "branch on the input": (lambda: Model(lambda s, x: x if x.sum() > 0 else 9 * x), "values of the input decide there"),
+    "branch on the input": (lambda: Model(lambda s, x: x if x.sum() > 0 else 9 * x), "values of the input decide"),
     "numbers of the input": (lambda: Model(lambda s, x: x * x.sum().item()), "item"),
     "arrays": (lambda: Model(lambda s, x: torch.from_numpy(2 * x.detach().numpy())), "cannot be captured"),
 }  # fmt: skip

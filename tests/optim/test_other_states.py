@@ -136,30 +136,6 @@ def test_a_state_brings_its_memory_along(memory):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("memory", ["buffer", "gradient"])
-def test_a_state_of_an_earlier_version_goes_on(memory):
-    """Its groups did not say where the momentum is, and its buffers stood beside averages of signs."""
-    model, other = network(), network()
-    source = wn.Scion(model, lr=0.1, memory=memory)
-    train(model, source)
-    early = bits(source)
-    for group in early["param_groups"]:
-        del group["memory"]
-    other.load_state_dict(model.state_dict())
-    resumed = wn.Scion(other, lr=0.1, memory=memory)
-    if memory == "buffer":
-        for kept in early["state"].values():
-            kept["agreement"] = torch.zeros(())
-        with pytest.warns(UserWarning, match="`agreement`; these are left out") as told:
-            resumed.load_state_dict(early)
-        assert told[0].filename == __file__
-    else:
-        resumed.load_state_dict(early)
-    train(model, source)
-    train(other, resumed)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
-
-
 def test_averages_of_longer_directions_are_refused():
     """A step along them would be longer than `update_norm` says; a cap that waits for it was exceeded by a fifth."""
     (model, optimizer), (_, other) = (

@@ -9,7 +9,6 @@ __getattr__, __dir__ = lazy_namespace(
         "CheckError": "wellnormed.proof",
         "Claim": "wellnormed.proof",
         "LowerBound": ".search",
-        "NumberFormat": ".formats",
         "Report": "wellnormed.proof",
         "Row": "wellnormed.proof",
         "UncertifiableError": "wellnormed.propagation.errors",

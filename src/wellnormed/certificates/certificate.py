@@ -126,7 +126,7 @@ class Certificate:
         rows = [row for row in self.rows if row.operation == "margin"]
         return float_up(greatest(rows[0], "gain")) if rows else None
 
-    def certified_radius(self, logits: Tensor, norm: str = "l2", std: float | Sequence[float] = 1.0) -> Tensor:
+    def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
 
         No input of the certificate's domain that is as near as this, or nearer, is classified otherwise; certify with
@@ -136,7 +136,6 @@ class Certificate:
 
         Args:
             logits: Results of the certified model, `(..., classes)`.
-            norm: Only `"l2"`.
             std: The number by which the pixels were divided *before* the model, or one for each channel: the radius is
                 then in pixels of the channel with the smallest. A model whose first operation standardises its input
                 needs none, and its radius is larger.
@@ -145,7 +144,7 @@ class Certificate:
             Float64, `(...)`: the Euclidean length of a change of the whole sample, or of the whole token.
 
         Raises:
-            ValueError: The logits are not those of the model, or not finite; std is not positive; the norm is another.
+            ValueError: The logits are not those of the model, or not finite, or std is not positive.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -156,7 +155,7 @@ class Certificate:
             >>> certificate.certified_radius(model(x))  # (1, 1) is the nearest input with a tie, at sqrt(2)
             tensor([1.4142, 0.0000], dtype=torch.float64)
         """
-        return certified_radius(self, logits, norm, std)
+        return certified_radius(self, logits, std)
 
     @property
     def largest_logit(self) -> float | None:

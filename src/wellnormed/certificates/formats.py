@@ -5,7 +5,7 @@ smaller holds these entries without any scale (LT sections 4.4 and 5). This conc
 too small for a format become 0, which costs accuracy and not soundness.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -24,47 +24,12 @@ from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
 from wellnormed.propagation.stored import raw_tensor
 
+FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E3M0": 16.0, "E2M1": 6.0}
+"""Binary floating-point formats -> their largest finite numbers.
 
-@dataclass(frozen=True)
-class NumberFormat:
-    """A binary floating-point format with one bit for the sign and gradual underflow.
-
-    Example:
-        >>> E2M1.smallest_normal, E2M1.smallest_subnormal, E2M1.largest
-        (1.0, 0.5, 6.0)
-    """
-
-    name: str
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
-    """The number that is subtracted from the stored exponent."""
-    largest: float
-    """Largest finite value."""
-
-    @property
-    def smallest_normal(self) -> float:
-        """Smallest positive value with all bits of precision."""
-        return 2.0 ** (1 - self.bias)
-
-    @property
-    def smallest_subnormal(self) -> float:
-        """Smallest positive value; `smallest_normal` if there is no mantissa."""
-        return 2.0 ** (1 - self.bias - self.mantissa_bits)
-
-
-E5M2 = NumberFormat("E5M2", 5, 2, 15, 57344.0)
-"""`torch.float8_e5m2`."""
-E4M3 = NumberFormat("E4M3", 4, 3, 7, 448.0)
-"""`torch.float8_e4m3fn`: no infinity, and one NaN."""
-E3M0 = NumberFormat("E3M0", 3, 0, 3, 16.0)
-"""0 and the powers of two from 1/4 to 16, with their negatives. No standard fixes the bias; this is the usual
-`2^(bits - 1) - 1`. LT (section 5) state none, and call entries of up to 112 representable: that needs a bias of 0 or
-less, as in `NumberFormat("E3M0", 3, 0, 0, 128.0)`, whose smallest positive value is 2."""
-E2M1 = NumberFormat("E2M1", 2, 1, 1, 6.0)
-"""FP4 of the OCP microscaling formats: 0, 1/2, 1, 3/2, 2, 3, 4 and 6, with their negatives."""
-FORMATS = (E5M2, E4M3, E3M0, E2M1)
-"""By their largest value."""
+E5M2 and E4M3 are `torch.float8_e5m2` and `torch.float8_e4m3fn`, E2M1 is the FP4 of the OCP microscaling formats. No
+standard fixes the bias of E3M0; the usual one is meant here, `2^(bits - 1) - 1 = 3`. LT (section 5) state none, and
+call entries of up to 112 representable, for which the bias must be 0 or less."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +57,10 @@ class NumberFormats:
     """The result of `number_formats`; printed, it is a table."""
 
     ranges: tuple[EntryRange, ...]
-    formats: tuple[NumberFormat, ...]
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Name of a layer with a linear map -> largest entry of its input, rounded up; for `wellnormed.nn.to_float8_`.
+        """Name of a layer with a linear map -> largest entry of its input, rounded up.
 
         If a layer is called several times, it has the largest entry of all calls.
         """
@@ -110,7 +74,7 @@ class NumberFormats:
     @property
     def holding_all(self) -> tuple[str, ...]:
         """Names of the formats that hold all entries."""
-        return tuple(f.name for f in self.formats if all(f.name in each.formats for each in self.ranges))
+        return tuple(name for name in FORMATS if all(name in each.formats for each in self.ranges))
 
     def __str__(self) -> str:
         width = max(len(each.shown) for each in self.ranges)
@@ -130,7 +94,6 @@ def number_formats(
     observed: Mapping[str, float] | None = None,
     *,
     weights: Mapping[str, Tensor] | None = None,
-    formats: Sequence[NumberFormat] = FORMATS,
 ) -> NumberFormats:
     """The largest entry of every bounded operation, of the inputs and weights of linear maps, and of attention logits.
 
@@ -145,7 +108,6 @@ def number_formats(
             move, beside the inputs and weights of the same names, and as `logits of LAYER` beside attention logits.
         weights: The model's `state_dict`. It is needed only if the input of a linear map has an added or multiplied
             tensor of the model, such as a table of positions, whose entries then matter.
-        formats: The formats to compare with.
 
     Raises:
         ValueError: `weights` is needed; or one of them is not the certificate's.
@@ -172,11 +134,11 @@ def number_formats(
     for name, size in proved:
         layer = _layer(name)
         of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
-        sufficient = tuple(each.name for each in formats if size <= Decimal(each.largest))
+        sufficient = tuple(name for name, largest in FORMATS.items() if size <= Decimal(largest))
         if name.startswith(_LOGITS):
             of_layer = seen.get(layer)
         ranges.append(EntryRange(name, size, seen.get(name, of_layer), sufficient))
-    return NumberFormats(tuple(ranges), tuple(formats))
+    return NumberFormats(tuple(ranges))
 
 
 @torch.no_grad()

@@ -16,14 +16,8 @@ _ROUNDING = 1e-9
 """The share by which a radius is reduced: it exceeds the rounding errors, so that no radius ends in a tie."""
 
 
-def certified_radius(
-    certificate: "Certificate", logits: Tensor, norm: str = "l2", std: float | Sequence[float] = 1.0
-) -> Tensor:
+def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
     """See `Certificate.certified_radius`."""
-    if norm != "l2":
-        raise ValueError(
-            f'certified_radius: norm={norm!r} must be "l2"; a change of l-infinity size r has l2 <= sqrt(n) r'
-        )
     deviations = [float(each) for each in (std if isinstance(std, Sequence) else [std])]
     if not deviations or not all(0 < each < math.inf for each in deviations):
         raise ValueError(f"certified_radius: std={std} must be positive and finite: what every channel was divided by")

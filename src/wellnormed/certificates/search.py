@@ -5,7 +5,6 @@ front, for S searches at once.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.certifying import domain_from
+from wellnormed.certificates.certifying import domain_from, example_of
 from wellnormed.certificates.continuous import Continuous, continuous
-from wellnormed.nn import CappedEmbedding, CausalAttention, HeadProjection, PositionMix, PositionMixing
 from wellnormed.propagation.domain import Box, Domain
 from wellnormed.propagation.errors import UncertifiableError
 
-_DEFAULT_LENGTH = 16
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
 
@@ -66,8 +63,6 @@ def lower_bound(
     *,
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
-    length: int | None = None,
-    width: int | None = None,
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
@@ -85,15 +80,13 @@ def lower_bound(
     Args:
         model: As for `certify`.
         example_input: A tensor, a tuple of arguments, or a dictionary of keywords; one sample is enough, and more are
-            searched as one input. By default the model's own example, or one made of `length` and `width`.
+            searched as one input. By default what the model's method `example_input` returns.
         radius: Largest RMS of a group of the input; finite.
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
         steps: Number of iterations.
         generator: Source of the starting points.
         batch: Number of starting points that are searched at once.
         output: Key, attribute or position of the result, where the model returns several.
-        length: Number of tokens of an example that is made; by default 16, or fewer if the model allows fewer.
-        width: Number of entries of its tokens; needed unless the model begins with a matrix or an embedding.
 
     Raises:
         UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
@@ -107,8 +100,7 @@ def lower_bound(
         1.0
     """
     require_module("lower_bound", model)
-    sizes = {"steps": steps, "batch": batch, "length": length, "width": width}
-    sizes = {name: size for name, size in sizes.items() if size is not None}
+    sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -117,14 +109,7 @@ def lower_bound(
         if not 0 < value < math.inf:
             raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
     domain = domain_from("lower_bound", radius, box)
-    if example_input is None:
-        example_input = _example(model, length, width)
-    elif length is not None or width is not None:
-        raise ValueError("lower_bound: length and width are of an example that is made; leave them out, or the example")
-    elif not isinstance(example_input, Tensor | tuple | list | Mapping):
-        kind = type(example_input).__name__
-        raise ValueError(f"lower_bound: example_input is of type {kind}; pass a tensor, or a tuple or dict of tensors")
-    function = continuous(model, example_input, output)
+    function = continuous(model, example_of(model, example_input, "lower_bound"), output)
     search = _Search(function, domain, batch, generator)
     return search.measure(search.wander(search.climb(steps), steps))
 
@@ -318,26 +303,3 @@ def _many(x: Point) -> Point:
 def _like(sizes: Tensor, x: Tensor) -> Tensor:
     """View numbers `(S,)` so that they broadcast against the entries of x."""
     return sizes.view(-1, *[1] * (x.ndim - 1))
-
-
-def _example(model: nn.Module, length: int | None, width: int | None) -> Any:
-    """The model's own example, or one of the given sizes for the layer that it begins with."""
-    method = getattr(model, "example_input", None)
-    if callable(method) and length is None and width is None:
-        return method()
-    first = next((module for module in model.modules() if [*module.parameters(recurse=False)]), model)
-    parameter = next(first.parameters(recurse=False), torch.empty(()))
-    if length is None:
-        limits = [m.length for m in model.modules() if isinstance(m, PositionMix | PositionMixing)]
-        limits += [m.length for m in model.modules() if isinstance(m, CausalAttention) and m.bias_HT is not None]
-        length = min([_DEFAULT_LENGTH, *limits])
-    if isinstance(first, nn.Embedding | CappedEmbedding):
-        return torch.zeros(1, length, dtype=torch.long, device=parameter.device)
-    if width is None and isinstance(first, nn.Linear | HeadProjection):
-        width = first.weight.shape[1]
-    if width is None:
-        raise ValueError(
-            "lower_bound: example_input=None, and the model begins with neither an embedding nor a matrix; pass an "
-            "example of its input"
-        )
-    return torch.zeros(1, length, width, dtype=parameter.dtype, device=parameter.device)

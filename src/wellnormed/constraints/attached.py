@@ -34,7 +34,8 @@ from wellnormed.parallel.layout import local
 from wellnormed.routing.patterns import unwrapped
 
 Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
-"""From a batch of weights that are constrained alike, and what is remembered of them, to both after a step."""
+"""Maps weights `(batch, *shape)` under one constraint, and the tensors that are remembered of them, to the constrained
+weights and the new tensors."""
 ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
 
@@ -62,7 +63,7 @@ class Constraints:
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._prove = prove
         self._bounds: Bounds = {}  # on the step that was checked last
-        # proved, or begun on trust, since they took a step that was not of length 0, by its bound
+        # weights whose last step had a bound of 0, so that another such step needs no proof; all, with `prove=False`
         self._resting: set[str] = set() if prove else {c.name for c in constrained}
         self._own_placement = Placement({c.name: c.parameter for c in constrained})
         self._check()

@@ -82,9 +82,9 @@ class Constraint(ABC):
         return update_norm if self.uses_update_norm else None
 
     def first_reach(self) -> Tensor | None:
-        """A bound on the norm of a projected weight, for a constraint that need not act after every step; else None.
+        """The first bound on the norm of a projected weight, for a constraint that need not act every step; else None.
 
-        A float64 number on the CPU, counted on from step to step by `may_wait`: no step asks a device for it.
+        A float64 scalar on the CPU, which `may_wait` brings up to date, so that no step reads it from a device.
         """
         return None
 

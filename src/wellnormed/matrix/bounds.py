@@ -119,12 +119,10 @@ def norm_by_products(w: Tensor) -> Tensor:
 
 
 def norm_along_power(w: Tensor) -> Tensor:
-    """`|W v| / |v|` for a column `v` of the last power of `norm_by_products`, which the norm is not below.
+    """A lower bound on the norm: `|W v| / |v|`, where `v` is a column of the last power of `norm_by_products`.
 
-    The column is that of the largest diagonal entry.
-
-    It is the norm to rounding where the largest singular value exceeds the others by a thousandth, and at most `ABOVE`
-    below it anywhere. In float64, of the batch shape.
+    The column is that of the largest diagonal entry. The bound is the norm to rounding where the largest singular value
+    exceeds the others by a thousandth, and at most `ABOVE` below it anywhere. In float64, of the batch shape.
     """
     if not w.numel():
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)

@@ -18,7 +18,9 @@ HALF_ROUNDING = 1 / 64
 """Two eps of bfloat16: more than its roundings add, relatively, to the singular values of one or two steps."""
 BFLOAT16_ERROR = 0.02
 """By how much, relatively, products in 16 bits let a value exceed the overshoot; tests hold every set to it."""
-OUTWARD = 2.0**-50  # relative margin of a step's image: far more than the float64 place of an extremum can hide
+OUTWARD = 2.0**-50
+"""By how much, relatively, the image of an interval under a step is widened. Extrema are found in float64, and the
+error of their place changes the value there by far less."""
 _ALL = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 

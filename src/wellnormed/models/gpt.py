@@ -1,4 +1,4 @@
-"""The character transformer and NanoGPT: one class, made of layers with a known bound."""
+"""LT's transformer for characters and tokens, made of layers with a known bound."""
 
 from collections.abc import Iterator
 

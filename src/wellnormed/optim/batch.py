@@ -23,9 +23,9 @@ class Numbers(NamedTuple):
     momentum: float | Tensor
     """The share of the momentum that stays."""
     kept: float | Tensor | None
-    """The share of the weights that stays; None for all of it."""
+    """1 minus the decay of this step; None for 1."""
     factor: float | Tensor | None
-    """What the directions are multiplied by, to be subtracted; None if nothing moves."""
+    """The weights lose `factor` times their directions: usually learning rate times radius. None for 0."""
 
     @classmethod
     def of(cls, group: Group, rule: StepRule, direction: Direction, norm: Norm, radius: float) -> "Numbers":

@@ -138,8 +138,8 @@ class Direction(ABC):
     """What a call returns. "weight" stands for the weights after the step, which are taken as they are, unless its
     length is 0: nothing is decayed, there is no bound, and only a constraint says what their norm is."""
     same_at_any_rate: ClassVar[bool] = False
-    """Whether a call looks at neither the length nor the number of the step, which are then those of any weight of the
-    batch: weights of all groups and radii are computed in one. Subclasses inherit it."""
+    """Whether a call reads neither `seen.length` nor `seen.step`. Weights with different learning rates or radii then
+    share a batch; otherwise each group and radius has one of its own. Subclasses inherit it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from wellnormed._warnings import warn
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import Direction, Group, rule_of
@@ -20,7 +19,7 @@ def admitted(
     directions: Mapping[Tensor, Direction],
 ) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
-    state = _as_of_today(_by_name(state_dict, groups))
+    state = _by_name(state_dict, groups)
     _refuse_tensors(state, groups, norms, directions)
     return state
 
@@ -140,21 +139,3 @@ def _refuse_longer(name: str, average: Tensor, norm: Norm, most: float | None) -
 
 def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in sorted(tensors.items()))
-
-
-def _as_of_today(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state as it is saved now, from one of an earlier version.
-
-    Then a state held averages of signs, `agreement`, by which gradients that were rounding errors were held back,
-    unless the momentum was kept in the gradients; and no group said which `memory` it had.
-    """
-    state, groups = state_dict["state"], state_dict["param_groups"]
-    buffered = any("agreement" in kept for kept in state.values())
-    if buffered:
-        warn(
-            "load_state_dict: the state is of an earlier version, which held back gradients that were rounding errors "
-            "by averages of signs, `agreement`; these are left out, and such gradients move their parameters now"
-        )
-    memory = "buffer" if buffered or not any("momentum_buffer" in kept for kept in state.values()) else "gradient"
-    kept = {number: {k: v for k, v in kept.items() if k != "agreement"} for number, kept in state.items()}
-    return {**state_dict, "state": kept, "param_groups": [{"memory": memory, **group} for group in groups]}

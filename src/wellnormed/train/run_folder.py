@@ -49,7 +49,7 @@ class RunFolder:
         self.resume_command = resume_command(self.path, module)
 
     def require_new(self) -> None:
-        """Refuse a folder that holds anything but what a run leaves that was killed before its config was written."""
+        """Refuse a folder unless it is empty, or a run was killed there before it wrote `config.json`."""
         require_new(self.path)
 
     def create(self, config: TrainConfig, text: dict[str, str]) -> None:

@@ -71,7 +71,7 @@ class Task(ABC, Generic[M]):
         return 1 - step / self.steps
 
     def learning_rate(self) -> float:
-        """The next step's learning rate, of the first group that began at the optimizer's own, or of the first."""
+        """The next step's learning rate: of the first group that began at the optimizer's `lr`, else of the first."""
         groups = self.optimizer.param_groups
         own = self.optimizer.defaults.get("lr")
         return float(next((g for g in groups if g["initial_lr"] == own), groups[0])["lr"])
