@@ -50,7 +50,7 @@ class SquaredReLU(nn.Module):
         return x.relu().square()
 
 
-class SoftCap(nn.Module):
+class LogitSoftCap(nn.Module):
     """`cap sigmoid(x / width)`, between 0 and `cap`."""
 
     def __init__(self, cap: float, width: float) -> None:
@@ -194,7 +194,7 @@ class NanoGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, number) for number in range(config.blocks))
         self.skips = nn.ModuleList(LearnedSum(1.0) for _ in range(skips))
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        self.cap = SoftCap(config.logit_cap, config.logit_width)
+        self.cap = LogitSoftCap(config.logit_cap, config.logit_width)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
