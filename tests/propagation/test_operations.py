@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from adversary import Net, attack, bounds_of, walked
 from torch import Tensor, nn
 
+from wellnormed.certificates import certify
 from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
 from wellnormed.propagation.errors import UncertifiableError
 
@@ -422,6 +423,28 @@ def test_long_search_exceeds_no_bound(name):
     for size in (0.1, 1.0, 5.0):
         share = attack(model(), _random(*shape), size * radius, steps=100, restarts=6)
         print(f"{name} | {size * radius} | {share:.3f}")
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d, F.max_pool3d, F.avg_pool3d], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("batch", [(), (1,)])
+def test_a_setting_of_one_entry_is_of_all_axes(pool, batch):
+    """A one-dimensional pool of the same setting has results of the same shape, and a smaller bound."""
+    axes = 2 if "2d" in pool.__name__ else 3
+    example = torch.zeros(*batch, 1, *[4] * axes)
+    listed = certify(_net(lambda x: pool(x, (3,), (1,), (1,)))(), example)
+    assert listed.lipschitz == certify(_net(lambda x: pool(x, 3, 1, 1))(), example).lipschitz
+
+
+@pytest.mark.parametrize("settings", [
+    {"size": (7, 3), "mode": "bilinear"}, {"scale_factor": 3, "mode": "bicubic"},
+    {"scale_factor": 1.7, "mode": "bilinear"},
+], ids=str)  # fmt: skip
+def test_interpolation_is_what_it_was_captured_as(settings):
+    """In inference mode torch has it in parts, whose weights are constants of float32."""
+    example = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(nn.Upsample(**settings), example).reshape(-1, 16)
+    exact = float(torch.linalg.matrix_norm(jacobian, 2)) * math.sqrt(16 / len(jacobian))
+    assert exact <= certify(nn.Upsample(**settings), example.float()).lipschitz <= 1.001 * exact
 
 
 _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[float, ...]]]] = {

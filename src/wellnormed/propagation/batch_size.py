@@ -7,6 +7,7 @@ holds only for the size of the batch of its example.
 
 import math
 import operator
+import re
 from typing import Any
 
 import sympy
@@ -32,6 +33,8 @@ _SAME_SAMPLES = (
 _ALONG_AN_AXIS = {"slice": 1, "select": 1, "cat": 1, "stack": 1, "split": 2, "index_select": 1}
 """Operations of which this holds only along other axes than that of the batch -> the position of the axis among their
 arguments."""
+_LAST_AXES = {"tril": 2, "triu": 2, "im2col": 2, "pixel_shuffle": 3, "pixel_unshuffle": 3}
+"""Operations that place entries by their positions along so many last axes. Those of windows say so in their names."""
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 """Operations that may merge the axis of the batch with others, or split such an axis."""
 
@@ -47,7 +50,7 @@ def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
     values: set[fx.Node] = set()
     outer: dict[fx.Node, int | None] = {}
     for node in (each for each in nodes if each in needed and each.op == "call_function"):
-        if not _reaches_shapes_only(node) or not _keeps_samples_in_order(node, outer):
+        if not _reaches_shapes_only(node) or _places_samples(node) or not _keeps_samples_in_order(node, outer):
             return False
         if packet(node) in _FILLS or _is_size(node):
             continue
@@ -104,6 +107,40 @@ def _is_whole_slice(node: fx.Node) -> bool:
         return False
     source: Any = node.args[0]
     return source.meta["val"].shape == node.meta["val"].shape
+
+
+def _places_samples(node: fx.Node) -> bool:
+    """Whether an operation places entries by their position along the axis of the batch, as a roll by 12 does.
+
+    The bounds of two sizes of the batch say nothing then about larger ones: a batch of 12 samples comes back as it was.
+    """
+    source: Any = next(iter(node.args), None)
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or (axis := _batch_axis(source)) is None:
+        return False
+    name, count = packet(node), value.ndim
+    if windows := re.search(r"(\d)d(_with_indices)?$", name):
+        axes: Any = range(-int(windows[1]), 0)
+    elif name in ("constant_pad_nd", "pad"):
+        axes = range(-(len(_argument(node, "pad")) // 2), 0)
+    elif name in _LAST_AXES:
+        axes = range(-_LAST_AXES[name], 0)
+    elif name in ("roll", "rot90"):
+        axes = _argument(node, "dims") or range(count)
+    elif name in ("diagonal", "diagonal_scatter"):
+        axes = _argument(node, "dim1"), _argument(node, "dim2")
+    elif name in ("slice_scatter", "select_scatter", "unfold"):
+        axes = (_argument(node, "dimension" if name == "unfold" else "dim"),)
+    else:
+        return False
+    return axis in {each % count for each in axes}
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """An argument of an operation, or its default."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    place = next(place for place, each in enumerate(schema) if each.name == name)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, schema[place].default_value)
 
 
 def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> bool:

@@ -6,6 +6,7 @@ are bounded as such: together they are a contraction, and one by one they would 
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -36,15 +37,15 @@ def _chosen(lesser: bool) -> tuple[Op, ...]:
     )
 
 
-_POOLS = "avg_pool1d.default avg_pool2d.default avg_pool3d.default"
-_MEAN = op(_POOLS, SQUARE, Anything("kernel"), rest="windows")
-_SIZE = op("mul.Tensor", op("sign.default", _MEAN), op("relu.default", op("abs.default", _MEAN)))
-_ROOT = op("pow.Tensor_Scalar", op("mul.Tensor", _SIZE, Number("count")), 0.5)
-"""`lp_pool` of torch for `norm_type=2`."""
+def _lp_pool(axes: int) -> Any:
+    """`lp_pool` of torch for `norm_type=2`, over so many axes."""
+    mean = op(f"avg_pool{axes}d.default", SQUARE, Anything("kernel"), rest="windows")
+    size = op("mul.Tensor", op("sign.default", mean), op("relu.default", op("abs.default", mean)))
+    return op("pow.Tensor_Scalar", op("mul.Tensor", size, Number("count")), 0.5)
 
 
-def _pool(step: Ledger, f: Mapping[str, Any]) -> Value:
-    kernel = list(f["kernel"])
+def _pool(axes: int, step: Ledger, f: Mapping[str, Any]) -> Value:
+    kernel = moves.each_axis(f["kernel"], axes)
     stride, padding, ceil, *more = [*f["windows"], *[[], 0, False, True, None][len(f["windows"]) :]]
     if any(moves.each_axis(padding, 1)) or ceil or more[1] is not None or f["count"] != math.prod(kernel):
         raise step.refuse("its windows do not lie inside the image, or it multiplies by another number than theirs")
@@ -81,7 +82,7 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
         lambda step, f: centre(step, f["x"], f["dims"]),
     ),
     (op("sub.Tensor", X, op("tanh.default", X)), lambda step, f: apply(step, "tanhshrink", f["x"])),
-    (_ROOT, _pool),
+    *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
     (_MIXTURE, _mixture),
     ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _rest),
 ]

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellnormed.propagation.capture import tensors_of
+from wellnormed.propagation.registry import OPERATIONS, name_of
 
 
 class InDouble(TorchDispatchMode):
@@ -49,7 +50,9 @@ class InDouble(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled():  # there, operations come here before they are taken apart
+        # in inference mode operations come here before they are taken apart; those with a bound stay whole, since parts
+        # may make constants of float32, such as the weights of an interpolation
+        if torch.is_inference_mode_enabled() and name_of(func) not in OPERATIONS:
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:

@@ -1,6 +1,7 @@
 """Bounds of average pooling and interpolation: a matrix along each axis, which the operation itself computes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]
     return x
 
 
-@operation("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
 def average_pool(
+    count: int,
     step: Ledger,
     x: Value,
     kernel: Any,
@@ -38,11 +39,9 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Means over windows, which may overlap."""
+    """Means over windows of the last `count` axes, which may overlap."""
     if divisor_override is not None:
         raise step.refuse("it has a divisor_override; leave it out, and multiply by a constant")
-    count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding))
-    count = count or (1 if len(x.shape) < 4 else len(x.shape) - 2)
     stride = kernel if stride in ((), [], None) else stride
     settings = zip(*(moves.each_axis(each, count) for each in (kernel, stride, padding)), strict=True)
 
@@ -50,6 +49,10 @@ def average_pool(
         return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)
 
     return along_axes(step, x, [one(*each) for each in settings])
+
+
+for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
+    operation(f"aten.avg_pool{_count}d.default")(partial(average_pool, _count))
 
 
 @operation("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,13 +165,17 @@ def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
     return largest(step, step.pairs[first.name, second.name], -1, lesser=lesser)
 
 
-@operation("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 def max_pool(
-    step: Ledger, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    count: int,
+    step: Ledger,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
 ) -> Value:
-    """The maximum over windows. The entries of every window are copied to an axis of their own first."""
-    count = max(len(each) if isinstance(each, list | tuple) else 0 for each in (kernel, stride, padding, dilation))
-    count = max(count, 1 if len(x.shape) < 3 else len(x.shape) - 2)
+    """The maximum over windows of the last `count` axes. Their entries are copied to an axis of their own first."""
     settings = [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
     if ceil:
         raise step.refuse("ceil_mode=True may cut off the last window; pad the input instead")
@@ -183,10 +188,14 @@ def max_pool(
     return largest(step, lines, -1)
 
 
-@operation("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
-def max_pool_with_indices(step: Ledger, x: Value, *settings: Any) -> list[Any]:
+def max_pool_with_indices(count: int, step: Ledger, x: Value, *settings: Any) -> list[Any]:
     """The values of a max pool. Their positions have no bound, and are None."""
-    return [max_pool(step, x, *settings), None]
+    return [max_pool(count, step, x, *settings), None]
+
+
+for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
+    operation(f"aten.max_pool{_count}d.default")(partial(max_pool, _count))
+    operation(f"aten.max_pool{_count}d_with_indices.default")(partial(max_pool_with_indices, _count))
 
 
 @operation("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
@@ -195,7 +204,7 @@ def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
     pixels = x.shape[-len(size) :]
     if any(n % s for n, s in zip(pixels, size, strict=True)):
         raise step.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
-    return [max_pool(step, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
+    return [max_pool(len(size), step, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
 
 
 def windows(
