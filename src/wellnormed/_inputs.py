@@ -61,6 +61,17 @@ def require_module(where: str, model: object) -> None:
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
 
 
+def require_hashable(where: str, part: object) -> None:
+    """Refuse a norm, direction or constraint of the user's that has no hash: equal ones share a batch."""
+    try:
+        hash(part)
+    except TypeError as error:
+        raise ValueError(
+            f"{where}it cannot be hashed, and what is equal shares a batch; make a dataclass with frozen=True, and "
+            "lists into tuples"
+        ) from error
+
+
 def is_quantized(tensor: Tensor) -> bool:
     """Whether a tensor is of a class that holds codes in place of entries, such as torchao's, and so has no norm."""
     if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "placements"):  # the norm of a DTensor is collective

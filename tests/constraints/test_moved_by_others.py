@@ -159,7 +159,7 @@ def test_a_reach_below_the_norm_is_not_believed():
 def test_parameters_on_one_memory_are_refused():
     model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
     model["b"].weight.data = model["a"].weight.data
-    with pytest.raises(ValueError, match=r"'a.weight' and 'b.weight' share one memory"):
+    with pytest.raises(ValueError, match=r"'a.weight' and 'b.weight' share memory"):
         wn.constrain(wn.Scion(model, lr=0.1), {"a": wn.HardCap(1.0)})
 
 
@@ -203,7 +203,9 @@ def test_a_decay_that_rounding_loses_is_warned_of():
     layer = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     layer.weight.grad = torch.ones_like(layer.weight)
     optimizer = wn.Scion(layer, lr=1e-3, unconstrained=False)
-    with pytest.warns(UserWarning, match="a decay of 0.001 a step is lost where weights round to bfloat16") as told:
+    with pytest.warns(
+        UserWarning, match="takes 0.001 of a weight in a step, which is less than half a rounding of bfloat16"
+    ) as told:
         optimizer.step()
     assert told[0].filename == __file__
     optimizer.step()  # once is enough
@@ -221,3 +223,67 @@ def test_a_copy_doubts_its_weights_when_an_optimizer_state_is_loaded():
     weight.grad = outward(weight)
     copied.step()
     assert norm(weight) <= 1
+
+
+def test_parameters_that_overlap_are_refused_and_those_between_each_other_s_rows_are_not():
+    flat = torch.randn(24)
+    model = nn.Module()
+    model.a, model.b = nn.Parameter(flat[:16].view(4, 4)), nn.Parameter(flat[8:].view(4, 4))
+    optimizer = wn.Scion(model, lr=0.1, overrides={"*": wn.Spectral()})
+    with pytest.raises(ValueError, match=r"'a' and 'b' share memory"):
+        wn.constrain(optimizer, {"*": wn.HardCap(1.0)})
+    whole = torch.randn(4, 8)
+    model.a, model.b = nn.Parameter(whole[:, :4]), nn.Parameter(whole[:, 4:])
+    constraints = wn.constrain(wn.Scion(model, lr=0.1, overrides={"*": wn.Spectral()}), {"*": wn.HardCap(1.0)})
+    assert max(constraints.proved_ratios().values()) <= 1
+
+
+class Nested(nn.Module):
+    """Its names `weight` and `module.weight` differ by what a wrapper would add."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.module = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 6, bias=False)
+
+
+def test_names_that_differ_by_the_prefix_of_a_wrapper_are_two():
+    torch.manual_seed(0)
+
+    def begun():
+        model = Nested()
+        optimizer = wn.Scion(model, lr=0.1, overrides={"*": wn.Spectral()})
+        return model, optimizer, wn.constrain(optimizer, {"*": wn.HardCap(1.0, every=4)})
+
+    def train(model, optimizer):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) + p.detach()
+        optimizer.step()
+
+    model, optimizer, constraints = begun()
+    train(model, optimizer)
+    other, resumed, others = begun()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch copies none of its tensors
+    others.load_state_dict(constraints.state_dict())
+    for _ in range(3):
+        train(model, optimizer)
+        train(other, resumed)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    each = {"weight": wn.HardCap(1.0), "module.weight": wn.SoftCap(1.0)}
+    shown = str(wn.constrain(wn.Scion(Nested(), lr=0.1, overrides={"*": wn.Spectral()}), each))
+    assert [line.split()[1][:7] for line in shown.splitlines()] == ["HardCap", "SoftCap"]
+
+
+def test_a_weight_of_zeros_has_ratios_below_a_clipped_decay():
+    layer = nn.Linear(4, 4, bias=False)
+    nn.init.zeros_(layer.weight)
+    constraints = wn.constrain(wn.Scion(layer, lr=0.1), {"weight": wn.constraints.ClippedWeightDecay(1.0, 0.5)})
+    assert constraints.proved_ratios() == constraints.norm_ratios() == {"weight": 0.0}
+
+
+def test_a_constraint_of_one_s_own_that_cannot_share_a_batch_is_refused():
+    class Ball(wn.HardCap):
+        __hash__ = None
+
+    with pytest.raises(ValueError, match="cannot be hashed, and what is equal shares a batch"):
+        wn.constrain(wn.Scion(nn.Linear(4, 4, bias=False), lr=0.1), {"weight": Ball(1.0)})

@@ -465,3 +465,16 @@ def test_what_is_kept_comes_back_from_a_state_dict_as_it_was(dtype):
     layer.weight.grad = drawn((4, 6), 4)
     optimizer.step()
     assert optimizer.state[layer.weight]["count"] == 5
+
+
+@pytest.mark.parametrize("setting", [{"normuon": 0.95}, {"clip_gain": 100.0}], ids=["normuon", "clip_gain"])
+def test_rows_without_gradients_and_large_gains_stay_finite_in_float16(setting):
+    """The least square that NorMuon divides by is 0 in float16, and a hundred times a gradient of 700 is infinite."""
+    layer = torch.nn.Linear(8, 8, bias=False).half()
+    optimizer = wn.Scion(layer, lr=0.02, momentum=0.0, **setting)
+    before = layer.weight.detach().clone()
+    layer.weight.grad = 700 * torch.randn(8, 8).half()
+    layer.weight.grad[0] = 0
+    optimizer.step()
+    assert layer.weight.isfinite().all()
+    assert not torch.equal(layer.weight, before)

@@ -1,6 +1,7 @@
 """States of other optimizers: each loads and goes on, or is refused with a sentence, and nothing is changed."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -146,3 +147,45 @@ def test_averages_of_longer_directions_are_refused():
     with pytest.raises(ValueError, match=r"'1.weight' holds an average of directions of norm .* at most"):
         other.load_state_dict(optimizer.state_dict())
     assert not other.state
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_copies_keep_momenta_that_stand_in_gradients(copied):
+    model = network()
+    optimizer = wn.Scion(model, lr=0.1, memory="gradient")
+    train(model, optimizer, 3)
+    other, resumed = copied((model, optimizer))
+    train(model, optimizer)
+    train(other, resumed)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "change", [{"step_rule": "averaged"}, {"step_rule": "adamw"}], ids=["averages of directions", "no norm"]
+)
+def test_a_step_rule_that_averages_something_else_is_refused_in_the_middle(change):
+    """An average of gradients that was taken for one of directions made a step of 65 times its bound."""
+    model = network()
+    optimizer = wn.Scion(model, lr=0.1)
+    optimizer.param_groups[0].update(change)
+    optimizer.param_groups[0].update(step_rule="unconstrained")  # before the first step nothing is averaged
+    train(model, optimizer)
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(ValueError, match="was changed in the middle of training, and its averages are of"):
+        train(model, optimizer)
+
+
+def test_an_average_of_16_bits_is_no_longer_than_directions_of_32_bits():
+    """Rounding lengthens the average, by less than its steps may exceed their bound here."""
+    layer, other = nn.Linear(8, 8, bias=False).bfloat16(), nn.Linear(8, 8, bias=False)
+    norm = wn.Spectral(method="svd")
+    optimizer = wn.Almond(layer, lr=0.1, overrides={"weight": norm})
+    for _ in range(60):
+        layer.weight.grad = torch.eye(8, dtype=torch.bfloat16)
+        optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["momentum_buffer"] *= 1.01
+    resumed = wn.Almond(other, lr=0.1, overrides={"weight": norm})
+    resumed.load_state_dict(saved)
+    average = resumed.state[other.weight]["momentum_buffer"]
+    assert float(torch.linalg.matrix_norm(average.double(), 2)) <= 1 + 1e-5

@@ -1,11 +1,13 @@
 """`constrain`: which constraint holds which parameter of an optimizer; what makes no sense is refused by name."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from wellnormed._inputs import require_flags, require_patterns
+from wellnormed._inputs import is_quantized, require_flags, require_hashable, require_patterns
 from wellnormed.constraints.attached import Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
@@ -77,7 +79,6 @@ def constrain(
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
         raise ValueError(f"constrain: norms={norms!r} is no assignment; pass norms=wn.assign_norms(model)")
-    _refuse_shared_memory(norms)
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     taken = {name for other in attached_to(optimizer) for name in other.names}
     constrained: dict[str, Constrained] = {}
@@ -105,6 +106,7 @@ def constrain(
             if whole((~a.parameter.detach().isfinite()).sum()) > 0:
                 raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
             constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
+    _refuse_shared_memory(norms)
     named: dict[str, dict[str, None]] = defaultdict(dict)  # an ordered set of the constraints that name a parameter
     for pattern, constraint in constraints.items():
         for name in norms.match([pattern], "constraints of constrain"):
@@ -127,17 +129,38 @@ def _why_not(a: AssignedParameter, kinds: list[str]) -> str:
 
 def _refuse_shared_memory(norms: Assignment) -> None:
     """Refuse two parameters on one memory: each would be moved by the steps of both."""
-    seen: dict[int, AssignedParameter] = {}
+    storages: dict[int, list[AssignedParameter]] = defaultdict(list)
     for a in norms:
         part = local(a.parameter)
-        if part.is_meta or not part.numel():
-            continue
-        other = seen.setdefault(part.data_ptr(), a)
-        if other.parameter is not a.parameter:
-            raise ValueError(
-                f"parameters {other.name!r} and {a.name!r} share one memory, so that a step of one moves the other; "
-                "tie them as one parameter, `second.weight = first.weight`"
-            )
+        if part.layout is torch.strided and not (part.is_meta or is_quantized(part)) and part.numel():
+            storages[part.untyped_storage().data_ptr()].append(a)
+    for sharing in storages.values():
+        ordered = sorted(sharing, key=lambda a: _span(local(a.parameter))[0])
+        for number, a in enumerate(ordered):
+            _, last = _span(local(a.parameter))
+            near = itertools.takewhile(lambda b, last=last: _span(local(b.parameter))[0] <= last, ordered[number + 1 :])
+            for b in near:
+                if a.parameter is not b.parameter and _overlap(local(a.parameter), local(b.parameter)):
+                    raise ValueError(
+                        f"parameters {a.name!r} and {b.name!r} share memory, so that a step of one moves the other; "
+                        "tie them as one parameter, `second.weight = first.weight`, or give each its own memory"
+                    )
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The first byte of a view in its storage, and that of its last entry."""
+    first = int(x.storage_offset()) * x.itemsize
+    return first, first + x.itemsize * sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of one storage have an entry in common; `W[:, :4]` and `W[:, 4:]` have none."""
+    if a.dtype != b.dtype:
+        return True
+    first = min(a.storage_offset(), b.storage_offset())
+    marks = torch.zeros(1 + max(_span(a)[1], _span(b)[1]) // a.itemsize - first, dtype=torch.bool)
+    marks.as_strided(a.shape, a.stride(), a.storage_offset() - first).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset() - first).any())
 
 
 def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tuple[AssignedParameter, Norm]]:
@@ -148,6 +171,7 @@ def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tu
         raise ValueError(
             f"constrain: {pattern!r} is given {constraint!r}, which is no constraint; pass one, such as {name}({value})"
         )
+    require_hashable(f"constrain: {pattern!r} is given {constraint!r}: ", constraint)
     names = norms.match([pattern], "constraints of constrain")
     named = [a for a in norms if a.name in names]
     acting = [(a, a.norm) for a in named if a.norm is not None and constraint.acts_on(a.norm)]

@@ -31,7 +31,7 @@ from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement, in_buckets
 from wellnormed.parallel.layout import local
-from wellnormed.routing.patterns import unwrapped
+from wellnormed.routing.patterns import bare_names
 
 Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
 """Maps weights `(batch, *shape)` under one constraint, and the tensors that are remembered of them, to the constrained
@@ -157,7 +157,7 @@ class Constraints:
         Empty if none remembers anything. The names are without the prefixes that wrappers add, as in the checkpoints of
         torch, so that they are the same whether or not a model is compiled or recomputes its activations.
         """
-        return {unwrapped(key): tensor.clone() for key, tensor in self._flat_state().items()}
+        return {key: tensor.clone() for key, tensor in self._flat_state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of the same constraints, after the weights of the same step were loaded.
@@ -169,15 +169,16 @@ class Constraints:
             ValueError: A tensor is missing, unknown or of another shape; nothing was changed.
         """
         here = self._flat_state()
-        saved = matching_state(state, {unwrapped(name): tensor for name, tensor in here.items()})
+        saved = matching_state(state, here)
         for name, tensor in here.items():
-            tensor.copy_(saved[unwrapped(name)])
+            tensor.copy_(saved[name])
         self._settle(self._constrained, self._prove)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
-        flat = {f"{c.name}.{key}": tensor for c in self._constrained for key, tensor in c.state.items()}
-        return flat | {f"{c.name}.reach": c.reach for c in self._constrained if c.reach is not None}
+        bare = bare_names(c.name for c in self._constrained)
+        flat = {f"{bare[c.name]}.{key}": tensor for c in self._constrained for key, tensor in c.state.items()}
+        return flat | {f"{bare[c.name]}.reach": c.reach for c in self._constrained if c.reach is not None}
 
     def attach(self) -> None:
         """Attach to the optimizer; once, when these constraints or a copy of them are made."""
@@ -335,6 +336,12 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
 
         def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
+            if constrained.shape != weights.shape or state.keys() != first.state.keys():
+                raise ValueError(
+                    f"{first.constraint!r} returned weights of shape {tuple(constrained.shape)} for "
+                    f"{tuple(weights.shape)}, batch first, and the state {sorted(state)} for {sorted(first.state)}; "
+                    "return both as they were given"
+                )
             if weights.dtype.itemsize < 4:
                 constrained = _rounded(first, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in first.state)

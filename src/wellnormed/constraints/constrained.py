@@ -17,7 +17,7 @@ from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, whole
-from wellnormed.routing.patterns import unwrapped
+from wellnormed.routing.patterns import bare_names
 
 Mark = tuple[int, int, StorageWeakRef, int]
 DOUBTED, WRITTEN = 1.0, 2.0
@@ -119,7 +119,8 @@ def measure(buckets: Iterable[list[Constrained]], function: Measure, placement: 
 def matching_state(state: object, here: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state that was saved, by names without the prefixes of wrappers, if it has the tensors that are `here`."""
     pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
-    saved = {unwrapped(name): value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
+    own = {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
+    saved = {short: own[name] for name, short in bare_names(own).items()}
     if len(saved) < len(pairs):
         raise ValueError(
             "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"

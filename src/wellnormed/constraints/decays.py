@@ -71,7 +71,7 @@ class ClippedWeightDecay(SpectralConstraint):
         return bound if math.isfinite(bound) else None
 
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
-        return {"bound": bound}
+        return {"bound": bound.clamp(min=torch.finfo(bound.dtype).tiny)}  # weights of 0 begin at something to divide by
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         grown = state["bound"] + (math.inf if update_norm is None else update_norm * (1 + SLACK))

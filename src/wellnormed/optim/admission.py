@@ -5,18 +5,18 @@ The others are refused before anything is changed, by a `ValueError` that names 
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from wellnormed._devices import recording
-from wellnormed._inputs import require_flags, require_numbers, require_patterns
+from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
-from wellnormed.optim.parts import MEMORIES, STEP_RULES, Direction, Group, StepRule, rule_of
-from wellnormed.optim.settings import EngineSettings, StepRuleName
+from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
+from wellnormed.optim.settings import EngineSettings
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import is_distributed, layout, local, refuse_untrainable
 from wellnormed.routing import AssignedParameter, Assignment
@@ -58,8 +58,6 @@ def check_settings(settings: Group) -> None:
     largest = torch.finfo(torch.float32).max
     if not 0 <= lr <= largest:
         raise ValueError(f"lr={lr} must be finite and not negative, in float32 as well")
-    if settings["step_rule"] not in STEP_RULES:
-        raise ValueError(f"step_rule={settings['step_rule']!r} must be one of {', '.join(get_args(StepRuleName))}")
     if (rule := rule_of(settings)) is None:
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
@@ -114,7 +112,7 @@ def refuse_parameters(assignment: Assignment) -> None:
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
     """Refuse a gradient that is sparse, or that lies over processes in another way than its parameter.
 
-    Also refused is a parameter that was cast to another dtype after a step, which its averages do not have.
+    Also refused is one of another dtype, and a parameter that was cast to a dtype that its averages do not have.
     """
     if gradient.layout is not torch.strided:
         raise ValueError(
@@ -126,6 +124,11 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
         raise ValueError(
             f"the gradient of {name!r} lies as {actual}, its parameter as {expected}; redistribute the gradient to the "
             "parameter's placements before the step"
+        )
+    if gradient.dtype != parameter.dtype:
+        raise ValueError(
+            f"the gradient of {name!r} is of {gradient.dtype}, its parameter of {parameter.dtype}; cast it before the "
+            "step, or leave the parameter's grad_dtype alone"
         )
     for key in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
         if key in state and state[key].dtype != parameter.dtype:
@@ -186,13 +189,7 @@ def _check_declared(where: str, direction: Direction) -> None:
     taken = {"gradient", "weight", "momentum", "result", *(key for memory in MEMORIES.values() for key in memory.state)}
     if not isinstance(keeps, tuple) or taken.intersection(keeps) or len(set(keeps)) < len(keeps):
         raise ValueError(f"{where}keeps={keeps!r} must be a tuple of names, each once, and none of {sorted(taken)}")
-    try:
-        hash(direction)
-    except TypeError as error:
-        raise ValueError(
-            f"{where}it cannot be hashed, and equal directions share a batch; make a dataclass with frozen=True, and "
-            "lists into tuples"
-        ) from error
+    require_hashable(where, direction)
     if not isinstance(same := direction.same_at_any_rate, bool):
         raise ValueError(f"{where}same_at_any_rate={same!r} must be True or False")
     if returns not in ("direction", "weight"):

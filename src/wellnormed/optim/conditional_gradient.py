@@ -63,6 +63,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
+        self._averaged: dict[Tensor, str | None] = {}
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         admission.check_settings(defaults)
@@ -95,13 +96,17 @@ class ConditionalGradient(torch.optim.Optimizer):
                 differs = [f"{key}={group[key]}" for key in common if group[key] != self.defaults[key]]
                 differs += [f"direction={self._directions[parameter]!r}"] if parameter in self._directions else []
                 columns["differs"][name] = ", ".join(differs)
-        return f"{type(self).__name__}({settings})\n{self.assignment.table(columns)}"
+        by_adamw = {"norm": None, "reason": "step_rule='adamw'"}
+        shown = (a if self._norms[a.parameter] is a.norm else replace(a, **by_adamw) for a in self.assignment)
+        table = replace(self.assignment, assigned=tuple(shown)).table(columns)
+        return f"{type(self).__name__}({settings})\n{table}"
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.
 
         Their norms come from the group's key `norm` (one for all of them, None for AdamW), else from the model that the
-        optimizer was made with, by the same recipe and overrides. AdamW's settings are those of the optimizer.
+        optimizer was made with, by the same recipe and overrides. AdamW's settings are those of the optimizer; for a
+        group of its own, `lr` is relative to the optimizer's `lr`: half of that is half of AdamW's rate.
 
         Example:
             >>> from torch import nn
@@ -154,7 +159,18 @@ class ConditionalGradient(torch.optim.Optimizer):
                     f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
                     "parameters by add_param_group, or make the optimizer again"
                 )
-            if rule_of(group) is None:
+            rule, norm = rule_of(group), self._norms[parameter]
+            average = None if rule is None or norm is None else rule.averages
+            if rule is not None and norm is not None and average == "directions":
+                average = repr(self._directions.get(parameter) or rule.direction_for(group, norm))
+            if self._averaged.setdefault(parameter, average) != average:
+                if group["steps"]:
+                    raise ValueError(
+                        f"the step rule of {name!r}, or its direction, was changed in the middle of training, and its "
+                        "averages are of something else; change it back, or make a new optimizer"
+                    )
+                self._averaged[parameter] = average
+            if rule is None:
                 self._norms[parameter] = None
             else:
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
@@ -257,9 +273,12 @@ class ConditionalGradient(torch.optim.Optimizer):
         decay: shrinking some entries of a matrix may raise them.
         """
         bounds = self.update_norms()
-        if name not in bounds:
-            raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
+        self._require_name(name)
         return bounds[name]
+
+    def _require_name(self, name: str) -> None:
+        if name not in self._owner:
+            raise ValueError(f"no parameter {name!r} in this optimizer; print it to see the names")
 
     def update_norms(self) -> dict[str, float | None]:
         """The `update_norm` of every parameter, by name."""
@@ -275,6 +294,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def decay(self, name: str) -> float:
         """The share of the named parameter, one with an `update_norm`, that the next step removes."""
+        self._require_name(name)
         group, _ = self._owner[name]
         rule = rule_of(group)
         assert rule is not None  # else it has no such norm
@@ -303,20 +323,24 @@ class ConditionalGradient(torch.optim.Optimizer):
         state = admitted(state_dict, self.param_groups, self._norms, self._directions)
         super().load_state_dict(state)
         restore_kept(state, self.param_groups, self.state, self._norms, self._directions)
-        for parameter in self._in_gradients() & self.state.keys():
-            parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("assignment", "attached", "_chosen")
-        return {**super().__getstate__(), **{name: vars(self)[name] for name in kept}}
+        momenta = {p: {"momentum_buffer": p.grad} for p in self._in_gradients() if p.grad is not None}
+        own = super().__getstate__()
+        state = own["state"].copy()
+        state.update(momenta)
+        return {**own, "state": state, **{name: vars(self)[name] for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned = None, None, set()
+            self._model, self._process_group, self._warned, self._averaged = None, None, set(), {}
             self._adopt(self.assignment)
             self._index()
             copied, self.attached = self.attached, []
             for follower in copied:
                 follower.follow(self)
         self._index()
+        for parameter in self._in_gradients() & self.state.keys():
+            parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()

@@ -36,6 +36,7 @@ from torch import Tensor
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms import Norm
+from wellnormed.norms.base import widened
 
 Group = dict[str, Any]
 States = Mapping[Tensor, Mapping[str, Tensor]]
@@ -219,7 +220,11 @@ class SpectralClip(Direction):
         return norm.overshoot
 
     def __call__(self, seen: Seen) -> Tensor:
-        return seen.norm.on_slices(self.gain * seen.momentum, spectral_hardcap)
+        def clipped(slices: Tensor, unit: float) -> Tensor:
+            return self.gain * spectral_hardcap(slices, unit / self.gain)
+
+        # in 32 bits, where the gain leads to no infinity
+        return seen.norm.on_slices(widened(seen.momentum), clipped).to(seen.momentum.dtype)
 
 
 _FLOOR = 1e-8
@@ -249,9 +254,10 @@ class NeuronNormalized(Direction):
         return weight.new_zeros(sum(x.numel() // min(x.shape[-2:]) for x in slices))
 
     def __call__(self, seen: Seen) -> Tensor:
-        directions = self.inner(seen)
+        directions = widened(self.inner(seen))  # in float16 the floor is 0, and small squares are
         batches, averages = seen.norm.slices(directions), []
-        kept = seen.state["second_moment"].split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
+        moments = seen.state["second_moment"]
+        kept = widened(moments).split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
         for i, (slices, before) in enumerate(zip(batches, kept, strict=True)):
             shorter = -1 if slices.shape[-2] >= slices.shape[-1] else -2
             squares = slices.square().mean(shorter, keepdim=True)
@@ -260,8 +266,8 @@ class NeuronNormalized(Direction):
             old, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
             batches[i] = divided * (old / new.clamp(min=_FLOOR))
             averages.append(average.flatten(1))
-        seen.state["second_moment"] = torch.cat(averages, -1)
-        return seen.norm.from_slices(batches, directions)
+        seen.state["second_moment"] = torch.cat(averages, -1).to(moments.dtype)
+        return seen.norm.from_slices(batches, directions).to(seen.momentum.dtype)
 
 
 _INSIDE = 1 - 1e-5
@@ -344,4 +350,6 @@ STEP_RULES: dict[str, StepRule | None] = {
 
 def rule_of(group: Group) -> StepRule | None:
     """The step rule of a group; None if AdamW moves it."""
+    if group["step_rule"] not in STEP_RULES:
+        raise ValueError(f"step_rule={group['step_rule']!r} must be one of {', '.join(STEP_RULES)}")
     return STEP_RULES[group["step_rule"]]

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
+from wellnormed.norms.base import widened
 from wellnormed.optim.parts import Direction, Group, rule_of
 from wellnormed.parallel.layout import whole
-from wellnormed.routing.patterns import unwrapped
+from wellnormed.routing.patterns import bare_names
 
 
 def admitted(
@@ -20,8 +21,7 @@ def admitted(
 ) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _by_name(state_dict, groups)
-    _refuse_tensors(state, groups, norms, directions)
-    return state
+    return {**state, "state": state["state"] | _shortened(state, groups, norms, directions)}
 
 
 def restore_kept(
@@ -59,9 +59,11 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
         )
     if not all("param_names" in group for group in saved):
         return state_dict
-    number = {unwrapped(n): i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
-    home = {unwrapped(name): group for group in saved for name in group["param_names"]}
-    names = {unwrapped(name): i for i, name in enumerate(n for group in groups for n in group["param_names"])}
+    theirs_bare = bare_names(name for group in saved for name in group["param_names"])
+    bare = bare_names(name for group in groups for name in group["param_names"])
+    number = {theirs_bare[n]: i for group in saved for n, i in zip(group["param_names"], group["params"], strict=True)}
+    home = {theirs_bare[name]: group for group in saved for name in group["param_names"]}
+    names = {bare[name]: i for i, name in enumerate(n for group in groups for n in group["param_names"])}
     if names.keys() != number.keys():
         raise ValueError(
             f"the state lacks {sorted(names.keys() - number.keys())} and has unknown "
@@ -70,8 +72,8 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     ordered = []
     for group in groups:
         members = group["param_names"]
-        theirs = home[unwrapped(members[0])]
-        if (count := len({id(home[unwrapped(name)]) for name in members})) > 1:
+        theirs = home[bare[members[0]]]
+        if (count := len({id(home[bare[name]]) for name in members})) > 1:
             raise ValueError(
                 f"{', '.join(members)} are one group here and {count} in the saved state, with "
                 "settings of their own; make the groups as they were"
@@ -81,26 +83,27 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
                 f"{', '.join(members)} follow {group['step_rule']!r} here, {theirs['step_rule']!r} in the saved one; "
                 "make the optimizer, and assign the norms, as they were"
             )
-        ordered.append({**theirs, "params": [names[unwrapped(name)] for name in members], "param_names": members})
+        ordered.append({**theirs, "params": [names[bare[name]] for name in members], "param_names": members})
         if "vector_radii" in theirs:
-            radii = {unwrapped(name): radius for name, radius in theirs["vector_radii"].items()}
-            here = {name: radii[unwrapped(name)] for name in members if unwrapped(name) in radii}
+            radii = {theirs_bare[name]: radius for name, radius in theirs["vector_radii"].items()}
+            here = {name: radii[bare[name]] for name in members if bare[name] in radii}
             ordered[-1]["vector_radii"] = here
     tensors = state_dict["state"]
     state = {i: tensors[number[name]] for name, i in names.items() if number[name] in tensors}
     return {**state_dict, "state": state, "param_groups": ordered}
 
 
-def _refuse_tensors(
+def _shortened(
     state_dict: Mapping[str, Any],
     groups: list[Group],
     norms: Mapping[Tensor, Norm | None],
     directions: Mapping[Tensor, Direction],
-) -> None:
-    """Refuse a state whose tensors are not those that its groups keep of these parameters, as of other sizes.
+) -> dict[Any, dict[str, Tensor]]:
+    """What is to be loaded of parameters in the place of what was saved: averages of directions of at most their bound.
 
-    Averages of directions that are longer than directions are here are refused as well: steps would exceed their bound.
+    A state whose tensors are not those that its groups keep of these parameters, as of other sizes, is refused.
     """
+    shortened = {}
     saved = [(group, number) for group in state_dict["param_groups"] for number in group["params"]]
     here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
@@ -123,18 +126,31 @@ def _refuse_tensors(
             )
         if norm is not None and rule is not None and rule.averages == "directions":
             bound = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
-            _refuse_longer(name, tensors["momentum_buffer"], norm, bound)
+            # weights of 16 bits are proved again after every step, and rounding adds up in their averages
+            if bound is not None and parameter.dtype.itemsize > 2:
+                average = _within(name, tensors["momentum_buffer"], norm, bound)
+                shortened[number] = {**tensors, "momentum_buffer": average}
+    return shortened
 
 
-def _refuse_longer(name: str, average: Tensor, norm: Norm, most: float | None) -> None:
-    # in 16 bits rounding adds up in averages, and weights are proved again after every step
-    if most is None or average.dtype.itemsize < 4:
-        return
-    if not (length := float(norm.norm(whole(average)))) <= most * (1 + BFLOAT16_ERROR):
+_ROUNDING = 1e-5
+"""By how much, relatively, rounding in 32 bits may lengthen a direction."""
+
+
+def _within(name: str, average: Tensor, norm: Norm, most: float) -> Tensor:
+    """An average of directions, of at most this norm: steps along a longer one would exceed their bound.
+
+    One of 16 bits, which rounding has lengthened, is shortened; a longer one is of other directions, and refused.
+    """
+    length = float(norm.norm(widened(whole(average))))
+    if length <= most * (1 + _ROUNDING):
+        return average
+    if not length <= most * (1 + BFLOAT16_ERROR):
         raise ValueError(
             f"load_state_dict: the state of {name!r} holds an average of directions of norm {length:.4g} in "
             f"{norm}, whose directions here have at most {most:.4g}; load it into an optimizer with the same norms"
         )
+    return widened(average) * (most / length)
 
 
 def _shapes(tensors: Mapping[str, tuple[int, ...]]) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from wellnormed._inputs import require_flags, require_patterns
+from wellnormed._inputs import require_flags, require_hashable, require_patterns
 from wellnormed._warnings import warn
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
@@ -280,8 +280,10 @@ class _Routing:
 
 def check_norm(norm: object, where: str) -> None:
     """Refuse, with a `ValueError`, a value that is neither a norm nor None."""
-    if norm is None or isinstance(norm, Norm):
+    if norm is None:
         return
+    if isinstance(norm, Norm):
+        return require_hashable(f"{where}={norm!r}: ", norm)
     if isinstance(norm, type) and issubclass(norm, Norm):
         raise ValueError(f"{where}={norm.__name__} is the class; pass a norm, such as {norm.__name__}()")
     raise ValueError(

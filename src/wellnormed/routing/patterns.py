@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -11,6 +12,20 @@ _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_chec
 def unwrapped(name: str) -> str:
     """A name without the prefixes that `torch.compile`, DDP, FSDP and checkpoint wrappers add."""
     return _WRAPPERS.sub("", name)
+
+
+def bare_names(names: Iterable[str]) -> dict[str, str]:
+    """Names -> the same without the prefixes of wrappers; where two would become equal, both keep theirs.
+
+    A module of the user's own may be called `module`, too.
+
+    Example:
+        >>> bare_names(["_orig_mod.0.weight"]), bare_names(["weight", "module.weight"])
+        ({'_orig_mod.0.weight': '0.weight'}, {'weight': 'weight', 'module.weight': 'module.weight'})
+    """
+    bare = {name: unwrapped(name) for name in names}
+    times = Counter(bare.values())
+    return {name: short if times[short] == 1 else name for name, short in bare.items()}
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -32,15 +47,17 @@ def matches(pattern: str, name: str) -> bool:
 def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
     """Which single pattern each parameter matches by any of its names: `{name: pattern}`, only for those that match.
 
-    A pattern without a parameter and a parameter with two patterns are errors. `names` holds all the names of every
-    parameter; `what` says in the message whose patterns they are.
+    A pattern without a parameter and a parameter with two patterns are errors. A pattern that is a name itself stands
+    for that parameter alone. `names` holds all the names of every parameter; `what` says in the message whose patterns
+    they are.
     """
     owner: dict[str, str] = {}
     unmatched = []
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ValueError(f"{what}: the pattern {pattern!r} is no string; pass the name of a parameter or a module")
-        hits = [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
+        hits = [name for name, places in names.items() if pattern in places]
+        hits = hits or [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
         if not hits:
             unmatched.append(pattern)
         for name in hits:
