@@ -1,6 +1,7 @@
 """Layers that are made for images: convolutions, pooling; and changes of space, from any to any."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,6 +101,16 @@ def _padding_of_two_kinds(draw: Draw, shape: Shape) -> nn.Module:
         lambda s, x: torch.cat([s.padded(x), s.bare(F.pad(x, (1, 1) * count))], 1),
         padded=kind(3, stride, 1), bare=kind(3, stride),
     )  # fmt: skip
+
+
+@layer("pooling", 4, 5)
+def _one_entry_for_all_axes(draw: Draw, shape: Shape) -> nn.Module:
+    """A setting that is a list of one entry is of all axes, of a batch of images and of one without a batch."""
+    pools = [[F.max_pool2d, F.max_pool3d], [partial(f, count_include_pad=False) for f in (F.avg_pool2d, F.avg_pool3d)]]
+    pool = pools[draw.chance()][len(shape) - 4]
+    if draw.chance():
+        return Layer(lambda s, x: pool(x, (3,), (1,), (1,)))
+    return Layer(lambda s, x: torch.stack([pool(each, (3,), (1,), (1,)) for each in x.unbind()]))
 
 
 @layer("pooling", 3, 4, 5)
