@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from decimal import ROUND_CEILING, Context
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -125,7 +126,6 @@ class Verify:
 
     def __call__(self) -> int | None:
         import wellnormed as wn
-        from wellnormed.certificates.sizes import short
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import require_model
 
@@ -141,8 +141,8 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        bound = f"{short(certificate.exact_lipschitz)} (log10 {certificate.log10_lipschitz:.4f})"
-        print(f"verified: the Lipschitz bound {bound} holds for {weights}\n{report}")
+        bound = Context(6, ROUND_CEILING).plus(certificate.exact_lipschitz)
+        print(f"verified: the Lipschitz bound {bound} (log10 {bound.log10():.4f}) holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)
