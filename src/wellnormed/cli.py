@@ -142,7 +142,7 @@ class Verify:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
         bound = Context(6, ROUND_CEILING).plus(certificate.exact_lipschitz)
-        print(f"verified: the Lipschitz bound {bound} (log10 {bound.log10():.4f}) holds for {weights}\n{report}")
+        print(f"verified: the Lipschitz bound {bound} holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,8 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "interleaved samples": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(x.shape[0], 4) * m.bias.exp(), False),
     "a roll by twelve": (lambda m, x: 2 * x - x.roll(12, 0), False),
     "a roll of all entries": (lambda m, x: 2 * x - x.reshape(-1).roll(48).view_as(x), False),
+    "half a turn of samples": (lambda m, x: x - torch.fft.fftshift(torch.fft.fftshift(x, dim=0), dim=0), False),
+    "padding of features alone": (lambda m, x: F.pad(x, (1, 1, 0, 0)), True),
     "a triangle of samples": (lambda m, x: x + x.tril(-5), False),
     "windows of samples": (lambda m, x: F.avg_pool1d(x.T, 25, 1, 12, False, False).T, False),
     "a roll of entries": (lambda m, x: 2 * x - x.roll(1, 1), True),

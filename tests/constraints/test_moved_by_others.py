@@ -274,6 +274,24 @@ def test_names_that_differ_by_the_prefix_of_a_wrapper_are_two():
     assert [line.split()[1][:7] for line in shown.splitlines()] == ["HardCap", "SoftCap"]
 
 
+def test_names_like_those_of_wrappers_are_found_in_a_compiled_model_and_back():
+    model = Nested()
+    each = {"weight": wn.constraints.ClippedWeightDecay(2.0, 0.5), "module.weight": wn.constraints.Hammer(1.0)}
+
+    def begun(wrapped):
+        optimizer = wn.Scion(wrapped, lr=0.1, overrides={"*": wn.Spectral()})
+        for p in wrapped.parameters():
+            p.grad = torch.ones_like(p)
+        constraints = wn.constrain(optimizer, each)
+        optimizer.step()
+        return optimizer, constraints
+
+    plain, compiled = begun(model), begun(torch.compile(Nested(), backend="eager"))
+    for own, other in ((plain, compiled), (compiled, plain)):
+        for here, there in zip(own, other, strict=True):
+            here.load_state_dict(copy.deepcopy(there.state_dict()))
+
+
 def test_a_weight_of_zeros_has_ratios_below_a_clipped_decay():
     layer = nn.Linear(4, 4, bias=False)
     nn.init.zeros_(layer.weight)

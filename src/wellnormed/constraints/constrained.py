@@ -120,7 +120,9 @@ def matching_state(state: object, here: Mapping[str, Tensor]) -> dict[str, Tenso
     """A state that was saved, by names without the prefixes of wrappers, if it has the tensors that are `here`."""
     pairs = state.items() if isinstance(state, Mapping) else [(None, None)]
     own = {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, Tensor)}
-    saved = {short: own[name] for name, short in bare_names(own).items()}
+    places = {name: name.rpartition(".") for name in own}
+    bare = bare_names({parameter for parameter, _, _ in places.values()})
+    saved = {f"{bare[parameter]}.{key}": own[name] for name, (parameter, _, key) in places.items()}
     if len(saved) < len(pairs):
         raise ValueError(
             "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"

@@ -63,7 +63,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
-        self._averaged: dict[Tensor, str | None] = {}
+        self._averaged: dict[Tensor, tuple[str | None, float | None]] = {}
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         admission.check_settings(defaults)
@@ -159,22 +159,35 @@ class ConditionalGradient(torch.optim.Optimizer):
                     f"parameter {name!r} is not the one that this optimizer was made with, and has no norm; add new "
                     "parameters by add_param_group, or make the optimizer again"
                 )
-            rule, norm = rule_of(group), self._norms[parameter]
-            average = None if rule is None or norm is None else rule.averages
-            if rule is not None and norm is not None and average == "directions":
-                average = repr(self._directions.get(parameter) or rule.direction_for(group, norm))
-            if self._averaged.setdefault(parameter, average) != average:
-                if group["steps"]:
-                    raise ValueError(
-                        f"the step rule of {name!r}, or its direction, was changed in the middle of training, and its "
-                        "averages are of something else; change it back, or make a new optimizer"
-                    )
-                self._averaged[parameter] = average
+            rule = rule_of(group)
+            self._refuse_other_averages(name, parameter, group, rule)
             if rule is None:
                 self._norms[parameter] = None
             else:
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
                 admission.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
+
+    def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
+        """Refuse a step rule or direction that would take what was averaged under another for its own."""
+        norm, kind, bound = self._norms[parameter], None, None
+        if (rule is None and "betas" not in group) or (rule is not None and norm is None):
+            raise ValueError(
+                f"step_rule={group['step_rule']!r} cannot move {name!r}, which its group was not made for; give "
+                "overrides={NAME: None} for AdamW, or a norm, when the optimizer is made"
+            )
+        if rule is not None and norm is not None:
+            kind = rule.averages
+            direction = self._directions.get(parameter) or rule.direction_for(group, norm)
+            bound = direction.bound(norm) if kind == "directions" else None
+        was, longest = self._averaged.setdefault(parameter, (kind, bound))
+        longer = bound is not None and (longest is None or longest > bound)
+        begun = self.state.get(parameter) or (group["memory"] == "gradient" and group["steps"])
+        if begun and (was != kind or (kind == "directions" and longer)):
+            raise ValueError(
+                f"the step rule of {name!r}, or its direction, was changed in the middle of training, and its averages "
+                "are of something else, or longer; change it back, or make a new optimizer"
+            )
+        self._averaged[parameter] = kind, bound
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -333,9 +346,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         return {**own, "state": state, **{name: vars(self)[name] for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._averaged = {}  # settings and averages come together
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned, self._averaged = None, None, set(), {}
+            self._model, self._process_group, self._warned = None, None, set()
             self._adopt(self.assignment)
             self._index()
             copied, self.attached = self.attached, []

@@ -142,7 +142,10 @@ def _within(name: str, average: Tensor, norm: Norm, most: float) -> Tensor:
 
     One of 16 bits, which rounding has lengthened, is shortened; a longer one is of other directions, and refused.
     """
-    length = float(norm.norm(widened(whole(average))))
+    entries = widened(whole(average))
+    if not bool(entries.isfinite().all()):
+        raise ValueError(f"load_state_dict: the state of {name!r} holds NaN or infinity; load an earlier one")
+    length = float(norm.norm(entries))
     if length <= most * (1 + _ROUNDING):
         return average
     if not length <= most * (1 + BFLOAT16_ERROR):

@@ -122,11 +122,15 @@ def _places_samples(node: fx.Node) -> bool:
     if windows := re.search(r"(\d)d(_with_indices)?$", name):
         axes: Any = range(-int(windows[1]), 0)
     elif name in ("constant_pad_nd", "pad"):
-        axes = range(-(len(_argument(node, "pad")) // 2), 0)
+        pads = _argument(node, "pad")
+        axes = [-1 - each // 2 for each, amount in enumerate(pads) if amount]
     elif name in _LAST_AXES:
         axes = range(-_LAST_AXES[name], 0)
     elif name in ("roll", "rot90"):
         axes = _argument(node, "dims") or range(count)
+    elif name in ("fft_fftshift", "fft_ifftshift"):
+        dim = _argument(node, "dim")
+        axes = range(count) if dim is None else [dim] if isinstance(dim, int) else dim
     elif name in ("diagonal", "diagonal_scatter"):
         axes = _argument(node, "dim1"), _argument(node, "dim2")
     elif name in ("slice_scatter", "select_scatter", "unfold"):

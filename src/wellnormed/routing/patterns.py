@@ -15,7 +15,7 @@ def unwrapped(name: str) -> str:
 
 
 def bare_names(names: Iterable[str]) -> dict[str, str]:
-    """Names -> the same without the prefixes of wrappers; where two would become equal, both keep theirs.
+    """Names -> the same without the prefixes of wrappers; where two would become equal, without those of all names.
 
     A module of the user's own may be called `module`, too.
 
@@ -25,7 +25,16 @@ def bare_names(names: Iterable[str]) -> dict[str, str]:
     """
     bare = {name: unwrapped(name) for name in names}
     times = Counter(bare.values())
-    return {name: short if times[short] == 1 else name for name, short in bare.items()}
+    inner = {name: name for name in bare}
+    while len(heads := {_wrapper(rest) for rest in inner.values()}) == 1 and "" not in heads:
+        inner = {name: rest.removeprefix(min(heads)) for name, rest in inner.items()}
+    return {name: short if times[short] == 1 else inner[name] for name, short in bare.items()}
+
+
+def _wrapper(name: str) -> str:
+    """The prefix of a wrapper with which a name begins."""
+    found = _WRAPPERS.match(name)
+    return found[0] if found else ""
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -53,10 +62,11 @@ def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], 
     """
     owner: dict[str, str] = {}
     unmatched = []
+    bare = bare_names(place for places in names.values() for place in places)
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ValueError(f"{what}: the pattern {pattern!r} is no string; pass the name of a parameter or a module")
-        hits = [name for name, places in names.items() if pattern in places]
+        hits = [name for name, places in names.items() if pattern in {*places, *(bare[place] for place in places)}]
         hits = hits or [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
         if not hits:
             unmatched.append(pattern)
