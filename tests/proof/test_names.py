@@ -108,7 +108,7 @@ def test_a_certificate_prints_names_as_words() -> None:
         assert "\x1b" not in text
         assert "and all other" not in text
     assert len(str(forged).splitlines()) == len(str(honest).splitlines())
-    assert FORGED not in str(NumberFormats((EntryRange(f"input of {FORGED}", Decimal(1), None, ()),), ()))
+    assert FORGED not in str(NumberFormats((EntryRange(f"input of {FORGED}", Decimal(1), None, ()),)))
 
 
 def test_a_file_cannot_state_an_arithmetic_of_its_own(tmp_path: Path) -> None:

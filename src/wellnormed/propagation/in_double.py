@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellnormed.propagation.capture import tensors_of
-from wellnormed.propagation.registry import OPERATIONS, name_of
+from wellnormed.propagation.registry import name_of
 
 
 class InDouble(TorchDispatchMode):
@@ -50,9 +50,9 @@ class InDouble(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # in inference mode operations come here before they are taken apart; those with a bound stay whole, since parts
-        # may make constants of float32, such as the weights of an interpolation
-        if torch.is_inference_mode_enabled() and name_of(func) not in OPERATIONS:
+        # in inference mode operations come here before they are taken apart; the parts of an interpolation would make
+        # its weights in float32
+        if torch.is_inference_mode_enabled() and not name_of(func).startswith("aten.upsample_"):
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
