@@ -167,6 +167,10 @@ class ConditionalGradient(torch.optim.Optimizer):
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
                 admission.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
 
+    def _direction(self, parameter: Tensor, group: Group, rule: StepRule, norm: Norm) -> Direction:
+        """The user's direction of a parameter, or that of its step rule."""
+        return self._directions.get(parameter) or rule.direction_for(group, norm)
+
     def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
         """Refuse a step rule or direction that would take what was averaged under another for its own."""
         norm, kind, bound = self._norms[parameter], None, None
@@ -177,8 +181,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             )
         if rule is not None and norm is not None:
             kind = rule.averages
-            direction = self._directions.get(parameter) or rule.direction_for(group, norm)
-            bound = direction.bound(norm) if kind == "directions" else None
+            if kind == "directions":
+                bound = self._direction(parameter, group, rule, norm).bound(norm)
         was, longest = self._averaged.setdefault(parameter, (kind, bound))
         longer = bound is not None and (longest is None or longest > bound)
         begun = self.state.get(parameter) or (group["memory"] == "gradient" and group["steps"])
@@ -240,7 +244,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None and (norm := self._norms[p]) is not None:
                     assert rule is not None  # a parameter with a norm has one
-                    direction = self._directions.get(p) or rule.direction_for(group, norm)
+                    direction = self._direction(p, group, rule, norm)
                     owner[p], part_of[p] = (group, rule), (id(group), self._radii[p])
                     apart = None if direction.same_at_any_rate else part_of[p]
                     alike[p] = norm, direction, id(p) if group["memory"] == "gradient" else apart
@@ -301,7 +305,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for name, (group, parameter) in self._owner.items():
             if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:
-                direction = self._directions.get(parameter) or rule.direction_for(group, norm)
+                direction = self._direction(parameter, group, rule, norm)
                 bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
         return bounds
 
