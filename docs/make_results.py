@@ -401,7 +401,12 @@ def harnesses() -> Iterator[str]:
             ranks,
             ("", "optimizer", "loss", "rate, decay", "cells", "mean (seeds)", "largest proved norm over cap"),
         ),
-        ("LightBench", "lightbench.json", pass_rates, ("optimizer", "trivial", "easy")),
+        (
+            "LightBench",
+            "lightbench.json",
+            pass_rates,
+            ("optimizer", "matrices: trivial", "easy", "vectors: trivial", "easy"),
+        ),
     ):
         content = load(name)
         said, rows = lines(content)
