@@ -180,12 +180,26 @@ def test_the_page_of_reproductions_says_what_differs_and_what_was_not_run():
 
 def test_a_task_counts_once_every_optimizer_was_asked():
     """Who failed the trivial form has failed the easy one; a task that one optimizer was not asked says nothing."""
-    asked = [("a", "trivial", "x", True), ("a", "easy", "x", True), ("a", "trivial", "y", False)]
-    asked += [("b", "trivial", "x", True), ("b", "trivial", "y", True), ("b", "easy", "x", True)]  # y: not yet easy
-    asked += [("c", "trivial", "x", True)]  # y: not yet
+    a, b, c, vector = "minimax", "xor_spot", "xor_digit", "beale"
+    asked = [(a, "trivial", "x", True), (a, "easy", "x", True), (a, "trivial", "y", False)]
+    asked += [(b, "trivial", "x", True), (b, "trivial", "y", True), (b, "easy", "x", True)]  # y: not yet easy
+    asked += [(c, "trivial", "x", True)]  # y: not yet
     rows = [dict(zip(("task", "difficulty", "optimizer", "passed"), each, strict=True)) for each in asked]
-    _, lines = pass_rates({"rows": rows, "versions": {}, "trials": 1, "steps": 1, "left_out": {}})
-    assert lines == [("x", "2 of 2", "1 of 1"), ("y", "1 of 2", "0 of 1")]
+    for name in "xy":
+        rows.append({"task": vector, "difficulty": "trivial", "optimizer": name, "passed": True})
+        rows.append(
+            {
+                "task": vector,
+                "difficulty": "easy",
+                "optimizer": name,
+                "passed": False,
+                "error": "no such difficulty",
+            }
+        )
+    said, lines = pass_rates({"rows": rows, "versions": {}, "trials": 1, "steps": 1, "left_out": {}})
+    assert lines == [("x", "2 of 2", "1 of 1", "1 of 1", "0 of 0"), ("y", "1 of 2", "0 of 1", "1 of 1", "0 of 0")]
+    assert f"was asked {a}, {b}, {vector}; in the easy form, {a}." in said
+    assert f"Not run yet: xor_digit_rnn, xor_sequence_rnn, xor_spot_rnn, {c}, " in said
 
 
 def test_an_optimizer_is_ranked_by_its_best_cell_of_seed_0_beside_the_mean_of_that_cell():
