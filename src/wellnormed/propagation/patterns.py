@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -112,57 +113,102 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
     weights, v = _under(node.args[0], _DROPOUT), node.args[1]
     if not isinstance(weights, fx.Node) or name_of(weights.target) not in _SOFTMAX or rounds(weights):
         return None
-    if not dependent(v):
-        return None
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
-    logits, scale, outer = _under(weights.args[0], ()), 1.0, 1.0
-    fills: list[tuple[float, float]] = []  # each with the factor by which it is multiplied later, as in `added`
-    added: list[tuple[Any, float]] = []
-    while isinstance(logits, fx.Node) and name_of(logits.target) not in (*_PRODUCTS, _SUM_WITH_PRODUCT):
-        if rounds(logits):
-            return None
-        name, arguments = name_of(logits.target), list(logits.args)
-        if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
-            if not isinstance(arguments[1], float | int) or not arguments[1]:
-                return None
-            # rounded up: the bound grows with the scale
-            quotient = abs(float(arguments[1])) if "mul" in name else abs(1 / float(arguments[1])) * (1 + 2.0**-52)
-            scale *= quotient * (1 + 2.0**-52) if scale != 1 else quotient
-            outer *= math.copysign(quotient, float(arguments[1]))
-        elif name == "aten.add.Tensor":
-            if not dependent(arguments[0]):
-                arguments = [arguments[1], arguments[0]]
-            if dependent(arguments[1]) or logits.kwargs.get("alpha", 1) != 1:
-                return None
-            added.append((arguments[1], outer))
-        elif name == "aten.masked_fill.Scalar" and not dependent(arguments[1]):
-            fills.append((_number(arguments[2]), outer))
-        elif name in ("aten.where.self", "aten.where.ScalarOther") and not dependent(arguments[0]):
-            if dependent(arguments[2]):
-                return None
-            fills.append((_number(arguments[2]), outer))
-            arguments = arguments[1:]
-        else:
-            return None
-        logits = _under(arguments[0], ())
-    if not isinstance(logits, fx.Node) or rounds(logits):
-        return None
-    factors = logits.args
-    if name_of(logits.target) == _SUM_WITH_PRODUCT:
-        constants, *factors = logits.args
-        if dependent(constants) or not set(logits.kwargs) <= {"alpha", "beta"}:
-            return None
-        alpha = abs(float(logits.kwargs.get("alpha", 1.0)))  # type: ignore[arg-type]
-        scale *= alpha * (1 + 2.0**-52) if scale != 1 else alpha
-        added.append((constants, outer * float(logits.kwargs.get("beta", 1.0))))  # type: ignore[arg-type]
-    if len(factors) != 2 or not all(map(dependent, factors)):
+    logits = _Logits(dependent)
+    factors = logits.factors_of(weights.args[0])
+    if len(factors) != 2 or not all(map(dependent, (*factors, v))):
         return None
     # a logit that is replaced by a number takes part in the softmax, unless that is far below all others
-    if not all(fill < math.inf and fill * factor <= _FAR_BELOW for fill, factor in fills):
+    if not all(fill < math.inf and fill * factor <= _FAR_BELOW for fill, factor in logits.fills):
         return None
-    below = all(fill == -math.inf for fill, _ in fills)  # all others, whatever is added to them
-    return {"q": factors[0], "transposed_k": factors[1], "v": v, "scale": scale, "added": [] if below else added}
+    below = all(fill == -math.inf for fill, _ in logits.fills)  # all others, whatever is added to them
+    q, transposed_k = factors
+    added = [] if below else logits.added
+    return {"q": q, "transposed_k": transposed_k, "v": v, "scale": logits.scale, "added": added}
+
+
+@dataclass
+class _Logits:
+    """What happens to a product of queries and keys before the softmax, read from the softmax back to the product."""
+
+    dependent: Callable[[Any], bool]
+    """Whether a node depends on the input."""
+    scale: float = 1.0
+    """The absolute value of the product of all factors. It is rounded up, because the bound grows with it."""
+    factor: float = 1.0
+    """The product of the factors that were read so far, with its sign."""
+    added: list[tuple[Any, float]] = field(default_factory=list)
+    """Constants, each with the factor that multiplies it after it was added."""
+    fills: list[tuple[float, float]] = field(default_factory=list)
+    """Numbers that replace some logits, each with its factor; infinity stands for what is no known number."""
+
+    def factors_of(self, logits: Any) -> tuple[Any, ...]:
+        """The factors of the product; none if something else happens to it."""
+        logits = _under(logits, ())
+        while isinstance(logits, fx.Node) and not rounds(logits):
+            name, keywords = name_of(logits.target), dict[str, Any](logits.kwargs)
+            if name in _PRODUCTS:
+                return logits.args
+            if name == _SUM_WITH_PRODUCT:
+                return self._factors_of_sum(*logits.args, **keywords)
+            step = self._STEPS.get(name)
+            logits = _under(step and step(self, *logits.args, **keywords), ())
+        return ()
+
+    def _multiplied(self, logits: Any, by: Any) -> Any:
+        if not isinstance(by, float | int) or not by:
+            return None
+        self._multiply(abs(float(by)), by)
+        return logits
+
+    def _divided(self, logits: Any, by: Any) -> Any:
+        if not isinstance(by, float | int) or not by:
+            return None
+        self._multiply(abs(1 / float(by)) * (1 + 2.0**-52), by)
+        return logits
+
+    def _multiply(self, size: float, sign: float) -> None:
+        self.scale *= size * (1 + 2.0**-52) if self.scale != 1 else size
+        self.factor *= math.copysign(size, sign)
+
+    def _sum(self, logits: Any, constant: Any, alpha: float = 1) -> Any:
+        if not self.dependent(logits):
+            logits, constant = constant, logits
+        if self.dependent(constant) or alpha != 1:
+            return None
+        self.added.append((constant, self.factor))
+        return logits
+
+    def _masked(self, logits: Any, mask: Any, fill: Any) -> Any:
+        return None if self.dependent(mask) else self._filled(logits, fill)
+
+    def _chosen(self, mask: Any, logits: Any, fill: Any) -> Any:
+        return None if self.dependent(mask) or self.dependent(fill) else self._filled(logits, fill)
+
+    def _filled(self, logits: Any, fill: Any) -> Any:
+        self.fills.append((_number(fill), self.factor))
+        return logits
+
+    def _factors_of_sum(self, constants: Any, *factors: Any, beta: float = 1, alpha: float = 1) -> tuple[Any, ...]:
+        """Those of `beta constants + alpha q k^T`."""
+        if self.dependent(constants):
+            return ()
+        self.added.append((constants, self.factor * float(beta)))
+        self._multiply(abs(float(alpha)), alpha)
+        return factors
+
+    _STEPS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "aten.mul.Tensor": _multiplied,
+        "aten.mul.Scalar": _multiplied,
+        "aten.div.Tensor": _divided,
+        "aten.div.Scalar": _divided,
+        "aten.add.Tensor": _sum,
+        "aten.masked_fill.Scalar": _masked,
+        "aten.where.self": _chosen,
+        "aten.where.ScalarOther": _chosen,
+    }
+    """Name of an operation -> what reads it: its logits before the operation, or None if it is none of attention's."""
 
 
 _FAR_BELOW = -1e25
