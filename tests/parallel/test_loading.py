@@ -23,7 +23,7 @@ CONSTRAINTS = {
     "0": wn.ColumnCap(0.9), "1": c.Orthogonal(1.0), "3": wn.SoftCap(1.2), "5": c.OptimalCap(0.7), "7": c.Sphere(1.1),
     "9": wn.HardCap(0.9, every=3),
 }  # fmt: skip
-LAYOUTS = [("ddp", 2), ("fsdp", 2), ("fsdp", 4), ("fsdp x tp", 4)]
+LAYOUTS = [("ddp", 2), ("fsdp", 2), pytest.param("fsdp", 4, marks=pytest.mark.slow), ("fsdp x tp", 4)]
 every_layout = pytest.mark.parametrize(("layout", "world"), LAYOUTS)
 
 

@@ -41,8 +41,16 @@ def resume(layout, optimizer, constraints, folder):
     return found, end
 
 
-@pytest.mark.parametrize("optimizer", CASES)
-@pytest.mark.parametrize(("first", "then"), [("fsdp", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp x tp")])
+CHANGES = [("fsdp", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp x tp")]
+EVERY = [(optimizer, *change) for optimizer in CASES for change in CHANGES]
+SOME = [("Scion", *change) for change in CHANGES]
+SOME += [("Muon and AdamW", *CHANGES[2]), ("Almond", *CHANGES[0]), ("Scion, light", *CHANGES[2])]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first", "then"),
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in EVERY],
+)
 def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, first, then):
     constraints = CASES[optimizer]
     (left, end), *_ = processes(2).run(save, first, optimizer, constraints, tmp_path)
@@ -55,7 +63,7 @@ def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, 
         torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["Scion", "Muon and AdamW"])
+@pytest.mark.parametrize("optimizer", ["Scion", pytest.param("Muon and AdamW", marks=pytest.mark.slow)])
 def test_fsdp_with_tensor_parallelism_goes_on_on_two_processes_and_on_one(processes, tmp_path, optimizer):
     constraints = CASES[optimizer]
     (left, end), *_ = processes(4).run(save, "fsdp x tp", optimizer, constraints, tmp_path)

@@ -14,8 +14,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("entries", [2**20, 200])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [("gpt", 200), ("potential", 2**20), ("potential", 200), ("nanogpt", 200)]
+    + [pytest.param(name, 2**20, marks=pytest.mark.slow) for name in ("gpt", "nanogpt")],
+)
 def test_one_two_and_four_processes_start_with_the_same_bits(processes, name, entries):
     """With weights that every process draws, and with large ones that their owners draw."""
     digests, flops, _ = start(MODELS[name], entries)

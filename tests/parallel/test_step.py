@@ -1,6 +1,7 @@
 """What every process owes the others in a step: the same refusals, the same bits, no more bytes than stated."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -141,16 +142,15 @@ def every_layout():
     matrices = [(grid, each) for each in cuts]
     generator = torch.Generator().manual_seed(0)
     expected, jobs = [], []
-    for shape in SHAPES:
-        for dtype in DTYPES:
-            for count, lie in enumerate(layouts + (matrices if len(shape) > 1 else []), start=1):
-                weights = [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
-                numbers = [torch.tensor(float(i), dtype=torch.float64) for i in range(count)]
-                laid = weights if lie is None else [laid_out(weight, *lie) for weight in weights]
-                expected.append(Job((weights, numbers), half_and_count).run())
-                jobs.append(Job((laid, numbers), half_and_count))
-                expected.append(Job((weights, numbers), count_alone, read_only=1).run())
-                jobs.append(Job((laid, numbers), count_alone, read_only=1))
+    for shape, dtype in zip(SHAPES, itertools.cycle(DTYPES), strict=False):
+        for count, lie in enumerate(layouts + (matrices if len(shape) > 1 else []), start=1):
+            weights = [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
+            numbers = [torch.tensor(float(i), dtype=torch.float64) for i in range(count)]
+            laid = weights if lie is None else [laid_out(weight, *lie) for weight in weights]
+            expected.append(Job((weights, numbers), half_and_count).run())
+            jobs.append(Job((laid, numbers), half_and_count))
+            expected.append(Job((weights, numbers), count_alone, read_only=1).run())
+            jobs.append(Job((laid, numbers), count_alone, read_only=1))
     dealt = Placement({str(i): job.inputs[0][0] for i, job in enumerate(jobs)}, dist.group.WORLD)
     for job, results, right in zip(jobs, dealt.run(jobs), expected, strict=True):
         for tensors, found, wanted in zip(job.inputs[job.read_only :], results, right, strict=True):

@@ -97,7 +97,8 @@ def test_four_processes_train_as_one_does(whole, steps, changes):
 @pytest.mark.parametrize(
     ("first", "parallel", "then"),
     [
-        (2, "fsdp", (2, 4)),
+        (2, "fsdp", (4,)),
+        pytest.param(2, "fsdp", (2,), marks=pytest.mark.slow),
         pytest.param(2, "ddp", (2, 1), marks=pytest.mark.slow),
         pytest.param(4, "fsdp", (4, 2, 1), marks=pytest.mark.slow),
     ],
@@ -161,16 +162,16 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(proce
 @pytest.mark.parametrize(
     ("trouble", "parallel", "kind", "message", "left"),
     [
-        (
-            "not_finite",
-            "fsdp",
-            "ValueError",
-            "step 6: the loss is nan; .*checkpoint is .*step-00000004",
-            4,
+        pytest.param(
+            *("not_finite", "fsdp", "ValueError", "step 6: the loss is nan; .*checkpoint is .*step-00000004", 4),
+            marks=pytest.mark.slow,
         ),
         ("drifted", "ddp", "ValueError", "step 8: 'embedding.weight' on rank 1 is no longer what it is on rank 0", 4),
         ("disk_full", "fsdp", "OSError", "rank 1: .*step-00000008 could not be written .*No space left", 4),
-        ("disk_full_at_the_end", "fsdp", "OSError", "rank 1: .*step-00000012 could not be .*No space left", 8),
+        pytest.param(
+            *("disk_full_at_the_end", "fsdp", "OSError", "rank 1: .*step-00000012 could not be .*No space left", 8),
+            marks=pytest.mark.slow,
+        ),
         ("another_rate", "fsdp", "ValueError", "rank 1 has another config than rank 0: learning_rate is 0.5 inst", 0),
         ("another_disk", "ddp", "ValueError", "rank 1: .*config.json is missing.*on a disk that all ranks see", 0),
         ("another_shard", "ddp", "ValueError", r"rank 1 has another set of data .*: tokens of the training shards", 0),
