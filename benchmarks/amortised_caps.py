@@ -13,19 +13,22 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 import wellnormed as wn
-from papers.characters import CharacterTask
 from papers.header import header, write_result
-from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.constraints import Constraints
+from wellnormed.data import Corpus, load_corpus
 from wellnormed.models.config import GPTConfig
+from wellnormed.models.files import Model
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.evaluate import validation_loss
+from wellnormed.train.config import CHARACTERS
+from wellnormed.train.language import LanguageTask
+from wellnormed.train.ranks import Ranks
 from wellnormed.train.task import fit
 
 from .step_time import build_amortised
@@ -36,25 +39,28 @@ WAYS = ((1, "auto"), (8, "auto"), (8, "products"))
 OUTPUT = Path(__file__).parents[1] / "results" / "amortised_caps.json"
 
 
-def settings(steps: int, text: CharacterText) -> TrainConfig:
+def settings(steps: int, corpus: Corpus) -> TrainConfig:
     """The preset `caps` at half its width and length, and an eighth of its hidden units; caps and rates are its own."""
     preset = PRESETS["caps"]
     assert isinstance(preset.model, GPTConfig)
-    model = replace(preset.model, width=64, length=32, expansion=4, vocabulary_size=len(text.symbols))
+    model = replace(preset.model, width=64, length=32, expansion=4, vocabulary_size=corpus.vocabulary)
     return replace(preset, model=model, steps=steps, device="cpu")
 
 
-def run(config: TrainConfig, every: int, method: str, text: CharacterText) -> dict:
+def run(config: TrainConfig, every: int, method: str, corpus: Corpus) -> dict:
     """Train; the loss on the whole validation split, how often weights were projected, and norms that were proved."""
-    optimizer_of = partial(build_amortised, every=every)
-    task = CharacterTask(config, text, torch.device("cpu"), optimizer_of)
+
+    def optimizer_of(model: Model, config: TrainConfig, _: Any) -> tuple[wn.Scion, Constraints]:
+        return build_amortised(model, config, every)
+
+    task = LanguageTask(config, corpus, Ranks(0, 1, torch.device("cpu")), optimizer_of)
     constraints = task.constraints
     assert constraints is not None
     projections: Counter[str] = Counter()
     reached: dict[str, float] = {}
     largest = 0.0
 
-    def watch(task: CharacterTask, loss: float) -> None:
+    def watch(task: LanguageTask, loss: float) -> None:
         nonlocal largest
         for name, bound in constraints.state_dict().items():
             projections[name.removesuffix(".reach")] += float(bound) < reached.get(name, math.inf)
@@ -68,7 +74,7 @@ def run(config: TrainConfig, every: int, method: str, text: CharacterText) -> di
         "every": every,
         "method": method,
         "seed": config.seed,
-        "validation_loss": validation_loss(task.model, text.validation, config.model.length),
+        "validation_loss": task.evaluate(last=True)["validation_loss"],
         "steps_per_projection": {name: config.steps / count for name, count in projections.items()},
         "largest_proved_ratio": largest,
     }
@@ -82,14 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    text = load_shakespeare()
-    config, rows = settings(options.steps, text), []
+    corpus = load_corpus(CHARACTERS)
+    config, rows = settings(options.steps, corpus), []
     for seed in SEEDS:
         for every, method in WAYS:
-            rows.append(run(replace(config, seed=seed), every, method, text))
+            rows.append(run(replace(config, seed=seed), every, method, corpus))
             print(f"seed {seed}, every {every}, {method}: loss {rows[-1]['validation_loss']:.4f}", flush=True)
     content = header("python -m benchmarks.amortised_caps", seed=list(SEEDS))
-    write_result(options.output, {**content, "text": text.source, "config": asdict(config), "rows": rows})
+    write_result(options.output, {**content, "text": corpus.name, "config": asdict(config), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,30 +20,31 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from papers.characters import CharacterTask
+from papers._tokens import token_task
 from papers.float8_layers import BACKWARD, FORWARD, Float8Linear, to_float8_
 from papers.header import header, write_result
 from wellnormed.certificates import largest_entries, number_formats
-from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.data import Corpus, load_corpus
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.evaluate import validation_loss
+from wellnormed.train.config import CHARACTERS
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.task import fit
 
 SEEDS = (0, 1, 2)
 OUTPUT = Path(__file__).parents[1] / "results" / "float8.json"
 
 
-def settings(steps: int, text: CharacterText) -> TrainConfig:
+def settings(steps: int, corpus: Corpus) -> TrainConfig:
     """A transformer without anything that normalises activations."""
     preset = PRESETS["caps"]
     assert isinstance(preset.model, GPTConfig)
-    shape = {"width": 64, "length": 32, "expansion": 4, "vocabulary_size": len(text.symbols)}
+    shape = {"width": 64, "length": 32, "expansion": 4, "vocabulary_size": corpus.vocabulary}
     model = replace(preset.model, rotary=True, stream_radius=None, relative_bias=False, **shape)
     return replace(preset, model=model, steps=steps, device="cpu")
 
 
-def vanished(task: CharacterTask, layers: Sequence[str], gradient_scale: float) -> dict[str, float]:
+def vanished(task: LanguageTask, layers: Sequence[str], gradient_scale: float) -> dict[str, float]:
     """Shares of inputs, weights and gradients that become zero, on one batch."""
     zeroed: Counter[str] = Counter()
     present: Counter[str] = Counter()
@@ -66,9 +67,9 @@ def vanished(task: CharacterTask, layers: Sequence[str], gradient_scale: float) 
     return {f"{what} that become 0": zeroed[what] / present[what] for what in present}
 
 
-def run(config: TrainConfig, gradient_scale: float | None, text: CharacterText) -> dict:
+def run(config: TrainConfig, gradient_scale: float | None, corpus: Corpus) -> dict:
     """Train in float32 if the scale is None, and measure."""
-    task = CharacterTask(config, text, torch.device("cpu"))
+    task = token_task(config, corpus, torch.device("cpu"))
     inputs = number_formats(wn.certify(task.model)).inputs
     names = [name for name in inputs if name.startswith("layers")]
     if gradient_scale is not None:
@@ -76,10 +77,9 @@ def run(config: TrainConfig, gradient_scale: float | None, text: CharacterText) 
     losses: list[float] = []
     fit(task, lambda task, loss: losses.append(loss))
     shares = vanished(task, names, gradient_scale or 1.0)
-    loss = validation_loss(task.model, text.validation, config.model.length)
-    seen = largest_entries(task.model, text.validation[: config.batch * config.model.length].view(config.batch, -1))
-    plain = CharacterTask(config, text, torch.device("cpu")).model
-    plain.load_state_dict(task.model.state_dict())  # a certificate is of nn.Linear
+    loss, length = task.evaluate(last=True)["validation_loss"], config.model.length
+    seen = largest_entries(task.model, corpus.validation.windows(torch.arange(config.batch) * length, length))
+    plain = task.copy(task.whole_weights())  # a certificate is of nn.Linear
     proved = number_formats(wn.certify(plain)).inputs
     assert (gradient_scale is None) == (not any(isinstance(m, Float8Linear) for m in task.model.modules()))
     return {
@@ -102,14 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    text = load_shakespeare()
-    config, rows = settings(options.steps, text), []
+    corpus = load_corpus(CHARACTERS)
+    config, rows = settings(options.steps, corpus), []
     for seed in SEEDS:
         for scale in (None, 1.0, float(config.batch * config.model.length)):
-            rows.append(run(replace(config, seed=seed), scale, text))
+            rows.append(run(replace(config, seed=seed), scale, corpus))
             print(rows[-1], flush=True)
     content = header("python -m benchmarks.float8", seed=list(SEEDS))
-    write_result(options.output, {**content, "text": text.source, "config": asdict(config), "rows": rows})
+    write_result(options.output, {**content, "text": corpus.name, "config": asdict(config), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -19,14 +19,13 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from papers.characters import build_optimizer
 from papers.header import header, write_result
 from wellnormed.constraints import Constraints, HardCap, SpectralNormalize, constrain
 from wellnormed.models import build
 from wellnormed.models.files import Model
 from wellnormed.optim import Scion
 from wellnormed.train import PRESETS, TrainConfig
-from wellnormed.train.optimizer import CONSTRAINTS, weight_constraints
+from wellnormed.train.optimizer import CONSTRAINTS, build_optimizer, weight_constraints
 
 EVERY = 8
 """Steps between projections, of the caps that may wait."""

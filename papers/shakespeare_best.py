@@ -22,12 +22,15 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._nanogpt import NanoGPTRun, best_scores
 from papers._resumed import fit_resumed
-from papers._shakespeare import LTRun, Residual, bounds, lt_task, scores, shakespeare
+from papers._shakespeare import LTRun, Residual, bounds, lt_task, scores
 from papers._table import Row
-from papers.characters import CharacterTask
+from papers._tokens import token_task
 from papers.frontier import GRID
 from wellnormed.certificates import lower_bound
+from wellnormed.data import load_corpus
 from wellnormed.models.config import PotentialConfig
+from wellnormed.train.config import CHARACTERS
+from wellnormed.train.language import LanguageTask
 
 CAPS = {2.0: 1.146, 6.02: 1.298}
 """What LT's formula is said to be -> the cap at which it is, with three blocks."""
@@ -93,14 +96,13 @@ def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
     return found | {"log10_found": math.log10(gain)}
 
 
-def proved_task(cell: ProvedRun, device: torch.device) -> CharacterTask:
+def proved_task(cell: ProvedRun, device: torch.device) -> LanguageTask:
     """The training run of the README's kind of model."""
     config = GRID[f"paper-size-{cell.lipschitz}-seed-0"]
     assert isinstance(config.model, PotentialConfig)
-    shape = {"length": cell.length, "token_width": cell.token_width, "hidden": cell.hidden}
-    model = replace(config.model, vocabulary_size=len(shakespeare().symbols), **shape)
+    model = replace(config.model, length=cell.length, token_width=cell.token_width, hidden=cell.hidden)
     config = replace(config, model=model, steps=cell.steps, batch=cell.batch, seed=cell.seed)
-    return CharacterTask(config, shakespeare(), device)
+    return token_task(config, load_corpus(CHARACTERS, "tiny-shakespeare"), device)
 
 
 def kind(row: Row) -> str:

@@ -19,7 +19,6 @@ from papers import (
     five_minutes,
     lr_transfer_mlp,
     modula_gpt,
-    shakespeare_best,
     stability_grid,
     watermark,
 )
@@ -27,6 +26,7 @@ from papers._experiment import MODULES, load
 from papers._grid import Settings, run_chunk
 from papers._table import Table, cell_key
 from papers.reproduce import markdown
+from wellnormed.data import corpus
 from wellnormed.data.characters import CharacterText
 from wellnormed.data.corpus import Corpus
 from wellnormed.data.shards import Tokens
@@ -77,8 +77,9 @@ def tiny_data(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def tiny_shakespeare(monkeypatch):
-    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt, modula_gpt):
         monkeypatch.setattr(module, "shakespeare", lambda: TEXT)
+    monkeypatch.setattr(corpus, "load_shakespeare", lambda source: TEXT)
 
 
 def shrunk(name, cell):

@@ -9,6 +9,7 @@ from papers import _nanogpt, _resumed, _shakespeare, shakespeare_best
 from papers._nanogpt import NanoGPTRun
 from papers._shakespeare import LTRun
 from papers.shakespeare_best import ProvedRun
+from wellnormed.data import corpus
 from wellnormed.data.characters import CharacterText
 from wellnormed.train.task import Task
 
@@ -26,8 +27,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def line(monkeypatch):
     text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt, shakespeare_best):
+    for module in (_shakespeare, _nanogpt):
         monkeypatch.setattr(module, "shakespeare", lambda: text)
+    monkeypatch.setattr(corpus, "load_shakespeare", lambda source: text)
     # which take longer than the runs
     monkeypatch.setattr(
         shakespeare_best, "bounds", lambda model: {k: v.tolist() for k, v in model.state_dict().items()}

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def text(monkeypatch):
     line = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt, modula_gpt, shakespeare_best):
+    for module in (_shakespeare, _nanogpt, modula_gpt):
         monkeypatch.setattr(module, "shakespeare", lambda: line)
     return line
 
