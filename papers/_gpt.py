@@ -10,21 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers.characters import TextTask
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
-from wellnormed.data.shards import Tokens
 from wellnormed.nn import Rotary
 from wellnormed.norms import Sign
 from wellnormed.optim import AdamWSettings
 from wellnormed.routing import assign_norms, initialize_
-from wellnormed.train.task import DivergedError, Task, fit
+from wellnormed.train.task import DivergedError, fit
 
 Method = Literal["Adam with warm-up", "Muon", "uSCG", "SCG", "Sign", "Signum"]
 Text = Literal["shakespeare", "fineweb"]
@@ -56,25 +56,10 @@ class GPTRun:
     text: Text = "shakespeare"
 
 
-class Corpus(NamedTuple):
-    """What a run on characters reads."""
-
-    symbols: int
-    train: Tokens
-    validation: Tokens
-
-
 @cache
 def shakespeare() -> CharacterText:
     """The Shakespeare that this machine has; reading the plays takes seconds, and every cell asks for it."""
     return load_shakespeare()
-
-
-@cache
-def corpus() -> Corpus:
-    """Characters of Shakespeare."""
-    found = shakespeare()
-    return Corpus(len(found.symbols), Tokens([found.train.numpy()]), Tokens([found.validation.numpy()]))
 
 
 def text_of(cell: GPTRun) -> str:
@@ -161,35 +146,29 @@ def rate_factor(run: GPTRun, step: int) -> float:
     return min((step + 1) / max(1, rising), 1.0, (1 - step / run.steps) / falling)
 
 
-class GPTTask(Task[GPT]):
-    """Next characters of windows at random places."""
+class GPTTask(TextTask[GPT]):
+    """The training of a run on characters."""
 
     def __init__(self, run: GPTRun, device: torch.device) -> None:
-        self.run, self.device, self.corpus = run, device, corpus()
+        self.run, text = run, shakespeare()
         torch.manual_seed(run.seed)
-        model = GPT(self.corpus.symbols, run).to(device)
-        generator = torch.Generator().manual_seed(run.seed + 2**32)
-        super().__init__(model, optimizer_of(model, run), None, run.steps, generator)
+        model = GPT(len(text.symbols), run).to(device)
+        super().__init__(
+            model, optimizer_of(model, run), None, run.steps, torch.Generator().manual_seed(run.seed + 2**32),
+            text=text, length=run.length, batch=run.batch,
+        )  # fmt: skip
 
     def rate_factor(self, step: int) -> float:
         """That of the run."""
         return rate_factor(self.run, step)
 
-    def batch_loss(self) -> Tensor:
-        """Cross entropy, in nats a token."""
-        train, length = self.corpus.train, self.run.length
-        return self._loss(train, torch.randint(len(train) - length, (self.run.batch,), generator=self.generator))
-
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """The same over windows that are spread evenly over the validation split."""
-        tokens, length = self.corpus.validation, self.run.length
-        count = max(1, min(len(tokens), _VALIDATION) // length)
-        return float(self._loss(tokens, tokens.spread(count, length + 1)))
-
-    def _loss(self, tokens: Tokens, starts: Tensor) -> Tensor:
-        windows = tokens.windows(starts, self.run.length + 1).to(self.device)
-        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        """Cross entropy over windows that are spread evenly from the first to the last character to validate on."""
+        tokens = self.text.validation
+        count = max(1, min(len(tokens), _VALIDATION) // self.length)
+        starts = torch.linspace(0, len(tokens) - self.length - 1, count, dtype=torch.float64).long()
+        return float(self.loss_of(tokens, starts))
 
 
 def run(cells: Sequence[GPTRun], device: torch.device) -> list[dict[str, Any]]:

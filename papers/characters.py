@@ -37,6 +37,10 @@ class TextTask(Task[M]):
     def batch_loss(self) -> Tensor:
         """Cross entropy, in nats a character."""
         starts = torch.randint(len(self.text.train) - self.length, (self.batch,), generator=self.generator)
-        windows = self.text.train[starts[:, None] + torch.arange(self.length + 1)]
+        return self.loss_of(self.text.train, starts)
+
+    def loss_of(self, tokens: Tensor, starts: Tensor) -> Tensor:
+        """The same over the windows of a split that begin at these places."""
+        windows = tokens[starts[:, None] + torch.arange(self.length + 1)]
         windows = windows.to(next(self.model.parameters()).device)
         return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())

@@ -60,17 +60,6 @@ def test_reading_runs_through_the_ends_of_files(lengths, data):
         assert np.array_equal(tokens.read(start, length), whole[start : start + length])
 
 
-@given(size=st.integers(10, 500), length=st.integers(1, 10), count=st.integers(1, 20))
-def test_windows_to_validate_on_are_spread_from_the_first_to_the_last_token(size, length, count):
-    windows = Tokens([np.arange(size)])
-    starts = windows.spread(count, length)
-    assert starts[0] == 0
-    assert torch.equal(windows.windows(starts, length)[:, 0], starts)  # none was moved
-    if count > 1:
-        assert starts[-1] == size - length
-        assert starts.diff().max() - starts.diff().min() <= 1
-
-
 def test_what_is_missing_is_one_sentence(folder):
     with pytest.raises(ValueError, match=r"no train shards of fineweb10B in .*kjj0/fineweb10B-gpt2"):
         load_shards("train")

@@ -67,8 +67,6 @@ def tiny_data(monkeypatch):
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
     for module in (_airbench, _cifar):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
-    text = Tokens([torch.randint(7, (300,), generator=generator).numpy()])
-    monkeypatch.setattr(_gpt, "corpus", lambda: _gpt.Corpus(7, text, text))
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
     for module in (_tokens, five_minutes, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from papers import _gpt, _lmo_tokens, batch_size, lr_transfer_gpt, scion_3b, sign_only
-from papers._gpt import FINEWEB, GPT, RADII, Corpus, GPTRun, GPTTask, Rotary, rate_factor
-from wellnormed.data.shards import Tokens, header
+from papers._gpt import FINEWEB, GPT, RADII, GPTRun, GPTTask, Rotary, rate_factor
+from wellnormed.data.characters import CharacterText
+from wellnormed.data.shards import header
 from wellnormed.norms import Sign
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +22,9 @@ RUN = GPTRun("SCG", 16, 2, 0.25, 4, 2, 0, length=8, head_width=8)
 
 @pytest.fixture(autouse=True)
 def small_text(monkeypatch):
-    text = Tokens([torch.randint(7, (300,), generator=torch.Generator().manual_seed(0)).numpy()])
-    monkeypatch.setattr(_gpt, "corpus", lambda: Corpus(7, text, text))
+    letters = torch.randint(7, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    text = CharacterText("".join("abcdefg"[letter] for letter in letters), "letters")
+    monkeypatch.setattr(_gpt, "shakespeare", lambda: text)
 
 
 def step(run):
@@ -119,6 +121,20 @@ def test_adam_alone_has_a_warm_up_over_a_twentieth_of_the_steps():
     assert muon == [1.0] * 5
     short = replace(RUN, method="Adam with warm-up", steps=64)  # where rates fall from the first step on
     assert [rate_factor(short, step) for step in (0, 1, 2, 32)] == pytest.approx([1 / 3, 2 / 3, 62 / 64, 0.5])
+
+
+@pytest.mark.parametrize("length", [1, 8, 13, 29])
+def test_windows_to_validate_on_are_spread_from_the_first_to_the_last_character(length, monkeypatch):
+    task, seen = GPTTask(replace(RUN, length=length), CPU), []
+    monkeypatch.setattr(task, "loss_of", lambda tokens, starts: seen.append((tokens, starts)) or torch.zeros(()))
+    task.validation_loss()
+    ((tokens, starts),) = seen
+    assert tokens is task.text.validation
+    assert starts[0] == 0
+    assert len(starts) == len(tokens) // length
+    if len(starts) > 1:
+        assert starts[-1] == len(tokens) - (length + 1)  # the last character is the last target
+        assert starts.diff().max() - starts.diff().min() <= 1
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from papers._grid import missing
 from papers._memory import dry_run, largest, measure, memory_of
 from wellnormed.data import corpus
 from wellnormed.data.characters import CharacterText
-from wellnormed.data.shards import Tokens
 from wellnormed.train.task import Task, fit
 
 from .test_experiments import tiny_data, tiny_shakespeare  # noqa: F401 (fixtures)
@@ -128,8 +127,6 @@ def test_the_largest_cells_of_the_paper_start_and_fit(name, monkeypatch):
     for module in (_gpt, _lt_transformer, _nanogpt, _shakespeare, modula_gpt):
         monkeypatch.setattr(module, "shakespeare", lambda: LONG)
     monkeypatch.setattr(corpus, "load_shakespeare", lambda source: LONG)
-    split = Tokens([LONG.train.numpy()])
-    monkeypatch.setattr(_gpt, "corpus", lambda: _gpt.Corpus(len(LONG.symbols), split, split))
     experiment = load(name)
     for chunk in largest(missing(experiment, experiment.cells("paper"), ())):
         memory = measure(experiment, chunk)

@@ -84,17 +84,6 @@ class Tokens:
             start, length = start + len(parts[-1]), length - len(parts[-1])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def spread(self, count: int, length: int) -> Tensor:
-        """Where `count` windows of `length` tokens start that are spread evenly from the first to the last token.
-
-        The starts are the same at every call, so that validation losses can be compared.
-
-        Example:
-            >>> Tokens([np.arange(100)]).spread(4, 10)
-            tensor([ 0, 30, 60, 90])
-        """
-        return torch.linspace(0, len(self) - length, count, dtype=torch.float64).long()
-
     def check(self, windows: np.ndarray, starts: Sequence[int]) -> None:
         """Refuse windows `(N, length)` from these starts on if one has a token that does not fit the vocabulary."""
         if self.vocabulary is None or (largest := int(windows.max())) < self.vocabulary:
