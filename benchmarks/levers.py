@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 import wellnormed as wn
+from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.constraints import Constraint
@@ -32,7 +33,6 @@ from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, FeedForward
 from wellnormed.models.potential_gpt import ContentAttention, PotentialGPT
 from wellnormed.nn import BallProjection, constraints_of
-from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.optimizer import rate_factors, weight_constraints
 from wellnormed.train.presets import PRESETS
 from wellnormed.train.task import Task, fit

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from papers._nanogpt import NanoGPTTask, PlainGPT
+from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
-from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 
 LENGTH, WIDTH, HEADS, BLOCKS, BATCH, STEPS = 64, 128, 4, 4, 12, 2000

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
 from wellnormed.norms import MatrixNorm, PerHead, Split
-from wellnormed.train.evaluate import validation_loss
 
 from .tied_tables import BATCH, LENGTH, SEEDS, STEPS, Logits, finished, fit, nanogpt
 

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed._files import read_json
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
-from wellnormed.train.evaluate import validation_loss
 
 LENGTH, BATCH, STEPS, SEEDS = 64, 12, 600, (0, 1, 2)
 TABLES = ("transformer.wte", "transformer.wpe")

@@ -23,7 +23,7 @@ import wellnormed as wn
 from papers import as_published
 from papers._lt_methods import constraint_of
 from papers._table import ADDED
-from papers.characters import TextTask
+from papers.characters import TextTask, validation_loss
 from wellnormed.certificates import certify
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
@@ -31,7 +31,7 @@ from wellnormed.models import GPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
 from wellnormed.routing import assign_norms
-from wellnormed.train.evaluate import TOKENS_AT_ONCE, validation_loss
+from wellnormed.train.language import TOKENS_AT_ONCE
 from wellnormed.train.presets import PRESETS
 
 OptimizerName = Literal["adamw", "muon"]

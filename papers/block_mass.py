@@ -22,9 +22,8 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._lt_transformer import SMALL, TransformerRun, largest_norm, lt_transformer
 from papers._table import Row
-from papers.characters import TextTask
+from papers.characters import TextTask, validation_loss
 from wellnormed.models import GPT
-from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 
 MASS = 32

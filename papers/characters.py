@@ -1,11 +1,17 @@
-"""Runs in memory on the characters of a text, of any model; `_tokens.token_task` makes those that a config says."""
+"""Runs in memory on the characters of a text, and the loss over a split of it, of any model.
+
+`_tokens.token_task` makes the runs that a config says.
+"""
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import wellnormed.constraints as constraints
 from wellnormed.data.characters import CharacterText
+from wellnormed.train.language import TOKENS_AT_ONCE
 from wellnormed.train.task import M, Task
 
 
@@ -44,3 +50,25 @@ class TextTask(Task[M]):
         windows = tokens[starts[:, None] + torch.arange(self.length + 1)]
         windows = windows.to(next(self.model.parameters()).device)
         return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
+    """Mean cross entropy, in nats a token, over the non-overlapping windows of `length` tokens of a split (int64).
+
+    Every token but the first is predicted once, the last window being shorter. The model maps integers `(B, T)` to
+    logits `(B, T, symbols)`; call `eval` where modes differ.
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
+    device = next(model.parameters()).device
+    count = len(tokens) - 1
+    whole = count // length * length
+    at_once = length * max(1, TOKENS_AT_ONCE // length)
+    total = 0.0
+    # whole windows, so many at once, and what is left
+    for start, stop in pairwise(sorted({*range(0, whole, at_once), whole, count})):
+        logits = model(tokens[start:stop].reshape(-1, min(length, stop - start)).to(device))
+        targets = tokens[start + 1 : stop + 1].to(device)
+        total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum"))
+    return total / count

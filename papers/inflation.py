@@ -19,7 +19,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._lt_transformer import SMALL, Floor, TransformerRun, lt_transformer
 from papers._table import Row
-from wellnormed.train.evaluate import validation_loss
+from papers.characters import validation_loss
 from wellnormed.train.task import fit
 
 SEEDS = 8

@@ -27,7 +27,7 @@ from papers._figures import legend_below, panels
 from papers._first_modula import NormalizedAdam
 from papers._shakespeare import MATRICES, scores_as_published, shakespeare
 from papers._table import Row
-from papers.characters import TextTask
+from papers.characters import TextTask, validation_loss
 from wellnormed.models import GPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.models.gpt import FeedForward
@@ -36,7 +36,6 @@ from wellnormed.nn import Scale
 from wellnormed.norms import ColNorm
 from wellnormed.optim import Scion
 from wellnormed.routing import Assignment, assign_norms
-from wellnormed.train.evaluate import validation_loss
 from wellnormed.train.task import fit
 
 Library = Literal["Modula", "first Modula"]

@@ -12,7 +12,6 @@ __getattr__, __dir__ = lazy_namespace(
         "resume": ".loop",
         "sample": ".evaluate",
         "train": ".loop",
-        "validation_loss": ".evaluate",
         "write_report": ".report",
     },
 )

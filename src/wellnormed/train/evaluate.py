@@ -1,12 +1,10 @@
-"""The evaluation of a trained model: its loss over a split, and text that it writes."""
+"""Text that a trained model writes, and the way from a text to its tokens and back."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.data.characters import decode, encode
@@ -14,31 +12,6 @@ from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.files import Model, read_config
 from wellnormed.propagation.capture import capture
 from wellnormed.propagation.program import program_of
-
-TOKENS_AT_ONCE = 8192
-"""Enough to keep a machine busy, little enough for the memory of a small one."""
-
-
-@torch.no_grad()
-def validation_loss(model: nn.Module, tokens: Tensor, length: int) -> float:
-    """Mean cross entropy, in nats a token, over the non-overlapping windows of `length` tokens of a split (int64).
-
-    Every token but the first is predicted once, the last window being shorter. The model maps integers `(B, T)` to
-    logits `(B, T, symbols)`; call `eval` where modes differ.
-    """
-    if len(tokens) < 2:
-        raise ValueError(f"the split has {len(tokens)} tokens, but one prediction needs 2; use a longer text")
-    device = next(model.parameters()).device
-    count = len(tokens) - 1
-    whole = count // length * length
-    at_once = length * max(1, TOKENS_AT_ONCE // length)
-    total = 0.0
-    # whole windows, so many at once, and what is left
-    for start, stop in pairwise(sorted({*range(0, whole, at_once), whole, count})):
-        logits = model(tokens[start:stop].reshape(-1, min(length, stop - start)).to(device))
-        targets = tokens[start + 1 : stop + 1].to(device)
-        total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum"))
-    return total / count
 
 
 @torch.no_grad()

@@ -20,13 +20,14 @@ from wellnormed.models.files import Model, build, load_weights
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel.layout import local, whole
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.evaluate import TOKENS_AT_ONCE
 from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import built, named_generators
 from wellnormed.train.task import DivergedError, Schedule, Task
 
+TOKENS_AT_ONCE = 8192
+"""Enough to keep a machine busy, little enough for the memory of a small one."""
 VALIDATION_WINDOWS = 128
 """Windows of the validation split that are evaluated at every checkpoint, unless the config says how many tokens."""
 
