@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import wellnormed as wn
 from papers._caps_as_published import HardCapAsPublished, SoftCapAsPublished
 from papers._lt_methods import Method, constraint_of
+from papers.cifar10 import load_cifar10
 from wellnormed.constraints import Constraint, Constraints
-from wellnormed.data import load_cifar10
 from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task
 

@@ -7,13 +7,11 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "CharacterText": ".characters",
         "Corpus": ".corpus",
-        "Images": ".cifar10",
         "TokenStream": ".stream",
         "Tokens": ".shards",
         "convert_texts": ".convert",
         "download_fineweb": ".fineweb",
         "gpt2_tokenizer": ".bpe",
-        "load_cifar10": ".cifar10",
         "load_corpus": ".corpus",
         "load_shakespeare": ".shakespeare",
         "load_shards": ".shards",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from wellnormed.data import cifar10
+from papers import cifar10
 
 COUNT = 8  # images of a part
 
