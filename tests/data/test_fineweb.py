@@ -10,6 +10,7 @@ import pytest
 
 from wellnormed.cli import main
 from wellnormed.data import fineweb
+from wellnormed.data.corpus import load_corpus
 from wellnormed.data.shards import load_shards
 
 from .test_shards import write_shard
@@ -61,9 +62,9 @@ def test_what_is_downloaded_is_read(hub, capsys):
     assert "2 training shards and one to validate are in" in capsys.readouterr().out
     assert hub.asked == FILES[:3]
     assert load_shards("train").read(0, 20).tolist() == list(range(10, 30))
-    assert load_shards("val", vocabulary=50257).read(0, 10).tolist() == list(range(10))
-    with pytest.raises(ValueError, match="tokenizer gpt2, whose vocabulary is 50257"):
-        load_shards("train", vocabulary=65)
+    assert load_shards("val").read(0, 10).tolist() == list(range(10))
+    corpus = load_corpus("fineweb10B")
+    assert (corpus.tokenizer, corpus.vocabulary) == ("gpt2", 50257)
 
 
 def test_what_is_there_is_kept_if_it_has_its_checksum(hub, tmp_path):

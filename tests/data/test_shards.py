@@ -1,6 +1,5 @@
 """Tokens in shards: what was written is read, in any window, and what does not fit is refused in one sentence."""
 
-import json
 import os
 from pathlib import Path
 
@@ -38,7 +37,6 @@ def test_tokens_come_back_in_the_order_of_the_files(folder):
         [0, 1, 2], [7, 8, 9], [50_000, 50_001, 50_002], [50_017, 50_018, 50_019],
     ]  # fmt: skip
     assert len(load_shards("train", folder)) == 30  # also by its path
-    assert len(load_shards("train", count=1)) == 10
 
 
 def test_no_window_runs_from_one_file_into_the_next():
@@ -63,9 +61,6 @@ def test_reading_runs_through_the_ends_of_files(lengths, data):
 def test_what_is_missing_is_one_sentence(folder):
     with pytest.raises(ValueError, match=r"no train shards of fineweb10B in .*kjj0/fineweb10B-gpt2"):
         load_shards("train")
-    write_shard(folder / "fineweb_train_000001.bin", range(10))
-    with pytest.raises(ValueError, match="has 1 train shards, not 9; ask for fewer, or download more"):
-        load_shards("train", count=9)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +123,10 @@ def test_a_link_to_nothing_is_named_and_not_passed_over(folder):
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):
     write_shard(folder / "fineweb_train_000001.bin", range(10))
     write_shard(folder / "fineweb_train_000002.bin", [1, 2, 3, 65, 4, 70])
-    tokens = load_shards("train", vocabulary=65)
+    tokens = load_shards("train")
+    tokens.vocabulary = 65
     assert tokens.windows(torch.tensor([0, 5]), 4).max() == 8
     with pytest.raises(ValueError, match=r"000002\.bin has the token 65 at place 3, but .* has 65: .* at least 71"):
         tokens.windows(torch.tensor([0, 12]), 4)  # the second is moved to where it fits
-    assert load_shards("train", vocabulary=71).windows(torch.tensor([12]), 4).max() == 70
-
-
-def test_the_shards_of_another_tokenizer_are_refused_at_once(folder):
-    write_shard(folder / "books_train_000000.bin", range(10))
-    (folder / "meta.json").write_text(json.dumps({"tokenizer": "gpt2", "vocabulary": 50257}))
-    load_shards("train", vocabulary=50304)
-    with pytest.raises(ValueError, match="tokenizer gpt2, whose vocabulary is 50257, but the model's is 65"):
-        load_shards("train", vocabulary=65)
+    tokens.vocabulary = 71
+    assert tokens.windows(torch.tensor([12]), 4).max() == 70

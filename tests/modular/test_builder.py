@@ -106,7 +106,7 @@ def test_convolutions_pooling_and_flattening():
 
 def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, generator):
     assignment = wn.assign_norms(mlp)
-    tree = modular_tree(mlp, assignment, masses={"2": 3.0})
+    tree = modular_tree(mlp, assignment).with_masses({"2": 3.0})
     mlp(torch.randn(4, 3, generator=generator)).square().sum().backward()
     before = {a.name: a.parameter.detach().clone() for a in assignment}
     direction = tree.dualize({a.name: a.parameter.grad for a in assignment})
@@ -118,7 +118,7 @@ def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, gener
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_torch_optimizers_take_the_groups(mlp, optimizer):
-    tree = modular_tree(mlp, masses={"0.bias": 0.0, "2": 3.0})
+    tree = modular_tree(mlp).with_masses({"0.bias": 0.0, "2": 3.0})
     groups = {name: g["lr"] for g in tree.param_groups(mlp, lr=0.1) for name, _ in g["params"]}
     assert groups == pytest.approx({"0.weight": 0.025, "0.bias": 0.0, "2.weight": 0.075})
     before = {name: p.detach().clone() for name, p in mlp.named_parameters()}
@@ -141,7 +141,7 @@ def test_groups_are_total(mlp):
 
 
 def test_masses_and_tare_by_pattern(generator):
-    tree = modular_tree(GPT(CONFIG, generator), masses={"*bias*": 0.0}).tare(32, "layers")
+    tree = modular_tree(GPT(CONFIG, generator)).with_masses({"*bias*": 0.0}).tare(32, "layers")
     # LT's split: the blocks 32, embedding, positions and head 1 each
     assert tree.mass == pytest.approx(35)
     assert tree.lr_factors()["head.bias"] == 0

@@ -140,7 +140,7 @@ def test_the_bounds_are_attained():
     assignment = wn.assign_norms(model, overrides={"*": wn.Spectral(method="svd")})
     for a in assignment:
         a.parameter.data.copy_(torch.eye(3))
-    tree = modular_tree(model, assignment, masses={"0": 3.0})
+    tree = modular_tree(model, assignment).with_masses({"0": 3.0})
     weights = {a.name: a.parameter.detach() for a in assignment}
     dw = tree.dualize(weights)
     x = torch.ones(1, 3, dtype=torch.float64)

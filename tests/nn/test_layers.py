@@ -159,7 +159,7 @@ def test_hits_are_counted_on_request_only():
     projection.count_hits(model)
     layer(x)
     layer(x)
-    projection.count_hits(model, enabled=False)
+    layer.count_hits = False
     layer(x)
     assert projection.hit_rates(model) == {"0": 0.5}
     assert layer.seen == 4

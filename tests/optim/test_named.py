@@ -117,7 +117,7 @@ def test_modular_descent_is_modular_dualization():
         nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)
     )
     assignment = wn.assign_norms(model, overrides={"*": EXACT})
-    tree = wn.modular.modular_tree(model, assignment, masses={"2": 3.0})
+    tree = wn.modular.modular_tree(model, assignment).with_masses({"2": 3.0})
     optimizer = wn.optim.ModularDescent(model, lr=0.1, tree=tree, momentum=0.0)
     model(torch.randn(5, 4)).square().sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}

@@ -142,22 +142,19 @@ class _Shards(Tokens):
         return array
 
 
-def load_shards(
-    split: Split, name: str | Path = "fineweb10B", vocabulary: int | None = None, count: int | None = None
-) -> Tokens:
+def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
     """The shards of a folder, in order: `*_train_NUMBER.bin` or `*_val_NUMBER.bin`.
 
-    Header and size of every file are checked at once, tokens when they are read. Nothing is downloaded.
+    Header and size of every file are checked at once. Tokens are checked when they are read, if the result has a
+    `vocabulary`, which `load_corpus` gives it. Nothing is downloaded.
 
     Args:
         split: "train" or "val".
         name: A folder in `$WELLNORMED_DATA` or in the user's cache, or the path of any other.
-        vocabulary: Every token must be below it; see `Tokens`.
-        count: The number of shards to read, from the first on; by default all.
 
     Raises:
-        ValueError: If there are no or too few shards, if one is damaged or truncated, and if the converter that wrote
-            them was stopped or had a tokenizer that does not fit the vocabulary.
+        ValueError: If there are no shards, if one is damaged or truncated, and if the converter that wrote them was
+            stopped.
     """
     folders = [*places(str(name)), Path(name)]
     for folder in folders:
@@ -170,11 +167,8 @@ def load_shards(
             "--validation for val shards), or download FineWeb as GPT-2 tokens (kjj0/fineweb10B-gpt2 on Hugging Face) "
             "with `wellnormed tokens --download`"
         )
-    _check_meta(folder, split, len(files), vocabulary)
-    if count is not None and not 1 <= count <= len(files):
-        raise ValueError(f"{folder} has {len(files)} {split} shards, not {count}; ask for fewer, or download more")
-    files = files[:count]
-    return _Shards([_shard(path) for path in files], [str(path) for path in files], vocabulary)
+    _check_meta(folder, split, len(files))
+    return _Shards([_shard(path) for path in files], [str(path) for path in files])
 
 
 def shard_files(folder: Path, split: Split) -> list[Path]:
@@ -211,16 +205,9 @@ def header(count: int) -> bytes:
     return numbers.tobytes()
 
 
-def _check_meta(folder: Path, split: Split, files: int, vocabulary: int | None) -> None:
-    """Compare the folder's `meta.json` with the shards that are there and with the vocabulary that is asked for."""
-    meta = read_meta(folder)
-    facts: dict[str, Any] = meta.get("splits", {}).get(split, {})
-    if vocabulary is not None and meta.get("vocabulary", 0) > vocabulary:
-        raise ValueError(
-            f"the shards in {folder} are of the tokenizer {meta.get('tokenizer')}, whose vocabulary is "
-            f"{meta['vocabulary']}, but the model's is {vocabulary}; take the shards of the model's tokenizer, or a "
-            f"model with a vocabulary of at least {meta['vocabulary']}"
-        )
+def _check_meta(folder: Path, split: Split, files: int) -> None:
+    """Compare the folder's `meta.json` with the shards that are there."""
+    facts: dict[str, Any] = read_meta(folder).get("splits", {}).get(split, {})
     if not facts.get("complete", True):
         raise ValueError(f"the {split} shards in {folder} are not all written; run `wellnormed tokens` again to go on")
     if files != facts.get("shards", files):

@@ -46,9 +46,7 @@ def modular_rule(*classes: type[nn.Module] | str) -> Callable[[F], F]:
     return register
 
 
-def modular_tree(
-    model: nn.Module, assignment: Assignment | None = None, masses: Mapping[str, float] | None = None
-) -> NormedModule:
+def modular_tree(model: nn.Module, assignment: Assignment | None = None) -> NormedModule:
     """Describe a model: where its weights act, in which norms, with what sensitivities.
 
     Known classes are `nn.Sequential`, linear layers, embeddings, convolutions, activations of known slope, pooling,
@@ -58,17 +56,18 @@ def modular_tree(
     The sensitivities hold for weights and activations in their unit balls. A bias takes a layer's output out of the
     ball. A norm other than the operator norm of the layer measures the layer's step in its own unit only.
 
+    An atom has mass 1 unless its rule gives it another; `with_masses` and `tare` of the tree change it.
+
     Args:
         model: The model whose parameters the tree names.
         assignment: The result of `assign_norms` for this model; made with its defaults if None.
-        masses: Name pattern -> mass of each atom; 1 by default. `NormedModule.tare` sets the mass of several together.
 
     Raises:
         ValueError: A class of modules is unknown, or a trainable parameter has no norm or no place in the tree.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
-        >>> print(modular_tree(model, masses={"2": 3.0}))
+        >>> print(modular_tree(model).with_masses({"2": 3.0}))
         module       mass  sensitivity  share    lr factor  norm
         Sequential   4     1            100.00%
         ├─ 0.weight  1     1            25.00%   0.25      Spectral(...)
@@ -91,7 +90,7 @@ def modular_tree(
             f"the modular rules of {type(model).__name__} give no place to {', '.join(unplaced)}; they must make an "
             "atom of every trainable parameter"
         )
-    return tree.with_masses(masses) if masses else tree
+    return tree
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class BallProjection(nn.Module):
         count_hits: Whether the layer counts vectors while it runs. It is off by default, since counting costs a
             reduction and a copy to the host.
         hits, seen: The number of vectors outside the ball, and of all vectors, since counting began. The function
-            `count_hits` begins and ends it for all projections of a model.
+            `count_hits` begins it for all projections of a model.
 
     Raises:
         ValueError: `radius` is not positive and finite.
@@ -76,15 +76,8 @@ def hit_rates(model: nn.Module) -> dict[str, float]:
     return {name: m.hit_rate for name, m in model.named_modules() if isinstance(m, BallProjection)}
 
 
-def count_hits(model: nn.Module, enabled: bool = True) -> None:
-    """Begin counting from zero in all ball projections of a model, or end it; see `hit_rates` for an example.
-
-    Args:
-        model: Any module.
-        enabled: Whether to begin counting. If False, counting ends, and the counts remain.
-    """
+def count_hits(model: nn.Module) -> None:
+    """Begin counting from zero in all ball projections of a model; see `hit_rates` for an example."""
     for module in model.modules():
         if isinstance(module, BallProjection):
-            module.count_hits = enabled
-            if enabled:
-                module.hits = module.seen = 0
+            module.count_hits, module.hits, module.seen = True, 0, 0
