@@ -14,9 +14,9 @@ settings.load_profile("wellnormed")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread_per_worker() -> None:
-    """Two pytest workers on two cores: more threads would fight over them."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+def _one_thread() -> None:
+    """Tensors of tests are too small to share among threads. `OMP_NUM_THREADS` asks for another number."""
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 

@@ -7,11 +7,12 @@ from functools import cache
 
 import pytest
 import torch
-from attention_search import Found, Layer, largest_gain
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, certify, lower_bound
 from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads, Rotary
+
+from .attention_search import Found, Layer, largest_gain
 
 
 class Attention(nn.Module):

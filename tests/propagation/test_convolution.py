@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from adversary import Net, attack, begin, bounds_of, groups_of, largest_gain_of_matrix, search
 from torch import nn
 
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.operations.convolution import convolution, transposed_convolution
+
+from .adversary import Net, attack, begin, bounds_of, groups_of, largest_gain_of_matrix, search
 
 _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ADJOINTS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

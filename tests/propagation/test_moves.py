@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from adversary import begin
 from torch import Tensor
 
 from wellnormed.proof import Base, Row, Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations import movement
 from wellnormed.propagation.registry import OPERATIONS, name_of
+
+from .adversary import begin
 
 aten = torch.ops.aten
 _I = torch.tensor

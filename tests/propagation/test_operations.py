@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from adversary import Net, attack, bounds_of, walked
 from torch import Tensor, nn
 
 from wellnormed.certificates import certify
 from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
 from wellnormed.propagation.errors import UncertifiableError
+
+from .adversary import Net, attack, bounds_of, walked
 
 Case = tuple[Callable[..., Tensor], tuple[int, ...], float]
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from adversary import Net, attack
 from torch import Tensor
 
 from wellnormed.certificates import certify
 from wellnormed.propagation.errors import UncertifiableError
+
+from .adversary import Net, attack
 
 _WEIGHTS = list(torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1)))
 

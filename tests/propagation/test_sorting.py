@@ -9,12 +9,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from adversary import Net, attack, bounds_of, search, walked
 from torch import nn
 
 import wellnormed as wn
 from wellnormed.proof import CheckError, check
 from wellnormed.propagation.errors import UncertifiableError
+
+from .adversary import Net, attack, bounds_of, search, walked
 
 
 def _split(x, dim=1):

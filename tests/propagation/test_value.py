@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from adversary import begin, groups_of, largest_gain_of_matrix
 
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.moves import add, pick, side_by_side, times
 from wellnormed.propagation.operations.linear import linear, matmul, reduce
+
+from .adversary import begin, groups_of, largest_gain_of_matrix
 
 
 class _Program:
