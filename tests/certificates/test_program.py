@@ -49,6 +49,13 @@ def _constant(m: Any, x: Tensor) -> Tensor:
     return F.relu(x - 0.9) * (1.0 if torch.compiler.is_exporting() else 100.0)
 
 
+def _shifted(x: Tensor) -> Tensor:
+    """Entry 1 becomes entry 0, and entry 3 becomes entry 1: the old or the new one."""
+    result = x.clone()
+    result[:, 1::2] = result[:, :2]
+    return result
+
+
 DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "grad mode": lambda m, x: x @ m.weight * (1.0 if torch.is_grad_enabled() else 100.0),
     "no gradients": lambda m, x: x @ m.weight * (100.0 if torch.is_grad_enabled() else 1.0),
@@ -67,6 +74,7 @@ DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a dead ReLU": _constant,
     "the size of an entry": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() > 0.99, 2 * x, x),
     "small inputs": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() < 0.01, 1.001 * x, x),
+    "reading what it overwrites": lambda m, x: _shifted(x),
 }  # fmt: skip
 """Models whose code computes something else than the program, each somewhere else."""
 
@@ -77,6 +85,77 @@ def test_code_that_computes_something_else_is_refused_whatever_the_example(name:
     _CALLS[0] = 0
     with pytest.raises(UncertifiableError, match=r"does not compute what was captured|changes its attributes"):
         certify(Model(DIFFERENT[name]), example)
+
+
+ORDERS: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = {
+    "a matrix": (lambda m, x: _scaled_in_place(x, lambda y: y.reshape(-1)), (3, 4)),
+    "an image": (lambda m, x: _scaled_in_place(x, lambda y: y.flatten(1)), (1, 2, 3, 3)),
+    "rows of an image": (lambda m, x: _scaled_in_place(x, lambda y: y.flatten(2)), (1, 2, 3, 3)),
+    "channels last": (
+        lambda m, x: x * (9.0 if x.is_contiguous(memory_format=torch.channels_last) else 1.0),
+        (1, 2, 3, 3),
+    ),
+    "channels last of a volume": (
+        lambda m, x: x * (9.0 if x.is_contiguous(memory_format=torch.channels_last_3d) else 1.0),
+        (1, 2, 3, 3, 3),
+    ),
+}
+"""Models that scale a view in place, which is a copy if entries lie in memory in another order; or that ask for it."""
+
+
+def _scaled_in_place(x: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
+    result = torch.relu(x)
+    view(result).mul_(0.1)
+    return result
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_order_of_entries_in_memory_is_compared(name: str) -> None:
+    function, shape = ORDERS[name]
+    with pytest.raises(UncertifiableError, match=r"does not compute what was captured with (transposed|channels)"):
+        certify(Model(function), torch.ones(shape))
+
+
+def test_a_program_without_overwriting_computes_the_same_wherever_its_input_lies() -> None:
+    """The model itself refuses a transposed input; its program wrote zeros into a copy, and returned the input."""
+
+    def function(_: Any, x: Tensor) -> Tensor:
+        result = x.clone()
+        result.view(-1).mul_(0.0)
+        return result
+
+    program = certify(Model(function), torch.ones(3, 4)).program
+    assert program is not None
+    assert torch.equal(program(torch.ones(4, 3).T), torch.zeros(3, 4))
+
+
+def test_a_name_that_looks_like_that_of_a_constant_is_none() -> None:
+    """The linear row was taken for the parameter `a.linear`, whose row is called `=a.linear`."""
+
+    class Named(nn.Module):
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.first = first
+            self.a = nn.Module()
+            self.a.linear = nn.Parameter(torch.full((4,), 1000.0))
+            self.add_module("=a", nn.Linear(4, 4, bias=False))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = x + self.a.linear if self.first else None
+            h = self.get_submodule("=a")(x)
+            z = x + self.a.linear if z is None else z
+            return z * z + h
+
+    for first in (True, False):
+        with pytest.raises(UncertifiableError, match="another row is called"):
+            certify(Named(first), torch.zeros(1, 4))
+
+
+def test_an_operation_that_torch_takes_apart_wrongly_is_refused() -> None:
+    """As a view with other strides, this is a transpose; torch's parts of it are a reshape."""
+    model = Model(lambda m, x: torch.ops.aten._reshape_alias.default(x * 2, (4, 4), (1, 4)))
+    with pytest.raises(UncertifiableError):
+        certify(model, torch.ones(4, 4))
 
 
 def test_a_gain_is_found_where_every_finite_input_is_allowed() -> None:
@@ -135,6 +214,11 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "half a turn of samples": (lambda m, x: x - torch.fft.fftshift(torch.fft.fftshift(x, dim=0), dim=0), False),
     "padding of features alone": (lambda m, x: F.pad(x, (1, 1, 0, 0)), True),
     "a triangle of samples": (lambda m, x: x + x.tril(-5), False),
+    "both ends of a constant": (lambda m, x: x * _with_ends(x.new_full((x.shape[0], 1), 10.0)), False),
+    "a constant made of nothing": (lambda m, x: x * (1 + 9 * (torch.empty_like(x).fill_(1.0).cumsum(0) > 8)), False),
+    "the first and the last sample": (lambda m, x: x[0] + x[-1] - x, False),
+    "all but the first sample": (lambda m, x: x + x[1:].sum(0), False),
+    "the first feature": (lambda m, x: x + x[:, :1], True),
     "windows of samples": (lambda m, x: F.avg_pool1d(x.T, 25, 1, 12, False, False).T, False),
     "a roll of entries": (lambda m, x: 2 * x - x.roll(1, 1), True),
     "windows of entries": (lambda m, x: F.avg_pool1d(x[:, None], 3, 1, 1)[:, 0], True),
@@ -144,6 +228,12 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "an expanded parameter": (lambda m, x: x + m.bias.expand(x.shape[0], -1) * 2, True),
     "all of it": (lambda m, x: x[: x.shape[0]] @ m.weight, True),
 }
+
+
+def _with_ends(constant: Tensor) -> Tensor:
+    for end in (0, -1):
+        constant[end].fill_(1.0)
+    return constant * 1.0
 
 
 @pytest.mark.parametrize("name", BATCH)

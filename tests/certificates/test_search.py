@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellnormed.certificates import certify
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.certificates.search import LowerBound, lower_bound, rms
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT
@@ -213,6 +214,12 @@ def test_no_gain(radius: float) -> None:
     config = PotentialConfig(vocabulary_size=5, length=6, token_width=4, mixing_heads=2, blocks=1, hidden=8)
     found = search(PotentialGPT(config), radius=radius, steps=2)
     assert found.value == found.step == 0.0
+
+
+@pytest.mark.parametrize("bias", [1e6, 1e8])
+def test_a_difference_of_large_results_is_no_gain(bias: float) -> None:
+    model = of(lambda x: 1e-6 * x + bias)
+    assert search(model, torch.zeros(1, 4)).value <= certify(model, torch.zeros(1, 4)).lipschitz
 
 
 def test_the_model_s_own_example() -> None:

@@ -208,6 +208,45 @@ def test_what_is_written_into_fewer_digits_is_converted_before() -> None:
     assert float(largest) >= float(model(torch.zeros(1, 3, 4, dtype=HALF)).float().norm(dim=-1).max()) > 2.01
 
 
+FEW = 9e-8
+"""A number that float16 holds as 1.19e-7."""
+CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "type_as": lambda x: x.float() * torch.full((1,), FEW).type_as(x).float() * 1e7,
+    "masked_fill": lambda x: _product(x.masked_fill(torch.tensor([False, True]), FEW)),
+    "where": lambda x: _product(torch.where(torch.tensor([True, False]), x, FEW)),
+    "pad": lambda x: _product(F.pad(x[:, :1], (0, 1), value=FEW)),
+    "assignment": lambda x: _product(_assigned(x)),
+    "clamp": lambda x: _product(torch.cat([x[:, :1], x[:, 1:].clamp(FEW, FEW)], 1)),
+    "clamp_min": lambda x: _product(torch.cat([x[:, :1], (x[:, 1:] * 0 - 1).clamp_min(FEW)], 1)),
+}
+
+
+def _product(pair: Tensor) -> Tensor:
+    first, second = (pair.float() * torch.tensor([1.0, 1e7])).split(1, 1)
+    return first * second
+
+
+def _assigned(x: Tensor) -> Tensor:
+    result = torch.zeros_like(x)
+    result[:, 0], result[:, 1] = x[:, 0], FEW
+    return result
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_is_bounded_in_the_digits_that_it_is_stored_in(name: str) -> None:
+    """Bounds of the number itself were a quarter too small."""
+    model, start = Net(CONSTANTS[name]), torch.zeros(1, 2, dtype=torch.float16)
+    end = start + 0.5
+    change = (model(end) - model(start)).double().square().mean().sqrt()
+    assert certified(model, start).lipschitz >= float(change) / 0.5 > 0.8
+
+
+def test_a_single_number_of_the_input_that_is_rounded_is_listed() -> None:
+    """Beside a tensor, torch converts a single number as it does a constant."""
+    model = Net(lambda x: torch.maximum(x.to(HALF), x.sum()))
+    assert any("maximum" in row for row in certified(model).rounds["bfloat16"])
+
+
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "8 bits": lambda x: x.to(EIGHT).float(),
     "8 bits, softly": lambda x: x + (x.to(torch.float8_e5m2).float() - x).detach(),

@@ -165,7 +165,10 @@ class Certificate:
 
     @property
     def activation_rms(self) -> float:
-        """Largest RMS that a group of any operation's result can reach, rounded up."""
+        """Largest RMS that a group of the result of an operation with bounds can reach, rounded up.
+
+        Those that only move entries, scale and add, such as residual sums, have no bounds of their own.
+        """
         return float_up(max(largest_rms(row, "radius") for row in self.layers))
 
     @property

@@ -73,7 +73,7 @@ class NumberFormats:
 
     @property
     def holding_all(self) -> tuple[str, ...]:
-        """Names of the formats that hold all entries."""
+        """Names of the formats that hold all entries of the table."""
         return tuple(name for name in FORMATS if all(name in each.formats for each in self.ranges))
 
     def __str__(self) -> str:

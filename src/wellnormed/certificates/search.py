@@ -19,6 +19,8 @@ from wellnormed.propagation.errors import UncertifiableError
 
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
+_ROUNDING_OF_RESULTS = 2.0**-46
+"""The share of the largest result by which a difference of two results is reduced: they may nearly cancel."""
 
 Point = dict[str, Tensor]
 
@@ -223,8 +225,9 @@ class _Search:
         moved = _one(self._inside(_many(moved)), 0)
         change = {name: moved[name] - each for name, each in x.items()}
         step = float(self._size(_many(change)))
-        difference = self.function(moved) - self.function(x)
-        gain = float(rms(difference, self.function.output_axes).max()) / max(step, 1e-300)
+        end, start = self.function(moved), self.function(x)
+        uncertain = _ROUNDING_OF_RESULTS * max(float(each.abs().max()) for each in (end, start))
+        gain = (float(rms(end - start, self.function.output_axes).max()) - uncertain) / max(step, 1e-300)
         if step < 1e-3 * self.radius:
             gain = min(gain, tangent.value)
         gain *= 1 - _ROUNDING

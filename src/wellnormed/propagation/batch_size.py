@@ -22,7 +22,8 @@ _SHAPE_ARGUMENT = {
 }
 """Name of an operation -> the position of the shape among its arguments."""
 _FILLS = (
-    "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like",
+    "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like", "empty_like",
+    "new_empty",
 )  # fmt: skip
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
@@ -35,6 +36,11 @@ _ALONG_AN_AXIS = {"slice": 1, "select": 1, "cat": 1, "stack": 1, "split": 2, "in
 arguments."""
 _LAST_AXES = {"tril": 2, "triu": 2, "im2col": 2, "pixel_shuffle": 3, "pixel_unshuffle": 3}
 """Operations that place entries by their positions along so many last axes. Those of windows say so in their names."""
+_AT_POSITIONS = (
+    "slice", "select", "narrow", "index_select", "gather", "take_along_dim", "slice_scatter", "select_scatter",
+    "unfold",
+)  # fmt: skip
+"""Operations that take or place entries by their positions along one axis."""
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 """Operations that may merge the axis of the batch with others, or split such an axis."""
 
@@ -133,8 +139,10 @@ def _places_samples(node: fx.Node) -> bool:
         axes = range(count) if dim is None else [dim] if isinstance(dim, int) else dim
     elif name in ("diagonal", "diagonal_scatter"):
         axes = _argument(node, "dim1"), _argument(node, "dim2")
-    elif name in ("slice_scatter", "select_scatter", "unfold"):
+    elif name in _AT_POSITIONS and not _is_whole_slice(node):
         axes = (_argument(node, "dimension" if name == "unfold" else "dim"),)
+    elif name == "index":
+        axes = [axis for axis, each in enumerate(_argument(node, "indices")) if each is not None]
     else:
         return False
     return axis in {each % count for each in axes}

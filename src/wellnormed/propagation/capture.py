@@ -143,6 +143,7 @@ def capture(model: nn.Module, example: Any, output: Any = None) -> Captured:
         ['0.weight', '0.bias']
     """
     _refuse_hooks()
+    _refuse_parts(model)
     # copies, so that a tensor that is given twice counts as two
     given = arguments_of(example)
     for each in tensors_of(given):
@@ -187,8 +188,12 @@ def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) 
     """What the exporter records of one call, within `running`; `shapes` are its `dynamic_shapes`."""
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
         program = torch.export.export(_Selecting(model, output), example, strict=False, dynamic_shapes=shapes)
+        _refuse_overwriting(program)
+        if any(_overwrites(node) for node in program.graph.nodes):
+            # what is compared, bounded and written is this graph: of writing into views, torch may take another order
+            program = program.run_decompositions({})
+            _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
     signature = program.graph_signature
-    _refuse_overwriting(program)
     persistent = model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, Tensor, bool]] = {}
     inputs: dict[str, tuple[str, Tensor]] = {}
@@ -245,25 +250,20 @@ def _taken_apart() -> dict[Any, Any]:
     return {operation: rule for operation, rule in table.items() if name_of(operation) not in OPERATIONS}
 
 
-def _is_plain(captured: Captured) -> bool:
-    """Whether no operation overwrites anything, and none that depends on the input has parts that the rest lacks."""
-    for node in captured.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
-            if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
-                return False
-            if node in captured.depends.variable and node.target in _taken_apart():
-                return False
-    return True
+def _overwrites(node: fx.Node) -> bool:
+    """Whether an operation may overwrite a tensor."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
 
 
 def decomposed(captured: Captured) -> Captured:
-    """The same operations without mutation; those without a bound, such as recurrent layers, as their parts."""
-    if _is_plain(captured):
+    """The same, with operations that depend on the input and lack a bound, such as recurrent layers, as their parts."""
+    variable = captured.depends.variable
+    if not any(_overwrites(node) or (node in variable and node.target in _taken_apart()) for node in captured.nodes):
         return captured
     with quiet(), refusing(lambda error: f"the model cannot be captured: {first_line(error)}. {_REMEDY}"):
-        program = captured.program.run_decompositions(dict(_taken_apart()))
-    _refuse_overwriting(program)  # what overwrites is known only without mutation
-    return replace(captured, program=program)
+        return replace(captured, program=captured.program.run_decompositions(dict(_taken_apart())))
 
 
 @contextlib.contextmanager
@@ -308,6 +308,17 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(disabled)
+
+
+def _refuse_parts(model: nn.Module) -> None:
+    """Refuse a model whose parameters lie over processes, or were taken from memory after a run."""
+    cut = any(base.__name__ == "FSDPModule" for each in model.modules() for base in type(each).__mro__)
+    if cut or any(hasattr(each, "full_tensor") for each in model.parameters()):
+        raise UncertifiableError(
+            "the parameters of this model are cut over processes; load its full state dict, "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True)), into a model that is not cut, and pass that"
+        )
 
 
 def _refuse_hooks() -> None:

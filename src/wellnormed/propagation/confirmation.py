@@ -17,6 +17,7 @@ from wellnormed.propagation.capture import (
     Captured,
     Example,
     any_batch,
+    decomposed,
     export,
     map_tensors,
     running,
@@ -47,6 +48,28 @@ _SPREADS = 8
 two evaluations of the program, or of the machine epsilon if this is larger."""
 
 
+def _strided(tensor: Tensor) -> Tensor:
+    """Copy a tensor so that the copy is not contiguous and does not begin where its memory begins."""
+    if tensor.ndim == 0:
+        return tensor.clone()
+    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
+    wide[..., 1::2] = tensor
+    return wide[..., 1::2]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """Copy a tensor so that its axes lie in memory in the reverse order, without gaps."""
+    axes = tuple(reversed(range(tensor.ndim)))
+    return tensor.permute(axes).clone(memory_format=torch.contiguous_format).permute(axes)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Copy a tensor so that the second of three or more axes lies last in memory, as for images in channels_last."""
+    if tensor.ndim < 3:
+        return tensor.clone()
+    return tensor.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)
+
+
 class _Circumstance(NamedTuple):
     """A way to call a model."""
 
@@ -58,14 +81,14 @@ class _Circumstance(NamedTuple):
     """Whether the inputs require gradients."""
     computed: bool = False
     """Whether inputs that require gradients are results of operations, and not leaves of the graph of gradients."""
-    strided: bool = False
-    """Whether the inputs are not contiguous."""
+    laid_out: Callable[[Tensor], Tensor] = torch.clone
+    """Copies an input, in the order in which its entries lie in memory."""
 
     def prepare(self, inputs: Example) -> Example:
         """Return copies of drawn inputs with the properties of this circumstance."""
 
         def copied(each: Tensor) -> Tensor:
-            copy = _strided(each) if self.strided else each.clone()
+            copy = self.laid_out(each)
             if self.requires_grad and each.is_floating_point():
                 copy.requires_grad_()
                 copy = copy * 1 if self.computed else copy
@@ -80,7 +103,9 @@ CIRCUMSTANCES = (
     _Circumstance("with gradients of other tensors", torch.enable_grad),
     _Circumstance("with computed inputs", torch.enable_grad, requires_grad=True, computed=True),
     _Circumstance("without gradients", torch.no_grad),
-    _Circumstance("with strided inputs", torch.no_grad, strided=True),
+    _Circumstance("with strided inputs", torch.no_grad, laid_out=_strided),
+    _Circumstance("with transposed inputs", torch.no_grad, laid_out=_transposed),
+    _Circumstance("with channels last", torch.no_grad, laid_out=_channels_last),
     _Circumstance("in inference mode", torch.inference_mode),
 )
 
@@ -162,6 +187,8 @@ def _compare_circumstances(
     """Compare at the shape of the example; return the names of the circumstances in which the model runs."""
     drawn = Drawing(captured, 1.0 if domain is None else domain).scaled()
     expected = comparing.expected(captured.program.module(check_guards=False), drawn, domain is not None)
+    if (parts := decomposed(captured)) is not captured:  # which are what is bounded
+        comparing.require_parts(parts.program.module(check_guards=False), drawn, expected)
     plain, *others = CIRCUMSTANCES
     states = [state]
     try:
@@ -204,6 +231,14 @@ class _Expected:
         """The largest difference of every entry between two inputs, `(*shape)`; 0 where this is not finite."""
         return (self.values.amax(0) - self.values.amin(0)).nan_to_num(0.0, 0.0, 0.0)
 
+    def agrees(self, found: Tensor, number: int) -> bool:
+        """Whether a result at one of the inputs is the expected one, up to the tolerance; NaN agrees with NaN."""
+        wanted, tolerance = self.values[number], self.tolerance.nan_to_num(0.0)
+        if found.shape != wanted.shape:
+            return False
+        equal = (found == wanted) | (found.isnan() & wanted.isnan())
+        return bool((equal | ((found - wanted).abs() <= tolerance)).all())
+
     @property
     def size(self) -> Tensor:
         """The largest absolute value of every entry over the inputs, `(*shape)`; 0 where this is not finite."""
@@ -239,6 +274,16 @@ class _Comparing:
         most = max([torch.finfo(dtype).eps if dtype.is_floating_point else 0.0, *spread.flatten().tolist()])
         return _Expected(found.values, _SPREADS * most * size)
 
+    def require_parts(self, program: nn.Module, drawn: list[Example], expected: _Expected) -> None:
+        """Require that a program in which operations stand as their parts computes what is expected."""
+        with torch.no_grad():
+            for number, inputs in enumerate(drawn):
+                if not expected.agrees(self._run(lambda example: program(*example), inputs).double(), number):
+                    raise UncertifiableError(
+                        f"torch takes an operation of {type(self.model).__name__} apart into others that compute "
+                        "something else; please report it"
+                    )
+
     def compare(
         self,
         circumstance: _Circumstance,
@@ -251,13 +296,11 @@ class _Comparing:
 
         The result is True, or False if the model raises an error and `may_fail` is set.
         """
-        wanted, tolerance = expected.values[number], expected.tolerance.nan_to_num(0.0)
+        wanted = expected.values[number]
         try:
             with circumstance.gradients():
                 found = self._run(self._called, circumstance.prepare(drawn[number])).double()
-            if found.shape == wanted.shape and bool(
-                ((found == wanted) | (found.isnan() & wanted.isnan()) | ((found - wanted).abs() <= tolerance)).all()
-            ):
+            if expected.agrees(found, number):
                 return True
         except _FewerDigitsError:
             raise
@@ -275,8 +318,8 @@ class _Comparing:
             how = f"its result differs by {by:.3g}, where results for several inputs differ by {change:.3g}"
         raise UncertifiableError(
             f"{type(self.model).__name__} does not compute what was captured {circumstance.words}: {how}. It depends "
-            "on something else than its input and its stored tensors, such as randomness, an earlier call, or whether "
-            "gradients are recorded"
+            "on something else than its input and its stored tensors, such as randomness, an earlier call, whether "
+            "gradients are recorded, or how tensors that it overwrites lie in memory"
         )
 
     def _called(self, inputs: Example) -> Tensor:
@@ -293,12 +336,3 @@ class _Comparing:
 
 class _FewerDigitsError(Exception):
     """The model or its program cannot be computed in float64."""
-
-
-def _strided(tensor: Tensor) -> Tensor:
-    """Copy a tensor so that the copy is not contiguous and does not begin where its memory begins."""
-    if tensor.ndim == 0:
-        return tensor.clone()
-    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
-    wide[..., 1::2] = tensor
-    return wide[..., 1::2]

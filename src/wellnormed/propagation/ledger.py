@@ -184,9 +184,15 @@ class Ledger:
         self.use(stored)
         if not stored.tensor.dtype.is_floating_point:
             raise self.refuse(f"it adds {stored.name}, which is of {stored.tensor.dtype}; make it a float")
-        name = f"={stored.name}"
-        known = self.proof.values.get(name)
-        return known or self._add(name, "constant", (), stored.tensor.shape, {"tensor": stored.name})
+        name, constants = f"={stored.name}", {"tensor": stored.name}
+        known = self.proof.rows.get(name)  # a module may be called `=`, and an operation's row then as this one
+        if known is not None and (known.operation, known.constants) == ("constant", constants):
+            return self.proof.values[name]
+        return self._add(name, "constant", (), stored.tensor.shape, constants)
+
+    def in_dtype(self, number: float) -> float:
+        """A number as the dtype of the current operation's result holds it."""
+        return float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
 
     def computed(
         self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None

@@ -44,7 +44,8 @@ class ModelState:
             if len(before) != len(now) or not all(map(_same, before, now)):
                 raise UncertifiableError(
                     f"module `{name}` changes its attributes while it runs; a certificate is of one function, so keep "
-                    "what `forward` uses constant"
+                    "what `forward` uses constant; where weight_norm, spectral_norm or prune of torch.nn.utils does "
+                    "it, use the remove_ function beside it, or torch.nn.utils.parametrizations"
                 )
             for tensor in before:
                 if isinstance(tensor, Tensor) and not _same_bits(tensor, self.tensors[id(tensor)][1]):

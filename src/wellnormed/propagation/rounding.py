@@ -14,12 +14,12 @@ from wellnormed.propagation.registry import name_of
 def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
     """Whether a result has a dtype that does not hold all numbers of the tensors that it is computed from.
 
-    A conversion may be silent: a `dtype=` of an operation, or an assignment into a tensor of another dtype. A single
-    number beside tensors counts as a constant of the operation.
+    A conversion may be silent: a `dtype=` of an operation, or an assignment into a tensor of another dtype.
 
     Args:
         node: The operation.
-        among: Which operands count; all, if None.
+        among: Which operands count. If it is None, all do but single numbers beside tensors, which are taken for
+            constants of the operation.
     """
     result = _floats(node)
     source = node.args[0] if name_of(node.target) == "<built-in function getitem>" else node
@@ -27,7 +27,8 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
         return False
     nodes = [each for each in source.all_input_nodes if among is None or each in among]
     operands = [own for each in nodes if (own := _floats(each)) is not None]
-    return any(not _holds(result.dtype, own.dtype) for own in operands if own.ndim or len(operands) == 1)
+    counted = [own for own in operands if own.ndim or len(operands) == 1 or among is not None]
+    return any(not _holds(result.dtype, own.dtype) for own in counted)
 
 
 def rounded(step: Ledger, x: Value, dtype: torch.dtype) -> Value:

@@ -73,8 +73,8 @@ def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 
     """Every entry is limited to the interval from `min` to `max`, or at one side if the other limit is None."""
     if min is None or max is None:
         limits = {"clamp_min": min, "clamp_max": max}
-        return next((apply(step, name, x, float(limit)) for name, limit in limits.items() if limit is not None), x)
-    return apply(step, "clamp", x, min, max)
+        return next((apply(step, name, x, step.in_dtype(to)) for name, to in limits.items() if to is not None), x)
+    return apply(step, "clamp", x, step.in_dtype(min), step.in_dtype(max))
 
 
 @operation("aten.clamp.default")

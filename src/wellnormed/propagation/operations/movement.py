@@ -41,7 +41,7 @@ _SEVERAL_RESULTS = {
     "int": "unbind",
 }
 """For operations with one result and for those with several: name of an overload -> the operations that have it."""
-_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh _reshape_alias positive type_as _to_copy"
+_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh positive type_as _to_copy"
 
 _PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to"
 MOVES = frozenset(
@@ -81,19 +81,39 @@ def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
     return part
 
 
+def _nearest(target: Callable[..., Any]) -> Callable[..., Value]:
+    """As `_moving`, for operations that compute in the precision of their input where an entry comes from."""
+
+    def move(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+        dtype = torch.promote_types(step.dtype, torch.float32)
+
+        def moved(positions: Tensor) -> Tensor:  # in two parts, which float32 holds
+            low, high = (
+                target(each.to(dtype), *arguments, **keywords) for each in (positions % 2**20, positions // 2**20)
+            )
+            return low.double() + 2**20 * high.double()
+
+        return pick(step, x, moved)
+
+    return move
+
+
 for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
     for _overload, _names in _table.items():
         for _name in _names.split():
             # some releases of torch lack some of them
             if (_target := getattr(getattr(aten, _name, None), _overload, None)) is not None:
-                operation(_target)(_bound(_target))
+                operation(_target)((_nearest if "upsample_nearest" in _name else _bound)(_target))
 
 
 @operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()))
 @operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")))
-def identity(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
-    """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more."""
-    return x
+def identity(step: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
+    """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more.
+
+    A stored tensor, which takes the dtype of a value, is converted.
+    """
+    return _converted(step, x) if isinstance(x, Stored) else x
 
 
 @operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
@@ -116,6 +136,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
     options = [*rest, *keywords.values()]
     mode = next((each for each in options if isinstance(each, str)), "constant")
     fill = next((float(each) for each in options if isinstance(each, int | float)), 0.0)
+    fill = step.in_dtype(fill)
     if mode != "constant" or not fill:
         return pick(step, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
     inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
@@ -148,16 +169,24 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
 def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
     """One number, broadcast to the shape of x. Assigning a number to a slice executes this operation."""
     if isinstance(content, Stored):
-        content = float(content.tensor.to(step.dtype))
+        content = float(content.tensor)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(step, as_value(step, content), shape)
+    return spread(step, _written(step, content), shape)
 
 
-def _written(step: Ledger, source: Value | Stored) -> Value:
-    """A tensor that is written into another one. If it is stored, it is converted to the dtype of the result."""
-    if isinstance(source, Stored) and source.tensor.dtype != step.dtype:
-        source = step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
-    return as_value(step, source)
+def _converted(step: Ledger, source: Stored) -> Stored:
+    """A stored tensor in the dtype of the result."""
+    if source.tensor.dtype == step.dtype:
+        return source
+    step.require_known(source)
+    return step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
+
+
+def _written(step: Ledger, source: Value | Stored | float) -> Value:
+    """What is written into another tensor. If it is stored or a number, it takes the dtype of the result."""
+    if isinstance(source, Value):
+        return source
+    return as_value(step, _converted(step, source) if isinstance(source, Stored) else step.in_dtype(source))
 
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
@@ -186,7 +215,7 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     step.require_known(mask)
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
-        value = as_value(step, each)
+        value = _written(step, each)
 
         def masked(t: Tensor, chosen: Tensor = chosen) -> Tensor:
             return torch.where(chosen, t, 0.0)
