@@ -200,3 +200,18 @@ def test_a_step_that_is_too_long_is_refused_with_the_longest_that_is_not(constra
     constraint.check(assigned.norm, 0.999 * constraint.longest_step, "weight")
     with pytest.raises(ValueError, match=f"which bears {constraint.longest_step:.4g}; lower the learning rate"):
         constraint.check(assigned.norm, 1.001 * constraint.longest_step, "weight")
+
+
+def test_parameters_that_join_later_are_said_to_have_no_constraint():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[0].requires_grad_(False)
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, {"*.weight": wn.HardCap(1.0)})
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.warns(UserWarning, match="1 parameter joined the optimizer after `constrain` and has no constraint"):
+        optimizer.step()
+    optimizer.step()  # once is enough
+    assert "1 parameter joined the optimizer" in str(constraints)

@@ -78,6 +78,9 @@ def test_any_text_file_serves(tmp_path):
     path.write_text("short")
     with pytest.raises(ValueError, match="has 5 characters, but a text needs at least 1000"):
         load_shakespeare(path)
+    path.write_text("a" * 5000)
+    with pytest.raises(ValueError, match="repeats one character, of which there is nothing to learn"):
+        load_shakespeare(path)
 
 
 @pytest.fixture

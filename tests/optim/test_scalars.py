@@ -59,6 +59,11 @@ def test_weights_of_zeros_and_an_optimizer_of_none():
     assert scalars(wn.Scion(layer, lr=0.1, overrides={"weight": None})) == {}
 
 
+def test_an_optimizer_of_another_library_is_refused():
+    with pytest.raises(ValueError, match=r"AdamW has no norms; .*`constraints.norms\(\)`"):
+        scalars(torch.optim.AdamW(nn.Linear(2, 2).parameters()))
+
+
 def test_a_writer_gets_every_figure(optimizer):
     writer = Mock()
     callbacks.write_scalars(writer, optimizer, 7)

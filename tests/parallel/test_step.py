@@ -305,3 +305,24 @@ def test_parts_that_are_written_in_place_are_brought_below_their_caps(processes,
     for untouched, ratios in processes(4).run(changed_in_place, layout):
         assert untouched == {0.0}
         assert max(ratios.values()) <= 1
+
+
+def of_cut_weights():
+    """The figures of a logger, and what a certificate says of a model that is cut, before and after a run."""
+    training = Training("fsdp", "Scion").run(1)
+    figures = wn.optim.scalars(training.optimizer)
+    said = []
+    for call in (wn.certify, wn.lower_bound):
+        try:
+            call(training.model, torch.zeros(1, 1, dtype=torch.long))
+        except ValueError as error:
+            said.append(str(error))
+    return figures, said
+
+
+def test_cut_weights_have_figures_and_no_certificate(processes):
+    (figures, said), (others, _) = processes(2).run(of_cut_weights)
+    assert figures == others
+    assert all(value > 0 for value in figures.values())
+    assert len(said) == 2
+    assert all("are cut over processes; load its full state dict" in each for each in said)

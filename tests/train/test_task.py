@@ -60,7 +60,7 @@ def test_a_schedule_of_the_user_s_own_moves_the_rates_and_goes_on(schedule, tiny
     train(tiny, tmp_path / "whole", schedule=schedule)
     with at_step(7, Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
         train(tiny, tmp_path / "killed", schedule=schedule)
-    with pytest.raises(ValueError, match=r"the run has the schedule .*, not LambdaLR; pass the one it began with"):
+    with pytest.raises(ValueError, match=r"the run has the schedule .*, not LambdaLR; .*resume\(folder, schedule="):
         resume(tmp_path / "killed")
     resume(tmp_path / "killed", schedule=schedule)
     one, other = (load(tmp_path / name).state_dict() for name in ("whole", "killed"))
@@ -74,3 +74,9 @@ def test_a_schedule_of_the_user_s_own_moves_the_rates_and_goes_on(schedule, tiny
         expected.step()
     rows = RunFolder(tmp_path / "whole").read_metrics()
     assert [row["learning_rate"] for row in rows] == [rates[row["step"] - 1] for row in rows]
+
+
+@pytest.mark.parametrize("schedule", [torch.optim.lr_scheduler.ReduceLROnPlateau, lambda optimizer: None])
+def test_what_counts_no_steps_is_no_schedule(schedule, tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"schedule returned a (ReduceLROnPlateau|NoneType); return a scheduler"):
+        train(tiny, tmp_path / "run", schedule=schedule)

@@ -132,8 +132,9 @@ def _refuse_shared_memory(norms: Assignment) -> None:
     storages: dict[int, list[AssignedParameter]] = defaultdict(list)
     for a in norms:
         part = local(a.parameter)
-        if part.layout is torch.strided and not (part.is_meta or is_quantized(part)) and part.numel():
-            storages[part.untyped_storage().data_ptr()].append(a)
+        strided = part.layout is torch.strided and not is_quantized(part) and part.numel()
+        if strided and (place := part.untyped_storage().data_ptr()):  # 0 for tensors without values
+            storages[place].append(a)
     for sharing in storages.values():
         ordered = sorted(sharing, key=lambda a: _span(local(a.parameter))[0])
         for number, a in enumerate(ordered):

@@ -6,6 +6,7 @@ what somebody else has written; `_after` has each constraint act on the weights 
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,13 @@ ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
 
 
+def _joined(count: int) -> str:
+    return (
+        f"{count} parameter{'s' * (count > 1)} joined the optimizer after `constrain` and "
+        f"{'have' if count > 1 else 'has'} no constraint; to constrain them, call `remove()` and then `constrain` again"
+    )
+
+
 class Constraints:
     """The constraints attached to one optimizer. Before a step they check that they can hold; after it they hold.
 
@@ -62,6 +70,8 @@ class Constraints:
         self._optimizer, self._constrained = optimizer, constrained
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._prove = prove
+        self._known = self._moved()  # the number of parameters that the optimizer moved, constrained or not
+        self._told = 0  # how many a warning said to have joined since
         self._bounds: Bounds = {}  # on the step that was checked last
         # weights whose last step had a bound of 0, so that another such step needs no proof; all, with `prove=False`
         self._resting: set[str] = set() if prove else {c.name for c in constrained}
@@ -74,7 +84,11 @@ class Constraints:
         lines = {c.name: repr(c.constraint) for c in self._constrained}
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
-        return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
+        shown = [f"{name:{width}}  {text}" for name, text in lines.items()]
+        return "\n".join([*shown, *([_joined(joined)] if (joined := self._moved() - self._known) > 0 else [])])
+
+    def _moved(self) -> int:
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
 
     def project_(self) -> None:
         """Bring back what anything but the optimizer has written into constrained weights.
@@ -211,6 +225,9 @@ class Constraints:
                     f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
                     "lies on the CPU, and would stand still in a replay; take a cap with every=1"
                 )
+        if (joined := self._moved() - self._known) > self._told:
+            self._told = joined
+            warnings.warn(_joined(joined), stacklevel=2)
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         self._still_before = still(self._optimizer, self._constrained, self._bounds)
@@ -323,6 +340,7 @@ class Constraints:
             followers._constrained = tuple(map(copy.copy, self._constrained))
         if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
             followers._bounds, followers._resting = {}, set()
+            followers._known, followers._told = followers._moved(), 0
             followers._own_placement = Placement({c.name: c.parameter for c in self._constrained})
             followers.attach()
 

@@ -86,6 +86,8 @@ def _file(path: Path) -> CharacterText:
         raise ValueError(
             f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a longer file"
         )
+    if len(set(text)) < 2:
+        raise ValueError(f"{path} repeats one character, of which there is nothing to learn; choose another file")
     return CharacterText(text, path.name)
 
 

@@ -19,7 +19,8 @@ def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
     - `stable_rank/NAME`: the squared Frobenius norm over the squared largest singular value, the mean over the slices,
       for norms that measure singular values.
 
-    All numbers come from the device in one transfer. Where weights lie over processes, every process calls this.
+    All numbers come from the device in one transfer. Where weights lie over processes, every process calls this. An
+    optimizer of another library is a `ValueError`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -30,11 +31,16 @@ def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
         >>> {name: round(value, 3) for name, value in scalars(optimizer).items()}
         {'norm/weight': 1.0, 'stable_rank/weight': 4.0, 'norm_over_cap/weight': 0.5, 'update_over_weight/weight': 0.115}
     """
+    if not isinstance(optimizer, ConditionalGradient):
+        raise ValueError(
+            f"scalars: {type(optimizer).__name__} has no norms; pass an optimizer of this package. Of constraints on "
+            "another one, `constraints.norms()` are the norms"
+        )
     normed = [a for a in optimizer.assignment if a.norm is not None]
     buckets = list(in_buckets(normed, lambda a: a.parameter, lambda a: a.norm))
 
     def job(norm: Norm, weights: list[Tensor]) -> Job:
-        places = [weight.new_empty(2, dtype=torch.float64) for weight in weights]
+        places = [torch.empty(2, dtype=torch.float64, device=weight.device) for weight in weights]
         cubic = norm.measures == "singular values"
         return Job((weights, places), lambda batch, _: (_figures(norm, batch),), read_only=1, cubic=cubic)
 

@@ -74,6 +74,11 @@ def certificate_facts(certificate: Certificate, weights: dict[str, torch.Tensor]
 def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     """Evaluate, certify and report; the run folder is complete afterwards."""
     config, ranks = task.config, task.ranks
+    ahead = ["the loss of the validation split"]
+    if config.certify != "no":
+        ahead += ["the certificate", *(["a search for a lower bound"] if config.attack_steps else [])]
+    if ranks.first:
+        console.print(f"all steps are done; now {', '.join(ahead)}, a sample and the report", highlight=False)
     seen = task.observe()
     count_hits(task.model)
     losses = task.evaluate(last=True)

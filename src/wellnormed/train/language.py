@@ -254,7 +254,10 @@ class LanguageTask(Task[Model]):
         if isinstance(self.stream, RandomWindows):
             self.generator.set_state(tensors["generator.order"])
         if (name := type(self.scheduler).__name__) != facts["schedule"]:
-            raise ValueError(f"the run has the schedule {facts['schedule']}, not {name}; pass the one it began with")
+            raise ValueError(
+                f"the run has the schedule {facts['schedule']}, not {name}; pass the one it began with to "
+                "`wellnormed.train.resume(folder, schedule=...)`"
+            )
         self.scheduler.load_state_dict(facts["rates"])
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from wellnormed.constraints import Constraints
 from wellnormed.optim import NonFiniteGradientError
@@ -48,6 +48,11 @@ class Task(ABC, Generic[M]):
         self.model, self.optimizer, self.constraints = model, optimizer, constraints
         self.steps, self.generator, self.step = steps, generator, 0
         self.scheduler = (schedule or self._by_factor)(optimizer)
+        if not isinstance(self.scheduler, LRScheduler) or isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                f"schedule returned a {type(self.scheduler).__name__}; return a scheduler of torch.optim.lr_scheduler "
+                "that counts steps. ReduceLROnPlateau waits for a metric, which this trainer does not give"
+            )
         self.requests = Requests()
         """The requests that reach the run from outside."""
 
