@@ -117,9 +117,9 @@ def test_the_promise_is_proved_after_every_step(kind, generator):
     cases, model, optimizer, constraints = attach_all(kind)
     promising = {n for n, case in cases.items() if case.promises}
     require_promises(constraints, promising)  # before the first step, too
-    for i in range(40):
+    for i in range(20):
         draw_gradients(model, generator, outward=i % 3 == 0)
-        optimizer.param_groups[0]["lr"] = 0.1 * (1 - i / 40)
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - i / 20)
         optimizer.step()
         require_promises(constraints, promising)
     assert constraints.norm_ratios().keys() == constraints.proved_ratios().keys()
@@ -132,7 +132,7 @@ def test_with_adamw_it_holds_or_is_refused_or_promises_nothing(generator):
             with pytest.raises(ValueError, match="needs a bound on the step's norm"):
                 attach(case, "adamw")
     cases, model, optimizer, constraints = attach_all("adamw")
-    for _ in range(30):
+    for _ in range(12):
         draw_gradients(model, generator)
         optimizer.step()
         require_promises(constraints, {n for n, case in cases.items() if case.promises_any})
@@ -163,7 +163,7 @@ def test_a_state_that_is_saved_and_loaded_gives_the_same_bits(kind):
     assert constraints.promised() == again[2].promised()
 
 
-@pytest.mark.parametrize("kind", ["scion", "muon", "adamw"])
+@pytest.mark.parametrize("kind", ["scion", "adamw"])
 def test_a_default_device_does_not_matter(kind):
     """As `torch.set_default_device("cuda")`, which is for the user's tensors; here the one without values."""
     ends = []
