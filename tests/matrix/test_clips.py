@@ -138,7 +138,7 @@ def test_bounds_per_matrix_of_the_batch():
     "values",
     [(3.0, 2.0, 0.7), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (3.0, 3.0, 0.5), (2.0, 0.5, 0.0), (3.0, 0.0, 0.0)],
 )
-@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 def test_hardcap_gradient(method, values, shape):
     w = with_singular_values(values, *shape).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: spectral_hardcap(x, 1.0, method), w)
@@ -270,7 +270,7 @@ def test_floor_under_tiny_values_does_not_exceed_the_cap(shape, lower):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("values", SPECTRA)
-@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 6)])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 def test_gradient_of_every_clip(name, values, shape):
     function, _ = FUNCTIONS[name]
     if name in ("clip", "sign", "relu") and values[-1] == 0:
@@ -386,9 +386,10 @@ STRUCTURED = {
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-@pytest.mark.parametrize("ratio", [1.01, 1.9, 2.1, 15.0])  # of the largest singular value to the cap
-def test_cap_holds_for_structured_matrices(name, ratio):
-    cap_holds(STRUCTURED[name], ratio)
+def test_cap_holds_for_structured_matrices(name):
+    factors = torch.linalg.svd(STRUCTURED[name].double(), full_matrices=False)
+    for ratio in (1.01, 1.9, 2.1, 15.0):  # of the largest singular value to the cap
+        cap_holds(STRUCTURED[name], ratio, factors)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "random vectors"])
@@ -434,12 +435,13 @@ def test_default_device_does_not_matter():
     assert torch.equal(value, expected)
 
 
-def cap_holds(w, ratio):
-    upper = float(norm(w)) / ratio
+def cap_holds(w, ratio, factors=None):
+    u, s, vh = factors or torch.linalg.svd(w.double(), full_matrices=False)
+    upper = float(s[0]) / ratio
     value = spectral_hardcap(w, upper)
     # twice the promise: of an error that lies along one direction the check sees half
     assert norm(value) <= upper * (1 + 2 * PROMISE)
-    assert norm(value.double() - clipped(w, upper)) <= 2 * PROMISE * float(norm(w))
+    assert norm(value.double() - (u * s.clamp_max(upper)) @ vh) <= 2 * PROMISE * float(s[0])
     assert norm(spectral_hardcap(value, upper).double() - value.double()) <= 2 * PROMISE * upper
 
 

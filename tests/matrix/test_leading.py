@@ -182,7 +182,7 @@ def test_bounds_of_a_batch():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own forward-mode rules
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5), (2, 3, 4)])
 @pytest.mark.parametrize(
     "function",
     [
