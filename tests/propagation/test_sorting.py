@@ -150,8 +150,13 @@ def _first(kind):
     return first, example
 
 
-@pytest.mark.parametrize("kind", ["raw vectors", "vectors", "images", "1x1 images"])
-@pytest.mark.parametrize("function", CONTRACTIONS)
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        *((function, kind) for function in CONTRACTIONS for kind in ("raw vectors", "images")),
+        *((function, kind) for function in CONTRACTIONS[::7] for kind in ("vectors", "1x1 images")),
+    ],
+)
 def test_max_and_min_of_the_same_entries_cost_nothing(function, kind):
     torch.manual_seed(0)
     first, example = _first(kind)
@@ -260,7 +265,7 @@ def test_what_only_seems_to_be_the_same_pairs_is_charged(name):
         return
     walk, out = walked(model, example)
     bounds = walk.step.proof.rows[out.name].bounds
-    found = float(max(search(model, example, restarts=6, steps=40).gain.flat)) / 2
+    found = float(max(search(model, example, restarts=6, steps=25).gain.flat)) / 2
     assert found == pytest.approx(gain, rel=1e-3)  # a search that does not reach the gain would prove nothing
     assert gain <= float(max(bounds.gain.flat)) / 2 * (1 + 1e-9)  # the root of a decimal as a float
 
