@@ -15,7 +15,7 @@ from wellnormed.models.files import config_sha256
 TINY = """
 --steps 4 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --attack-steps 2 --sample-characters 5
 --model.length 8 --model.token-width 4 --model.mixing-heads 2 --model.attention-heads 2 --model.hidden 16
---model.blocks 2
+--model.blocks 1
 """.split()  # noqa: SIM905 (a command line reads best as one)
 HELP = """
 import sys
@@ -147,7 +147,6 @@ def test_every_command_on_run_and_exported_model(place, capsys):
         assert "NOT VERIFIED" in capsys.readouterr().err
         content[-20] ^= 1
         path.write_bytes(content)
-    assert main(["verify", "exported"]) == 0
 
 
 def test_a_terminal_is_shown_no_commands_of_a_model(place, capsys, monkeypatch):

@@ -24,7 +24,7 @@ from wellnormed.train.run_folder import RunFolder, memory_explained
 
 OPTIONS = [
     *("--steps", "6", "--batch", "4", "--model.width", "16", "--model.blocks", "1", "--model.heads", "2"),
-    *("--model.length", "16", "--checkpoint-every", "3", "--validation-tokens", "500", "--attack-steps", "1"),
+    *("--model.length", "8", "--checkpoint-every", "3", "--validation-tokens", "300", "--attack-steps", "1"),
     *("--sample-tokens", "20", "--device", "cpu", "--model.residual-strength", "0.25"),
 ]
 
