@@ -230,6 +230,12 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["both ends of a constant", "the first and the last sample"])
+def test_ends_of_a_batch_are_no_ends_of_any_batch(name: str) -> None:
+    """In batches of one and two, every sample is an end."""
+    assert not certify(Model(BATCH[name][0]), torch.ones(1, 4)).any_batch
+
+
 def _with_ends(constant: Tensor) -> Tensor:
     for end in (0, -1):
         constant[end].fill_(1.0)
