@@ -97,6 +97,12 @@ def _dropout(step: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
+@refusal("aten.logsumexp.default")
+def logsumexp(step: Ledger, x: Value, *arguments: Any) -> Value:
+    """Refuse logsumexp by its own name: torch's parts of it have comparisons."""
+    raise step.refuse("`logsumexp` has no bound; leave it out of the certified part, as the loss is")
+
+
 @refusal("aten.softplus.default")
 def softplus(step: Ledger, x: Value, *arguments: Any) -> Value:
     """Refuse softplus: above its threshold torch returns x without the logarithm, so the result jumps there."""

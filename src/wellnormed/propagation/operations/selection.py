@@ -232,7 +232,8 @@ def windows(
 def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     raise step.refuse(
         "it is not continuous: a change of the input, however small, can move its result by a fixed amount; use a soft "
-        "form, such as softmax in the place of top-k, or a straight line in the place of a step"
+        "form, such as softmax in the place of top-k, or a straight line in the place of a step. A function that is "
+        "written with comparisons, such as a leaky ReLU, is certified as torch.nn.functional has it"
     )
 
 
