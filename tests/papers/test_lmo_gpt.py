@@ -183,6 +183,7 @@ _lmo_tokens.run([eval(sys.argv[1])], torch.device("cpu"), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow  # test_grid kills the processes of other cells
 def test_a_cell_that_was_killed_goes_on_and_gives_the_row_of_one_that_was_not(tokens, tmp_path, quick_ends):
     cell = tiny(scion_3b.cells("paper")[-1], 5)
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -47,6 +47,7 @@ def test_lipsformer_trains_by_the_settings_of_its_paper():
     assert set(get_args(PaperVariant)) == {*get_args(Variant), "lipsformer"}
 
 
+@pytest.mark.slow  # LipsFormer itself, its certificate and its folder are tested beside the other models
 def test_the_command_trains_lipsformer_and_knows_it_afterwards(here, capsys):
     options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]
     command = ["train", "--variant", "lipsformer", "--name", "run", *options, "--learning-rate", "0.01"]

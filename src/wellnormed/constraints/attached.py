@@ -44,7 +44,8 @@ ROUNDS = 4
 def _joined(count: int) -> str:
     return (
         f"{count} parameter{'s' * (count > 1)} joined the optimizer after `constrain` and "
-        f"{'have' if count > 1 else 'has'} no constraint; to constrain them, call `remove()` and then `constrain` again"
+        f"{'have' if count > 1 else 'has'} no constraint; call `constrain` again, and before it `remove()`, if one "
+        "object is to hold all, as certify(within=...) takes it"
     )
 
 
@@ -85,10 +86,14 @@ class Constraints:
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
         shown = [f"{name:{width}}  {text}" for name, text in lines.items()]
-        return "\n".join([*shown, *([_joined(joined)] if (joined := self._moved() - self._known) > 0 else [])])
+        return "\n".join([*shown, *([_joined(joined)] if (joined := self._joined()) > 0 else [])])
 
     def _moved(self) -> int:
         return sum(len(group["params"]) for group in self._optimizer.param_groups)
+
+    def _joined(self) -> int:
+        """How many parameters joined the optimizer that no `constrain` has seen."""
+        return self._moved() - max((each._known for each in attached_to(self._optimizer)), default=self._known)
 
     def project_(self) -> None:
         """Bring back what anything but the optimizer has written into constrained weights.
@@ -225,7 +230,7 @@ class Constraints:
                     f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
                     "lies on the CPU, and would stand still in a replay; take a cap with every=1"
                 )
-        if (joined := self._moved() - self._known) > self._told:
+        if (joined := self._joined()) > self._told:
             self._told = joined
             warnings.warn(_joined(joined), stacklevel=2)
         self._check()
