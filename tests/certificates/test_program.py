@@ -219,6 +219,8 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "the first and the last sample": (lambda m, x: x[0] + x[-1] - x, False),
     "all but the first sample": (lambda m, x: x + x[1:].sum(0), False),
     "the first feature": (lambda m, x: x + x[:, :1], True),
+    "features that are overwritten": (lambda m, x: _overwritten(x, slice(None)), True),
+    "samples that are overwritten": (lambda m, x: _overwritten(x, slice(1, None)), False),
     "windows of samples": (lambda m, x: F.avg_pool1d(x.T, 25, 1, 12, False, False).T, False),
     "a roll of entries": (lambda m, x: 2 * x - x.roll(1, 1), True),
     "windows of entries": (lambda m, x: F.avg_pool1d(x[:, None], 3, 1, 1)[:, 0], True),
@@ -234,6 +236,24 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
 def test_ends_of_a_batch_are_no_ends_of_any_batch(name: str) -> None:
     """In batches of one and two, every sample is an end."""
     assert not certify(Model(BATCH[name][0]), torch.ones(1, 4)).any_batch
+
+
+def _overwritten(x: Tensor, samples: slice) -> Tensor:
+    result = torch.empty_like(x)
+    result[...] = x
+    result[samples, ::2] = 3.0
+    return result
+
+
+def test_memory_that_nothing_wrote_is_zeros_in_the_certificate() -> None:
+    """The file held what lay in memory before."""
+
+    def turned(_: Any, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        result[:, 0::2], result[:, 1::2] = x[:, 1::2], x[:, 0::2]
+        return result
+
+    assert all(not each.any() for each in certify(Model(turned), torch.ones(2, 4)).computed.values())
 
 
 def _with_ends(constant: Tensor) -> Tensor:

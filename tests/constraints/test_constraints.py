@@ -1,5 +1,7 @@
 """Every constraint holds its promise after every step, proved, or refuses before the step."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -212,7 +214,10 @@ def test_parameters_that_join_later_are_said_to_have_no_constraint():
     optimizer.add_param_group({"params": model[0].parameters()})
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    with pytest.warns(UserWarning, match="1 parameter joined the optimizer after `constrain` and has no constraint"):
+    with pytest.warns(UserWarning, match="a parameter joined the optimizer after `constrain`, and has no constraint"):
         optimizer.step()
     optimizer.step()  # once is enough
-    assert "1 parameter joined the optimizer" in str(constraints)
+    assert "a parameter joined the optimizer" in str(constraints)
+    assert "a parameter joined the optimizer" in str(copy.deepcopy((model, optimizer, constraints))[2])
+    others = wn.constrain(optimizer, {"0.weight": wn.HardCap(1.0)})
+    assert "joined" not in str(constraints) + str(others)

@@ -325,4 +325,4 @@ def test_cut_weights_have_figures_and_no_certificate(processes):
     assert figures == others
     assert all(value > 0 for value in figures.values())
     assert len(said) == 2
-    assert all("are cut over processes; load its full state dict" in each for each in said)
+    assert all("are split over processes (by FSDP, or as DTensors); load its full state dict" in each for each in said)

@@ -213,6 +213,7 @@ FEW = 9e-8
 CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "type_as": lambda x: x.float() * torch.full((1,), FEW).type_as(x).float() * 1e7,
     "masked_fill": lambda x: _product(x.masked_fill(torch.tensor([False, True]), FEW)),
+    "masked_fill by a tensor": lambda x: _product(x.masked_fill(torch.tensor([False, True]), torch.tensor(FEW))),
     "where": lambda x: _product(torch.where(torch.tensor([True, False]), x, FEW)),
     "pad": lambda x: _product(F.pad(x[:, :1], (0, 1), value=FEW)),
     "assignment": lambda x: _product(_assigned(x)),

@@ -167,7 +167,8 @@ class Certificate:
     def activation_rms(self) -> float:
         """Largest RMS that a group of the result of an operation with bounds can reach, rounded up.
 
-        Those that only move entries, scale and add, such as residual sums, have no bounds of their own.
+        Operations that only move, scale or add entries, such as residual sums, have no bounds of their own and do not
+        count.
         """
         return float_up(max(largest_rms(row, "radius") for row in self.layers))
 

@@ -42,10 +42,11 @@ ROUNDS = 4
 
 
 def _joined(count: int) -> str:
+    which, have = ("a parameter", "has") if count == 1 else (f"{count} parameters", "have")
     return (
-        f"{count} parameter{'s' * (count > 1)} joined the optimizer after `constrain` and "
-        f"{'have' if count > 1 else 'has'} no constraint; call `constrain` again, and before it `remove()`, if one "
-        "object is to hold all, as certify(within=...) takes it"
+        f"{which} joined the optimizer after `constrain`, and {have} no constraint. Call `constrain` again for what "
+        "joined. `certify(within=...)` takes one object: for that, call `remove()` first, and then `constrain` with "
+        "all patterns"
     )
 
 
@@ -327,7 +328,7 @@ class Constraints:
         return self._placement.agree(finite, list(finite)) if among else {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out", "_prove")}
+        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out", "_prove", "_known")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -343,9 +344,10 @@ class Constraints:
             followers = object.__new__(type(self))
             followers._optimizer, followers._left_out, followers._prove = optimizer, self._left_out, self._prove
             followers._constrained = tuple(map(copy.copy, self._constrained))
+            followers._known = self._known
         if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
             followers._bounds, followers._resting = {}, set()
-            followers._known, followers._told = followers._moved(), 0
+            followers._told = 0
             followers._own_placement = Placement({c.name: c.parameter for c in self._constrained})
             followers.attach()
 

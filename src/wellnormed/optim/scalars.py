@@ -33,8 +33,8 @@ def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
     """
     if not isinstance(optimizer, ConditionalGradient):
         raise ValueError(
-            f"scalars: {type(optimizer).__name__} has no norms; pass an optimizer of this package. Of constraints on "
-            "another one, `constraints.norms()` are the norms"
+            f"scalars: {type(optimizer).__name__} has no norms; pass an optimizer of this package. For "
+            "constraints on another optimizer, `constraints.norms()` gives the norms"
         )
     normed = [a for a in optimizer.assignment if a.norm is not None]
     buckets = list(in_buckets(normed, lambda a: a.parameter, lambda a: a.norm))

@@ -22,8 +22,8 @@ _SHAPE_ARGUMENT = {
 }
 """Name of an operation -> the position of the shape among its arguments."""
 _FILLS = (
-    "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like", "empty_like",
-    "new_empty",
+    "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like", "zero",
+    "empty", "new_empty", "empty_like",
 )  # fmt: skip
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
@@ -108,11 +108,12 @@ def _reaches_shapes_only(node: fx.Node) -> bool:
 
 
 def _is_whole_slice(node: fx.Node) -> bool:
-    """Whether an operation is a slice, without a step, that takes everything."""
-    if packet(node) != "slice" or len(node.args) == 5:
+    """Whether an operation takes or replaces, without a step, everything along an axis."""
+    name = packet(node)
+    if name not in ("slice", "slice_scatter") or len(node.args) == (5 if name == "slice" else 6):
         return False
-    source: Any = node.args[0]
-    return source.meta["val"].shape == node.meta["val"].shape
+    source, part = node.args[0], node if name == "slice" else node.args[1]
+    return source.meta["val"].shape == part.meta["val"].shape  # type: ignore[union-attr]
 
 
 def _places_samples(node: fx.Node) -> bool:
@@ -194,7 +195,7 @@ def _entries_before(node: fx.Node) -> int:
 
 def _is_equal_for_all_samples(node: fx.Node) -> bool:
     """Whether the result of an operation on constants that are equal for all samples is equal for all samples too."""
-    if node.target is operator.getitem or _is_whole_slice(node):
+    if node.target is operator.getitem or (packet(node) == "slice" and _is_whole_slice(node)):
         return True
     name = packet(node)
     batched = [each for each in node.all_input_nodes if _batch_axis(each) is not None]

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.batch_size import is_any_size
-from wellnormed.propagation.dependence import Dependence, dependence
+from wellnormed.propagation.dependence import Dependence, dependence, packet
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.model_state import ModelState, require_values, restoring
@@ -193,6 +193,7 @@ def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) 
             # what is compared, bounded and written is this graph: of writing into views, torch may take another order
             program = program.run_decompositions({})
             _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
+        _fill_with_zeros(program)
     signature = program.graph_signature
     persistent = model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, Tensor, bool]] = {}
@@ -250,9 +251,28 @@ def _taken_apart() -> dict[Any, Any]:
     return {operation: rule for operation, rule in table.items() if name_of(operation) not in OPERATIONS}
 
 
+_EMPTY = ("empty", "empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided")
+
+
+def _fill_with_zeros(program: ExportedProgram) -> None:
+    """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
+
+    A model that reads such memory does not compute what its program computes, and is refused for that.
+    """
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and packet(node) in _EMPTY]
+    for node in nodes:
+        with program.graph.inserting_after(node):
+            zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
+        zeros.meta = dict(node.meta)
+        node.replace_all_uses_with(zeros, delete_user_cb=lambda user, own=zeros: user is not own)
+    if nodes:
+        program.graph_module.recompile()
+
+
 def _overwrites(node: fx.Node) -> bool:
-    """Whether an operation may overwrite a tensor."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
+    sizes = torch.SymInt | torch.SymFloat | torch.SymBool
+    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
         return False
     return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
 
@@ -311,13 +331,13 @@ def quiet() -> Iterator[None]:
 
 
 def _refuse_parts(model: nn.Module) -> None:
-    """Refuse a model whose parameters lie over processes, or were taken from memory after a run."""
+    """Refuse a model whose parameters are split over processes; FSDP may have freed the whole ones after a run."""
     cut = any(base.__name__ == "FSDPModule" for each in model.modules() for base in type(each).__mro__)
     if cut or any(hasattr(each, "full_tensor") for each in model.parameters()):
         raise UncertifiableError(
-            "the parameters of this model are cut over processes; load its full state dict, "
-            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
-            "full_state_dict=True)), into a model that is not cut, and pass that"
+            "the parameters of this model are split over processes (by FSDP, or as DTensors); load its full state "
+            "dict, torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True)), into a model that is not split, and pass that"
         )
 
 

@@ -275,13 +275,13 @@ class _Comparing:
         return _Expected(found.values, _SPREADS * most * size)
 
     def require_parts(self, program: nn.Module, drawn: list[Example], expected: _Expected) -> None:
-        """Require that a program in which operations stand as their parts computes what is expected."""
+        """Require that a program whose operations are replaced by torch's parts of them computes what is expected."""
         with torch.no_grad():
             for number, inputs in enumerate(drawn):
                 if not expected.agrees(self._run(lambda example: program(*example), inputs).double(), number):
                     raise UncertifiableError(
-                        f"torch takes an operation of {type(self.model).__name__} apart into others that compute "
-                        "something else; please report it"
+                        f"an operation of {type(self.model).__name__} has no bound, and torch's parts of it compute "
+                        "something else; write the operation in another way, or certify the model in float32"
                     )
 
     def compare(
@@ -319,7 +319,7 @@ class _Comparing:
         raise UncertifiableError(
             f"{type(self.model).__name__} does not compute what was captured {circumstance.words}: {how}. It depends "
             "on something else than its input and its stored tensors, such as randomness, an earlier call, whether "
-            "gradients are recorded, or how tensors that it overwrites lie in memory"
+            "gradients are recorded, or the strides of tensors that it overwrites"
         )
 
     def _called(self, inputs: Example) -> Tensor:

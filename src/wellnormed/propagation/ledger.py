@@ -192,7 +192,10 @@ class Ledger:
 
     def in_dtype(self, number: float) -> float:
         """A number as the dtype of the current operation's result holds it."""
-        return float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
+        held = float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
+        if math.isinf(held) and not math.isinf(number):
+            raise self.refuse(f"{number:g} is beyond the range of {self.dtype}; write a smaller number")
+        return held
 
     def computed(
         self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None

@@ -205,6 +205,7 @@ class _Logits:
         "aten.div.Scalar": _divided,
         "aten.add.Tensor": _sum,
         "aten.masked_fill.Scalar": _masked,
+        "aten.masked_fill.Tensor": _masked,
         "aten.where.self": _chosen,
         "aten.where.ScalarOther": _chosen,
     }

@@ -1,5 +1,6 @@
 """Bounds of functions that are applied to every entry. Their slopes and sizes are in `proof.functions`."""
 
+import math
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def selu(step: Ledger, x: Value) -> Value:
 @operation("aten.hardtanh.default")
 def clamp(step: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
     """Every entry is limited to the interval from `min` to `max`, or at one side if the other limit is None."""
+    min, max = None if min == -math.inf else min, None if max == math.inf else max
     if min is None or max is None:
         limits = {"clamp_min": min, "clamp_max": max}
         return next((apply(step, name, x, step.in_dtype(to)) for name, to in limits.items() if to is not None), x)
@@ -97,10 +99,10 @@ def _dropout(step: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
-@refusal("aten.logsumexp.default")
+@refusal("aten.logsumexp.default", "aten.logaddexp.default")
 def logsumexp(step: Ledger, x: Value, *arguments: Any) -> Value:
-    """Refuse logsumexp by its own name: torch's parts of it have comparisons."""
-    raise step.refuse("`logsumexp` has no bound; leave it out of the certified part, as the loss is")
+    """Refuse both by their own names: torch's parts of them have comparisons."""
+    raise step.refuse("it has no bound; leave it out of the certified part, as the loss is")
 
 
 @refusal("aten.softplus.default")

@@ -135,8 +135,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
     """Padding with zeros, with another number, or with copies of entries, as the mode says."""
     options = [*rest, *keywords.values()]
     mode = next((each for each in options if isinstance(each, str)), "constant")
-    fill = next((float(each) for each in options if isinstance(each, int | float)), 0.0)
-    fill = step.in_dtype(fill)
+    fill = step.in_dtype(next((each for each in options if isinstance(each, int | float)), 0.0))
     if mode != "constant" or not fill:
         return pick(step, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
     inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
@@ -147,7 +146,7 @@ def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any)
 def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
     def scatter(step: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
         """The entries of x, some of which are replaced by those of the source."""
-        xs = [as_value(step, x), _written(step, source)]
+        xs = [as_value(step, x), written(step, source)]
         return side_by_side(step, xs, lambda ts: target(*ts, *arguments, **keywords))
 
     return scatter
@@ -160,7 +159,7 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 @operation("aten.copy.default")
 def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The entries of the source, broadcast to the shape of x."""
-    value = _written(step, source)
+    value = written(step, source)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
     return spread(step, value, shape)
 
@@ -171,7 +170,7 @@ def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
     if isinstance(content, Stored):
         content = float(content.tensor)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(step, _written(step, content), shape)
+    return spread(step, written(step, content), shape)
 
 
 def _converted(step: Ledger, source: Stored) -> Stored:
@@ -182,7 +181,7 @@ def _converted(step: Ledger, source: Stored) -> Stored:
     return step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
 
 
-def _written(step: Ledger, source: Value | Stored | float) -> Value:
+def written(step: Ledger, source: Value | Stored | float) -> Value:
     """What is written into another tensor. If it is stored or a number, it takes the dtype of the result."""
     if isinstance(source, Value):
         return source
@@ -201,8 +200,8 @@ for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "
     operation(f"aten.{_name}.default")(_like(getattr(aten, _name).default))
 
 
-@operation("aten.masked_fill.Scalar")
-def masked_fill(step: Ledger, x: Value, mask: Stored, fill: float) -> Value:
+@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(step: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
     """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
     return where(step, mask, fill, x)
 
@@ -215,7 +214,7 @@ def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     step.require_known(mask)
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
-        value = _written(step, each)
+        value = written(step, each)
 
         def masked(t: Tensor, chosen: Tensor = chosen) -> Tensor:
             return torch.where(chosen, t, 0.0)

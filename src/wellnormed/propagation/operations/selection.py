@@ -14,7 +14,7 @@ from wellnormed.proof import Base, Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.operations.movement import as_value
+from wellnormed.propagation.operations.movement import written
 from wellnormed.propagation.registry import operation, refusal
 
 
@@ -157,7 +157,7 @@ def leading(step: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True,
 
 def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
     """The larger (or lesser) of two tensors, entry by entry, as an extreme along a new axis of two entries."""
-    a, b = as_value(step, a), as_value(step, b)
+    a, b = written(step, a), written(step, b)
     first, second = sorted((a, b), key=lambda each: each.name)
     if (first.name, second.name) not in step.pairs:
         wide = [moves.spread(step, each, torch.broadcast_shapes(a.shape, b.shape)) for each in (first, second)]
@@ -233,7 +233,7 @@ def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     raise step.refuse(
         "it is not continuous: a change of the input, however small, can move its result by a fixed amount; use a soft "
         "form, such as softmax in the place of top-k, or a straight line in the place of a step. A function that is "
-        "written with comparisons, such as a leaky ReLU, is certified as torch.nn.functional has it"
+        "written with comparisons is certified if it is called by its name, such as torch.nn.functional.leaky_relu"
     )
 
 
