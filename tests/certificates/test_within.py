@@ -444,3 +444,13 @@ def test_convolutions_within_caps(mode, groups):
         optimizer.step()
         assert wn.certify(model, x).lipschitz <= always.lipschitz
     assert wn.certify(model, x, within=constraints).lipschitz == always.lipschitz
+
+
+def test_a_promise_that_does_not_serve_is_not_asked_for_again() -> None:
+    """The first step of a recurrent layer multiplies a weight by a state of zeros, which is no use of its norm."""
+    model = nn.Sequential(nn.RNN(3, 4, batch_first=True))
+    constraints = wn.constrain(wn.Scion(model, lr=0.01), {"*weight*": wn.HardCap(1.0), "*bias*": wn.ColumnCap(1.0)})
+    with pytest.raises(
+        UncertifiableError, match=r"entries of 0\.weight_hh_l0, .*; that norm does not bound .* freeze it"
+    ):
+        wn.certify(model.eval(), torch.zeros(1, 2, 3), within=constraints, output=0)

@@ -297,9 +297,12 @@ class Ledger:
             return
         wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
         if bool(stored.tensor.to(wide).isnan().any()):
+            remedy = "give what it is made of a constraint that promises a bound for all steps, freeze that,"
+            if self._promise(stored) is not None:
+                remedy = "that norm does not bound what this operation does with it; freeze it,"
             raise self.refuse(
-                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; give what it is made of "
-                "a constraint that promises a bound for all steps, freeze that, or certify without `within`"
+                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; {remedy} or certify "
+                "without `within`"
             )
 
     def _require_finite(self, constants: Mapping[str, Any]) -> None:
