@@ -100,7 +100,7 @@ def certify(
         capturing(1, 1)
         walk = Walk(decomposed(captured), domain, promises=promises_of(model, within, captured))
         walk.run(margins, bar("operations bounded"))
-        confirmed = confirm(model, captured, domain, output, bar("compared by running"))
+        confirmed = confirm(model, captured, walk.captured, domain, output, bar("compared by running"))
         any_batch = confirmed.twice is not None and _same_bounds(
             walk, decomposed(confirmed.twice), margins, bar("bounded for another batch")
         )

@@ -41,7 +41,7 @@ ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
 
 
-def _joined(count: int) -> str:
+def _said(count: int) -> str:
     which, have = ("a parameter", "has") if count == 1 else (f"{count} parameters", "have")
     return (
         f"{which} joined the optimizer after `constrain`, and {have} no constraint. Call `constrain` again for what "
@@ -87,7 +87,9 @@ class Constraints:
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
         shown = [f"{name:{width}}  {text}" for name, text in lines.items()]
-        return "\n".join([*shown, *([_joined(joined)] if (joined := self._joined()) > 0 else [])])
+        if (joined := self._joined()) > 0:
+            shown.append(_said(joined))
+        return "\n".join(shown)
 
     def _moved(self) -> int:
         return sum(len(group["params"]) for group in self._optimizer.param_groups)
@@ -233,7 +235,7 @@ class Constraints:
                 )
         if (joined := self._joined()) > self._told:
             self._told = joined
-            warnings.warn(_joined(joined), stacklevel=2)
+            warnings.warn(_said(joined), stacklevel=2)
         self._check()
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         self._still_before = still(self._optimizer, self._constrained, self._bounds)

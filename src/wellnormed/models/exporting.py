@@ -111,7 +111,7 @@ def export(
         facts["lipschitz"] = proved.lipschitz
     else:
         captured = capture(model, example, output)
-        confirm(model, captured, None, output)
+        confirm(model, captured, None, None, output)
         symbolic = capture_any_batch(model, captured, output)
         program, any_batch = program_of(symbolic or captured), symbolic is not None
     with tempfile.TemporaryDirectory() as temporary:

@@ -195,9 +195,9 @@ def _entries_before(node: fx.Node) -> int:
 
 def _is_equal_for_all_samples(node: fx.Node) -> bool:
     """Whether the result of an operation on constants that are equal for all samples is equal for all samples too."""
-    if node.target is operator.getitem or (packet(node) == "slice" and _is_whole_slice(node)):
-        return True
     name = packet(node)
+    if node.target is operator.getitem or (name == "slice" and _is_whole_slice(node)):
+        return True
     batched = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
     if not batched:
         return _batch_axis(node) is None or name in ("expand", "expand_as", "repeat")

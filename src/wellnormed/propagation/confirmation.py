@@ -17,7 +17,6 @@ from wellnormed.propagation.capture import (
     Captured,
     Example,
     any_batch,
-    decomposed,
     export,
     map_tensors,
     running,
@@ -138,6 +137,7 @@ class Confirmed(NamedTuple):
 def confirm(
     model: nn.Module,
     captured: Captured,
+    bounded: Captured | None,
     domain: Domain | None,
     output: Any = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -150,6 +150,7 @@ def confirm(
     Args:
         model: The model that was captured. It is left as it was.
         captured: What `capture` returned for the model.
+        bounded: The same with the operations that the certificate bounds; None without a certificate.
         domain: The inputs that the certificate holds for. Without a certificate it is None; the inputs are then drawn
             with a root mean square of at most 1, and results may be NaN.
         output: The argument `output` of `capture`.
@@ -162,11 +163,11 @@ def confirm(
     with running(model) as state:
         try:
             comparing = _Comparing(model, output, in_double=True)
-            circumstances = _compare_circumstances(comparing, captured, domain, state)
+            circumstances = _compare_circumstances(comparing, captured, bounded, domain, state)
         except _FewerDigitsError:
             state.restore()
             comparing = _Comparing(model, output, in_double=False)
-            circumstances = _compare_circumstances(comparing, captured, domain, state)
+            circumstances = _compare_circumstances(comparing, captured, bounded, domain, state)
         state.restore()
         progress(1, 4)
         symbolic, twice = any_batch(model, captured, output), None
@@ -182,13 +183,13 @@ def confirm(
 
 
 def _compare_circumstances(
-    comparing: "_Comparing", captured: Captured, domain: Domain | None, state: ModelState
+    comparing: "_Comparing", captured: Captured, bounded: Captured | None, domain: Domain | None, state: ModelState
 ) -> tuple[str, ...]:
     """Compare at the shape of the example; return the names of the circumstances in which the model runs."""
     drawn = Drawing(captured, 1.0 if domain is None else domain).scaled()
     expected = comparing.expected(captured.program.module(check_guards=False), drawn, domain is not None)
-    if (parts := decomposed(captured)) is not captured:  # which are what is bounded
-        comparing.require_parts(parts.program.module(check_guards=False), drawn, expected)
+    if bounded is not None and bounded is not captured:
+        comparing.require_parts(bounded.program.module(check_guards=False), drawn, expected)
     plain, *others = CIRCUMSTANCES
     states = [state]
     try:

@@ -156,17 +156,14 @@ class _Logits:
             logits = _under(step and step(self, *logits.args, **keywords), ())
         return ()
 
-    def _multiplied(self, logits: Any, by: Any) -> Any:
+    def _multiplied(self, logits: Any, by: Any, divides: bool = False) -> Any:
         if not isinstance(by, float | int) or not by:
             return None
-        self._multiply(abs(float(by)), by)
+        self._multiply(abs(1 / float(by)) * (1 + 2.0**-52) if divides else abs(float(by)), by)
         return logits
 
     def _divided(self, logits: Any, by: Any) -> Any:
-        if not isinstance(by, float | int) or not by:
-            return None
-        self._multiply(abs(1 / float(by)) * (1 + 2.0**-52), by)
-        return logits
+        return self._multiplied(logits, by, divides=True)
 
     def _multiply(self, size: float, sign: float) -> None:
         self.scale *= size * (1 + 2.0**-52) if self.scale != 1 else size

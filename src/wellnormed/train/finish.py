@@ -77,8 +77,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     ahead = ["the loss of the validation split"]
     if config.certify != "no":
         ahead += ["the certificate", *(["a search for a lower bound"] if config.attack_steps else [])]
-    if ranks.first:
-        console.print(f"all steps are done; now {', '.join(ahead)}, a sample and the report", highlight=False)
+    console.print(f"all steps are done; now {', '.join(ahead)}, a sample and the report", highlight=False)
     seen = task.observe()
     count_hits(task.model)
     losses = task.evaluate(last=True)
