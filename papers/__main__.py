@@ -9,6 +9,7 @@ import tyro
 
 from papers.training import PaperVariant, TrainPaper, paper_preset
 from wellnormed import cli
+from wellnormed.train.environment import device_of
 from wellnormed.train.presets import Size
 
 
@@ -51,6 +52,8 @@ class Reproduce:
             return 0
         if self.name is None:
             raise ValueError("name the experiment, or pass --list to see all")
+        here = self.dry_run or self.cluster is None  # a cluster has other devices than this machine
+        device = str(device_of(self.device)) if here else self.device
         if self.dry_run:
             from papers._experiment import load
             from papers._grid import chosen
@@ -58,10 +61,10 @@ class Reproduce:
 
             experiment = load(self.name)
             cells = chosen(experiment.cells(self.preset), self.only)
-            dry_run(experiment, cells, self.device, self.jobs, Console())
+            dry_run(experiment, cells, device, self.jobs, Console())
             return 0
         arguments = {key: value for key, value in vars(self).items() if key not in ("list", "dry_run")}
-        return int(reproduce.reproduce(**arguments) > 0)
+        return int(reproduce.reproduce(**arguments | {"device": device}) > 0)
 
 
 def _main(arguments: list[str]) -> int:

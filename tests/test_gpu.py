@@ -104,14 +104,14 @@ def test_a_step_waits_for_the_device_no_more_than_said(name, generator):
     draw(model, generator)
     for _ in range(5):  # a cap that waits does not project in the sixth
         optimizer.step()
-    torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")  # which warns of itself, and an error would leave the mode on
             optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = [f"{one.filename}:{one.lineno}" for one in found if "synchroniz" in str(one.message)]
+    waits = [f"{one.filename}:{one.lineno}" for one in found if "a synchronizing" in str(one.message)]
     assert len(waits) == 1 + 4 * LOOKS.get(name, 0), waits
 
 

@@ -141,6 +141,18 @@ def test_caps(name):
     assert accelerator.looks == LOOKS + 2 * looks
 
 
+@pytest.mark.parametrize("name", CAPS)
+def test_16_bit_weights_are_proved_by_batches(name):
+    model = nn.Sequential(*(nn.Linear(16, 48, bias=False) for _ in range(24))).bfloat16()
+    optimizer = wn.Scion(model, lr=0.02)
+    rule, looks, decompositions = CAPS[name]
+    wn.constrain(optimizer, {"*": rule})
+    moved(model)
+    accelerator = second_step(optimizer)
+    assert accelerator.decompositions == decompositions + PROOF
+    assert accelerator.looks == LOOKS + looks + 2  # of the proof: at the entries, and whether all are proved
+
+
 def test_norms_are_measured_without_eigenvalues():
     model = network()
     optimizer = wn.Scion(model, lr=0.02)

@@ -386,8 +386,13 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
 
 
 def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
-    """A batch in 16 bits that still keeps what was promised; one by one, for the proof makes float64 copies."""
+    """A batch in 16 bits that still keeps what was promised; equal promises are proved at once."""
     states = states or c.constraint.initial_state(weights, c.norm)
     bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
-    pairs = zip(weights, bounds, strict=True)
-    return torch.stack([w.to(dtype) if bound is None else held(w, c.norm, bound, dtype) for w, bound in pairs])
+    rounded = weights.to(dtype)
+    for bound in {bound for bound in bounds if bound is not None}:
+        equal = [i for i, each in enumerate(bounds) if each == bound]
+        if len(equal) == len(weights):
+            return held(weights, c.norm, bound, dtype)
+        rounded[equal] = held(weights[equal], c.norm, bound, dtype)
+    return rounded

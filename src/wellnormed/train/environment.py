@@ -63,10 +63,17 @@ def versions() -> dict[str, str | None]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that "cpu", "cuda" or "auto", a GPU if there is one, means; a missing GPU is a `ValueError`."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch finds no CUDA device; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    """The device that a name of torch's means, or "auto", a GPU if there is one.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}, but torch finds no CUDA device; use --device cpu")
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r} is no device of torch; use cpu, cuda or auto") from None
 
 
 def _cpu() -> str:
