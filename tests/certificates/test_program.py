@@ -229,7 +229,25 @@ BATCH: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "a filled constant": (lambda m, x: torch.cat([x.new_zeros(x.shape[0], 1), x], 1) + torch.ones(x.shape[0], 1), True),
     "an expanded parameter": (lambda m, x: x + m.bias.expand(x.shape[0], -1) * 2, True),
     "all of it": (lambda m, x: x[: x.shape[0]] @ m.weight, True),
+    "each sample's own": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x)), True),
+    "each sample's own number": (lambda m, x: x * (1 + _of(_numbers(x)[:, None].expand(-1, 4), _numbers(x))), False),
+    "the numbers of others": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(0), _numbers(x)), False),
+    "numbers turned around": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x).flip(0)), False),
+    "numbers of 8 bits": (lambda m, x: x * (1 + _numbers(x).to(torch.int8)[:, None]), False),
+    "a row for each sample": (lambda m, x: x * m.weight.repeat(9, 1)[_numbers(x)], False),
+    "where each is equal": (lambda m, x: x * torch.where(_numbers(x[0]) < x.new_ones(x.shape), 1.0, m.bias), True),
+    "where a number is small": (lambda m, x: x * torch.where(_numbers(x)[:, None] < 5, 1.0, 2.0), False),
+    "bits of equals": (lambda m, x: x * (1.0 * ((x.new_ones(x.shape) > 0) & (_numbers(x[0]) > 1))), True),
+    "equal rows of a table": (lambda m, x: x + F.embedding(_numbers(x[0]).expand(x.shape), m.weight)[..., 0], True),
 }
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0])
+
+
+def _of(x: Tensor, samples: Tensor) -> Tensor:
+    return x[samples[:, None], torch.arange(3, -1, -1)]
 
 
 @pytest.mark.parametrize("name", ["both ends of a constant", "the first and the last sample"])

@@ -28,12 +28,12 @@ _FILLS = (
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
     "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "flatten", "permute",
-    "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to",
+    "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to", "where", "embedding",
+    "__and__", "__or__", "__xor__",
 )  # fmt: skip
 """Operations whose result is the same for all samples if their argument is."""
-_ALONG_AN_AXIS = {"slice": 1, "select": 1, "cat": 1, "stack": 1, "split": 2, "index_select": 1}
-"""Operations of which this holds only along other axes than that of the batch -> the position of the axis among their
-arguments."""
+_ALONG_AN_AXIS = ("slice", "select", "cat", "stack", "split", "index_select", "cumsum", "diff")
+"""Operations of which this holds only where their axis `dim` is not that of the batch."""
 _LAST_AXES = {"tril": 2, "triu": 2, "im2col": 2, "pixel_shuffle": 3, "pixel_unshuffle": 3}
 """Operations that place entries by their positions along so many last axes. Those of windows say so in their names."""
 _AT_POSITIONS = (
@@ -54,17 +54,49 @@ def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
     """
     needed = reached(nodes[-1], lambda node: node.all_input_nodes)
     values: set[fx.Node] = set()
+    counts: set[fx.Node] = set()
     outer: dict[fx.Node, int | None] = {}
     for node in (each for each in nodes if each in needed and each.op == "call_function"):
-        if not _reaches_shapes_only(node) or _places_samples(node) or not _keeps_samples_in_order(node, outer):
+        if _counts_samples(node, counts):
+            counts.add(node)
+            continue
+        own = _takes_each_its_own(node, counts)
+        if not own and (_places_samples(node) or not counts.isdisjoint(node.all_input_nodes)):
+            return False
+        if not _reaches_shapes_only(node) or not _keeps_samples_in_order(node, outer):
             return False
         if packet(node) in _FILLS or _is_size(node):
             continue
         if any(each in values or _is_input(each) for each in node.all_input_nodes):
             values.add(node)
-        elif not _is_equal_for_all_samples(node):
+        elif not own and not _is_equal_for_all_samples(node):
             return False
     return all(_holds_from_two_on(guard) for guard in guards)
+
+
+def _counts_samples(node: fx.Node, counts: set[fx.Node]) -> bool:
+    """Whether every entry is the number of its own sample: `arange` over the batch, perhaps with more axes."""
+    source: Any = next(iter(node.args), None)
+    if packet(node) == "arange":
+        size = source.meta["val"] if _is_size(source) and len(node.args) == 1 else None
+        # numbers of other types than int64 are rounded, or come to an end, at some size of the batch
+        return size is not None and size.node.expr.is_Symbol and node.meta["val"].dtype == torch.int64
+    return (packet(node) == "unsqueeze" or (packet(node) == "slice" and _is_whole_slice(node))) and source in counts
+
+
+def _takes_each_its_own(node: fx.Node, counts: set[fx.Node]) -> bool:
+    """Whether an operation takes of each sample entries of that sample alone, as `x[arange(B)[:, None], places]`."""
+    if packet(node) != "index":
+        return False
+    source, (first, *others) = _argument(node, "self"), _argument(node, "indices")
+    return (
+        first in counts
+        and source not in counts
+        and _batch_axis(source) == 0
+        and all(
+            each is None or (_batch_axis(each) is None and each.meta["val"].dtype == torch.int64) for each in others
+        )
+    )
 
 
 def _is_input(node: fx.Node) -> bool:
@@ -205,8 +237,7 @@ def _is_equal_for_all_samples(node: fx.Node) -> bool:
         return True
     if name not in _ALONG_AN_AXIS:
         return False
-    place = _ALONG_AN_AXIS[name]
-    axis: Any = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+    axis = _argument(node, "dim")
     return all(axis % len(each.meta["val"].shape) != _batch_axis(each) for each in batched)
 
 
