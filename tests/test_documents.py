@@ -235,6 +235,7 @@ def test_the_page_of_results_is_what_its_files_give():
     assert named == everywhere  # no result without a place on the page
 
 
+@pytest.mark.slow
 def test_the_page_of_scaling_is_what_its_assumptions_give():
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert page == script("make_scaling").page(), "run `python docs/make_scaling.py`"

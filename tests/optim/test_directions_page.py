@@ -491,6 +491,7 @@ def test_printing_names_every_direction():
 @pytest.mark.parametrize(
     "names", [("SOAP-Muon", "u/w floor", "Mano", "DynMuon", "Muown"), pytest.param(tuple(OWN), marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_compiled_step_is_the_step(names):
     """At first those that branch on the step's number, keep tensors, see the weight, return it, or decompose."""
     one, other = Every(names, count=1), Every(names, count=1)

@@ -114,14 +114,24 @@ def test_cells_have_keys_of_their_own(name, preset):
         assert len({cell.seed for cell in cells}) >= 3
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*-*/rows.jsonl")), ids=lambda path: path.parent.name)
-def test_the_table_and_the_figures_are_those_of_the_committed_rows(path):
+of_committed = pytest.mark.parametrize(
+    "path", sorted(RESULTS.glob("*-*/rows.jsonl")), ids=lambda path: path.parent.name
+)
+
+
+@of_committed
+def test_the_table_is_that_of_the_committed_rows(path):
     name, _, preset = path.parent.name.rpartition("-")
-    experiment, rows = load(name), committed(name, preset)
-    verdicts = experiment.verdicts(rows, preset)
+    verdicts = load(name).verdicts(committed(name, preset), preset)
     assert markdown(verdicts) == (path.parent / "table.md").read_text()
     assert markdown(verdicts).count("\n") == len(verdicts) + 2 > 2
-    figures = experiment.figures(rows)
+
+
+@pytest.mark.slow
+@of_committed
+def test_the_figures_are_those_of_the_committed_rows(path):
+    name, _, preset = path.parent.name.rpartition("-")
+    figures = load(name).figures(committed(name, preset))
     assert {f"{figure}.svg" for figure in figures} == {drawn.name for drawn in path.parent.glob("*.svg")}
     for figure in figures.values():
         assert all(axes.has_data() for axes in figure.axes)
@@ -185,6 +195,7 @@ def test_stable_rank():
 
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.filterwarnings("ignore:Data has no positive values")  # of axes on which nothing is drawn yet
+@pytest.mark.slow
 def test_a_table_that_has_only_begun_is_drawn(name):
     experiment, rows = load(name), committed(name)
     for part in (rows[:1], rows[-1:]):

@@ -156,6 +156,7 @@ def started(folder):
     )
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_finished_cell_and_ends_workers_in_the_middle_of_one(folder, request):
     process = started(folder)
     rows = folder / "toy-paper" / "rows.jsonl"

@@ -85,6 +85,7 @@ def test_the_frontier_leaves_finished_points_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_ends")
+@pytest.mark.slow
 def test_a_killed_point_of_the_frontier_goes_on_where_it_stopped(tmp_path, monkeypatch, at_step):
     (tmp_path / "text.txt").write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
     model = PotentialConfig(length=8, token_width=4, mixing_heads=2, hidden=16, blocks=1)

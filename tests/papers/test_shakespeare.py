@@ -62,6 +62,7 @@ def test_caps_are_those_at_which_the_formula_says_what_was_published():
         assert published(cap) <= bound < published(cap + 0.001)
 
 
+@pytest.mark.slow
 def test_the_formula_is_below_what_is_proved_and_what_is_proved_is_no_less_than_what_is_found():
     model = at_caps(1.0).eval()
     certificate = certify(model)

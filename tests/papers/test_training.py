@@ -80,6 +80,7 @@ def test_refusals(here, capsys, options, message):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_8_bit_layers_are_said(here, capsys):
     options = [*OPTIONS, "--float8", "emulated", "--caps.value", "2", "--certify", "no"]
     assert main(["train", "--name", "run", *options]) == 0
@@ -104,6 +105,7 @@ def test_float8_is_for_layers_that_stay_in_its_range_with_any_weights_within_the
         task.batch_loss()
 
 
+@pytest.mark.slow
 def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(letters):
     start = replace(small(), float8="emulated")
     caps = replace(Caps(*[2.0] * 7), value=1e4)

@@ -52,7 +52,7 @@ def loaded(layout, broadcast):
     return after_loading, expected, again.weights(), training.weights()
 
 
-@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("broadcast", [pytest.param(False, marks=pytest.mark.slow), True])
 @every_layout
 def test_the_order_in_which_torch_loads_leaves_the_checkpoint_s_bits(processes, layout, world, broadcast):
     for after_loading, expected, continued, uninterrupted in processes(world).run(loaded, layout, broadcast):
@@ -87,7 +87,9 @@ def written(layout, counted, writers):
 # all processes, or one that owns a weight and one that does not; of four parts, one
 @pytest.mark.parametrize(
     ("layout", "world", "writers"),
-    [(layout, 2, writers) for layout in ("ddp", "fsdp") for writers in ((0, 1), (1,), (0,))] + [("fsdp", 4, (1,))],
+    [(layout, 2, writers) for layout in ("ddp", "fsdp") for writers in ((1,), (0,))]
+    + [pytest.param(layout, 2, (0, 1), marks=pytest.mark.slow) for layout in ("ddp", "fsdp")]
+    + [("fsdp", 4, (1,))],
 )
 @pytest.mark.parametrize("counted", [True, False])
 def test_what_any_process_writes_is_brought_back_in_all(processes, layout, world, counted, writers):
@@ -118,7 +120,11 @@ def read_from_disk(layout, folder, then):
 
 
 @every_layout
-@pytest.mark.parametrize("then", ["load_state_dict", "the optimizer's state", "the constraints' state", "project_"])
+@pytest.mark.parametrize(
+    "then",
+    ["load_state_dict", "project_"]
+    + [pytest.param(f"the {whose} state", marks=pytest.mark.slow) for whose in ("optimizer's", "constraints'")],
+)
 def test_a_checkpoint_read_into_the_parts_is_seen_in_every_process(processes, layout, world, tmp_path, then):
     """Reading alone is not counted by torch where weights are cut; what follows it is."""
     for untouched, ratios in processes(world).run(read_from_disk, layout, tmp_path / "checkpoint", then):

@@ -618,3 +618,15 @@ class Branching(nn.Module):
 def test_a_graph_within_the_graph_is_refused_with_its_remedy():
     with pytest.raises(UncertifiableError, match="a graph within the graph is run; write its operations out"):
         certify(Branching(), torch.randn(1, 3))
+
+
+def test_constants_made_by_the_code_and_detached_results_are_no_overwriting(monkeypatch):
+    """Rewriting the program takes torch longer than capturing a small model."""
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
+
+    def function(model: _Model, x: Tensor) -> Tensor:
+        y = model.layer(x)
+        y.detach_()
+        return torch.where(torch.tensor([True, False, True]), 2 * y, y * torch.tensor(3.0))
+
+    assert certify(_Model(function), torch.zeros(2, 3)).lipschitz == pytest.approx(3, rel=1e-6)

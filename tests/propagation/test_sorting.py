@@ -153,7 +153,8 @@ def _first(kind):
 @pytest.mark.parametrize(
     ("function", "kind"),
     [
-        *((function, kind) for function in CONTRACTIONS for kind in ("raw vectors", "images")),
+        *((function, "raw vectors") for function in CONTRACTIONS),
+        *((function, "images") for function in CONTRACTIONS[1::3]),
         *((function, kind) for function in CONTRACTIONS[::7] for kind in ("vectors", "1x1 images")),
     ],
 )
@@ -166,15 +167,18 @@ def test_max_and_min_of_the_same_entries_cost_nothing(function, kind):
     assert float(found / alone) == pytest.approx(1, abs=1e-9)  # the margin of a Gram matrix's rounding
 
 
-def test_the_checker_accepts_what_is_shared():
+@pytest.mark.parametrize(
+    "functions", [CONTRACTIONS[::5], pytest.param(CONTRACTIONS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_the_checker_accepts_what_is_shared(functions):
     torch.manual_seed(0)
     _, example = _first("1x1 images")
-    layers = [nn.Conv2d(16, 16, 1) for _ in CONTRACTIONS]
+    layers = [nn.Conv2d(16, 16, 1) for _ in functions]
     for layer in layers:
         nn.init.orthogonal_(layer.weight)
 
     def run(s, x):
-        for layer, function in zip(s.layers, CONTRACTIONS, strict=True):
+        for layer, function in zip(s.layers, functions, strict=True):
             x = layer(function(x)[:, :16])
         return x.flatten(1)
 
@@ -182,7 +186,7 @@ def test_the_checker_accepts_what_is_shared():
     model.layers = nn.ModuleList(layers)
     certificate = wn.certify(model, example)
     wn.verify(certificate, model.state_dict())
-    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of 22 proved norms
+    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of at most 22 proved norms
 
 
 _PAIRS = (1, 4)

@@ -95,6 +95,7 @@ def test_a_number_that_is_none_is_named_with_its_place(value):
         json_text({"rows": [{"loss": 1.0}, {"loss": value}]})
 
 
+@pytest.mark.slow
 def test_the_largest_seed_trains_samples_and_searches(here):
     """The draws of a step once needed seed times steps to be below 2**64."""
     assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0

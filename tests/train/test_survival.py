@@ -64,6 +64,7 @@ def damaged(place):
 
 
 @WHICH
+@pytest.mark.slow
 def test_a_kill_at_any_write_ends_in_the_same_bits(which, place, tmp_path):
     shutil.copy(place / "text.txt", tmp_path)
     for each in outcomes(tmp_path, "kill", which):
@@ -314,6 +315,7 @@ for command in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_can_be_verified_sampled_and_looked_at(damaged):
     commands = ("verify", "sample --characters 3", "certify --attack-steps 0", "report", "train --resume")
     commands = [f"{command} runs/damaged" for command in commands]

@@ -269,10 +269,13 @@ def _fill_with_zeros(program: ExportedProgram) -> None:
         program.graph_module.recompile()
 
 
+_CHANGE_NOTHING = (operator.getitem, torch.ops.aten.detach_.default)
+
+
 def _overwrites(node: fx.Node) -> bool:
-    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
+    """Whether an operation may overwrite a tensor. Arithmetic on sizes, and `detach_`, change no entries."""
     sizes = torch.SymInt | torch.SymFloat | torch.SymBool
-    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
+    if node.op != "call_function" or node.target in _CHANGE_NOTHING or isinstance(node.meta.get("val"), sizes):
         return False
     return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
 
