@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 
-from wellnormed.propagation.dependence import packet, reached
+from wellnormed.propagation.dependence import EMPTY, packet, reached
 
 _SHAPE_ARGUMENT = {
     **dict.fromkeys(("full", "ones", "zeros"), 0),
@@ -23,7 +23,7 @@ _SHAPE_ARGUMENT = {
 """Name of an operation -> the position of the shape among its arguments."""
 _FILLS = (
     "full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "full_like", "ones_like", "zeros_like", "zero",
-    "empty", "new_empty", "empty_like",
+    *EMPTY,
 )  # fmt: skip
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.batch_size import is_any_size
-from wellnormed.propagation.dependence import Dependence, dependence, packet
+from wellnormed.propagation.dependence import EMPTY, Dependence, dependence, packet
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.errors import UncertifiableError, refusing
 from wellnormed.propagation.model_state import ModelState, require_values, restoring
@@ -251,15 +251,12 @@ def _taken_apart() -> dict[Any, Any]:
     return {operation: rule for operation, rule in table.items() if name_of(operation) not in OPERATIONS}
 
 
-_EMPTY = ("empty", "empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided")
-
-
 def _fill_with_zeros(program: ExportedProgram) -> None:
     """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
 
     A model that reads such memory does not compute what its program computes, and is refused for that.
     """
-    nodes = [node for node in program.graph.nodes if node.op == "call_function" and packet(node) in _EMPTY]
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and packet(node) in EMPTY]
     for node in nodes:
         with program.graph.inserting_after(node):
             zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))

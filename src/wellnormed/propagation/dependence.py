@@ -9,6 +9,8 @@ from wellnormed.propagation.registry import name_of
 
 LOOKUPS = ("embedding", "index", "index_select", "gather", "take", "take_along_dim")
 """Operations that look up entries by integers."""
+EMPTY = ("empty", "empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided")
+"""Operations that make a tensor of which no entry has been written."""
 
 
 class Dependence(NamedTuple):
