@@ -256,6 +256,32 @@ def test_ends_of_a_batch_are_no_ends_of_any_batch(name: str) -> None:
     assert not certify(Model(BATCH[name][0]), torch.ones(1, 4)).any_batch
 
 
+_FIVE = torch.arange(1.0, 6.0)
+MERGED: dict[str, tuple[Callable[[Any, Tensor], Tensor], int]] = {
+    "rows of a table": (
+        lambda m, x: x * F.embedding(torch.arange(5), _FIVE[:, None].expand(5, x.shape[0]).reshape(-1, 1))[:, 0],
+        8,
+    ),
+    "a mask that is split otherwise": (
+        lambda m, x: _last_where_one(x, _FIVE[:, None].expand(5, x.shape[0]).reshape(-1).view(x.shape[0], 5)),
+        1,
+    ),
+    "a repeated vector": (lambda m, x: (x.T.reshape(-1) * _FIVE.repeat(x.shape[0])).view(5, x.shape[0]).T, 2),
+    "flat positions": (lambda m, x: (x * torch.tensor([1.0, 9, 9, 9, 9])).T.take(torch.arange(5)) + 0 * x, 8),
+}
+"""Models of which a sample is another function in some batches than in the given one and in one twice as large."""
+
+
+def _last_where_one(x: Tensor, constant: Tensor) -> Tensor:
+    return x * (1 + 100 * (constant == 1).float() * torch.tensor([0.0, 0, 0, 0, 1]))
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_entries_that_lie_elsewhere_in_other_batches_are_of_no_other_batch(name: str) -> None:
+    function, batch = MERGED[name]
+    assert not certify(Model(function), torch.ones(batch, 5)).any_batch
+
+
 def _overwritten(x: Tensor, samples: slice) -> Tensor:
     result = torch.empty_like(x)
     result[...] = x

@@ -174,6 +174,10 @@ def _places_samples(node: fx.Node) -> bool:
         axes = _argument(node, "dim1"), _argument(node, "dim2")
     elif name in _AT_POSITIONS and not _is_whole_slice(node):
         axes = (_argument(node, "dimension" if name == "unfold" else "dim"),)
+    elif name == "take":
+        axes = range(count)
+    elif name == "embedding":
+        axes = (0,)
     elif name == "index":
         axes = [axis for axis, each in enumerate(_argument(node, "indices")) if each is not None]
     else:
@@ -197,7 +201,7 @@ def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> 
     """
     sources = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
     if packet(node) in _FILLS or _batch_axis(node) is None or not sources:
-        outer[node] = None if packet(node) in _FILLS or not sources else 1
+        outer[node] = None if packet(node) in _FILLS or (not sources and packet(node) != "repeat") else 1
         return packet(node) not in _RESHAPES or not sources
     found = {each for source in sources if (each := outer.get(source, 1)) is not None}
     if len(found) > 1:
@@ -207,7 +211,10 @@ def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> 
     if packet(node) not in _RESHAPES:
         return all(_factor(source) == _factor(node) for source in sources)
     if between is None:
-        return True
+        place, new = (_entries_before(sources[0]), _factor(sources[0])), (_entries_before(node), _factor(node))
+        if place == new:
+            return True  # the axis of the batch is as it was, and the constant is the same along it
+        between = 1
     between, rest = divmod(_entries_before(sources[0]) * between, _entries_before(node))
     outer[node] = between
     return rest == 0 and between > 0 and _factor(node) % between == 0
