@@ -62,6 +62,7 @@ def pass_rates(content: dict[str, Any]) -> tuple[str, Lines]:
         for row in content["rows"]
         if row.get("error") != "no such difficulty"
     }
+    won = {key for key, reached in passed.items() if reached}
     names = list(dict.fromkeys(name for _, _, name in passed))
     tasks = MATRICES + VECTORS
     easy = [task for task in tasks if any((task, "easy", name) in passed for name in names)]
@@ -78,13 +79,11 @@ def pass_rates(content: dict[str, Any]) -> tuple[str, Lines]:
     )
 
     def row(name: str) -> tuple[str, ...]:
-        trivial = [task for task in tasks if passed[task, "trivial", name]]  # a file that lacks a row is no result
-        hard = [task for task in easy if passed.get((task, "easy", name))]
-        parts = [
-            (kind, found, asked) for kind in (MATRICES, VECTORS) for found, asked in ((trivial, tasks), (hard, easy))
-        ]
-        return name, *(
-            f"{len(set(found) & set(kind))} of {len(set(asked) & set(kind))}" for kind, found, asked in parts
-        )
+        counts = [name]
+        for kind in (MATRICES, VECTORS):
+            harder = [task for task in kind if task in easy]
+            trivial = [passed[task, "trivial", name] for task in kind]  # a file that lacks a row is no result
+            counts += [f"{sum(each)} of {len(each)}" for each in (trivial, [(t, "easy", name) in won for t in harder])]
+        return tuple(counts)
 
     return said, [row(name) for name in names]

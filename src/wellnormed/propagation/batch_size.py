@@ -28,7 +28,7 @@ _FILLS = (
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
     "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "flatten", "permute",
-    "transpose", "clone", "contiguous", "alias", "detach", "detach_", "_to_copy", "to", "where", "embedding",
+    "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to", "where", "embedding",
     "__and__", "__or__", "__xor__",
 )  # fmt: skip
 """Operations whose result is the same for all samples if their argument is."""

@@ -189,6 +189,7 @@ def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) 
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
         program = torch.export.export(_Selecting(model, output), example, strict=False, dynamic_shapes=shapes)
         _refuse_overwriting(program)
+        _detach_out_of_place(program)
         if any(_overwrites(node) for node in program.graph.nodes):
             # what is compared, bounded and written is this graph: of writing into views, torch may take another order
             program = program.run_decompositions({})
@@ -251,6 +252,14 @@ def _taken_apart() -> dict[Any, Any]:
     return {operation: rule for operation, rule in table.items() if name_of(operation) not in OPERATIONS}
 
 
+def _detach_out_of_place(program: ExportedProgram) -> None:
+    """Let `detach_`, which changes no entries, be `detach`; a constant made by `torch.tensor` executes it."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.detach_.default:
+            node.target = torch.ops.aten.detach.default
+    program.graph_module.recompile()
+
+
 def _fill_with_zeros(program: ExportedProgram) -> None:
     """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
 
@@ -266,13 +275,10 @@ def _fill_with_zeros(program: ExportedProgram) -> None:
         program.graph_module.recompile()
 
 
-_CHANGE_NOTHING = (operator.getitem, torch.ops.aten.detach_.default)
-
-
 def _overwrites(node: fx.Node) -> bool:
-    """Whether an operation may overwrite a tensor. Arithmetic on sizes, and `detach_`, change no entries."""
+    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
     sizes = torch.SymInt | torch.SymFloat | torch.SymBool
-    if node.op != "call_function" or node.target in _CHANGE_NOTHING or isinstance(node.meta.get("val"), sizes):
+    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
         return False
     return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
 

@@ -68,7 +68,7 @@ _PEELED = tuple(
     f"aten.{name}"
     for name in (
         "to.dtype", "_to_copy.default", "type_as.default", "clone.default", "alias.default", "contiguous.default",
-        "detach.default", "detach_.default",
+        "detach.default",
     )
 )  # fmt: skip
 """Conversions and copies, which `peel` takes off."""

@@ -29,7 +29,7 @@ from wellnormed.propagation.rounding import rounded, rounds
 _TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
 _CHOOSING = (
     "embedding", "index_select", "slice", "select", "unsqueeze", "squeeze", "expand", "view", "reshape", "_unsafe_view",
-    "contiguous", "clone", "detach", "detach_", "alias",
+    "contiguous", "clone", "detach", "alias",
 )  # fmt: skip
 """Operations whose result may consist of whole rows of their first argument."""
 

@@ -41,7 +41,7 @@ _SEVERAL_RESULTS = {
     "int": "unbind",
 }
 """For operations with one result and for those with several: name of an overload -> the operations that have it."""
-_IDENTITIES = "clone contiguous alias detach detach_ lift_fresh_copy lift_fresh positive type_as _to_copy"
+_IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh positive type_as _to_copy"
 
 _PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to"
 MOVES = frozenset(
