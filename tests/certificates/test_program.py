@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.certificates import Certificate, UncertifiableError, certify
+from wellnormed.propagation import capture as capturing
 from wellnormed.propagation import inner_axes, operation
 
 
@@ -280,6 +281,21 @@ def _last_where_one(x: Tensor, constant: Tensor) -> Tensor:
 def test_entries_that_lie_elsewhere_in_other_batches_are_of_no_other_batch(name: str) -> None:
     function, batch = MERGED[name]
     assert not certify(Model(function), torch.ones(batch, 5)).any_batch
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(BATCH[name][0] for name in ("a roll by twelve", "half a turn of samples", "samples that are overwritten")),
+        *(function for function, _ in MERGED.values()),
+    ],
+)
+def test_a_sample_has_the_result_that_it_has_alone(
+    function: Callable[[Any, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is found by comparing, whether or not the program shows it."""
+    monkeypatch.setattr(capturing, "is_any_size", lambda nodes, guards: True)
+    assert not certify(Model(function), torch.ones(8, 5)).any_batch
 
 
 def _overwritten(x: Tensor, samples: slice) -> Tensor:

@@ -92,15 +92,13 @@ def _takes_each_its_own(node: fx.Node, counts: set[fx.Node]) -> bool:
     return (
         first in counts
         and source not in counts
-        and _batch_axis(source) == 0
-        and all(
-            each is None or (_batch_axis(each) is None and each.meta["val"].dtype == torch.int64) for each in others
-        )
+        and batch_axis(source) == 0
+        and all(each is None or (batch_axis(each) is None and each.meta["val"].dtype == torch.int64) for each in others)
     )
 
 
 def _is_input(node: fx.Node) -> bool:
-    return node.op == "placeholder" and _batch_axis(node) is not None
+    return node.op == "placeholder" and batch_axis(node) is not None
 
 
 def _is_size(node: Any) -> bool:
@@ -115,7 +113,7 @@ def _is_multiple(size: Any) -> bool:
     return bool(factor > 0 and factor.is_Integer and rest.is_Symbol)
 
 
-def _batch_axis(node: fx.Node) -> int | None:
+def batch_axis(node: fx.Node) -> int | None:
     """The first axis whose size is symbolic; None if no axis has such a size."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
@@ -155,7 +153,7 @@ def _places_samples(node: fx.Node) -> bool:
     """
     source: Any = next(iter(node.args), None)
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    if not isinstance(value, torch.Tensor) or (axis := _batch_axis(source)) is None:
+    if not isinstance(value, torch.Tensor) or (axis := batch_axis(source)) is None:
         return False
     name, count = packet(node), value.ndim
     if windows := re.search(r"(\d)d(_with_indices)?$", name):
@@ -199,8 +197,8 @@ def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> 
     batch. For B samples, it is 5 for the axes `(5, B)` merged into one axis of `5 B` entries, and 1 for the axis `B`
     alone or for `(B, 5)` merged. It is None for a constant that is the same along the whole axis.
     """
-    sources = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
-    if packet(node) in _FILLS or _batch_axis(node) is None or not sources:
+    sources = [each for each in node.all_input_nodes if batch_axis(each) is not None]
+    if packet(node) in _FILLS or batch_axis(node) is None or not sources:
         outer[node] = None if packet(node) in _FILLS or (not sources and packet(node) != "repeat") else 1
         return packet(node) not in _RESHAPES or not sources
     found = {each for source in sources if (each := outer.get(source, 1)) is not None}
@@ -222,14 +220,14 @@ def _keeps_samples_in_order(node: fx.Node, outer: dict[fx.Node, int | None]) -> 
 
 def _factor(node: fx.Node) -> int:
     """The factor of the size of the batch in the size of the axis that has it, such as 5 in `5 B`."""
-    value, axis = node.meta["val"], _batch_axis(node)
+    value, axis = node.meta["val"], batch_axis(node)
     factor, _ = (value[0] if isinstance(value, list | tuple) else value).shape[axis].node.expr.as_coeff_Mul()
     return int(factor)
 
 
 def _entries_before(node: fx.Node) -> int:
     """The product of the sizes of the axes before the axis that has the batch."""
-    return math.prod(node.meta["val"].shape[: _batch_axis(node)])
+    return math.prod(node.meta["val"].shape[: batch_axis(node)])
 
 
 def _is_equal_for_all_samples(node: fx.Node) -> bool:
@@ -237,15 +235,15 @@ def _is_equal_for_all_samples(node: fx.Node) -> bool:
     name = packet(node)
     if node.target is operator.getitem or (name == "slice" and _is_whole_slice(node)):
         return True
-    batched = [each for each in node.all_input_nodes if _batch_axis(each) is not None]
+    batched = [each for each in node.all_input_nodes if batch_axis(each) is not None]
     if not batched:
-        return _batch_axis(node) is None or name in ("expand", "expand_as", "repeat")
+        return batch_axis(node) is None or name in ("expand", "expand_as", "repeat")
     if name in _SAME_SAMPLES or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return True
     if name not in _ALONG_AN_AXIS:
         return False
     axis = _argument(node, "dim")
-    return all(axis % len(each.meta["val"].shape) != _batch_axis(each) for each in batched)
+    return all(axis % len(each.meta["val"].shape) != batch_axis(each) for each in batched)
 
 
 def _holds_from_two_on(guard: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wellnormed.propagation.batch_size import batch_axis
 from wellnormed.propagation.capture import (
     Captured,
     Example,
@@ -207,7 +208,7 @@ def _compare_circumstances(
 
 
 def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain | None) -> bool:
-    """Whether a model computes the same as its program at each size in `BATCHES`."""
+    """Whether a model computes the same as its program at each size in `BATCHES`, and for every sample as if alone."""
     program = symbolic.program.module(check_guards=False)
     try:
         for batch in BATCHES:
@@ -215,6 +216,8 @@ def _compare_batches(comparing: "_Comparing", symbolic: Captured, domain: Domain
             expected = comparing.expected(program, drawn, domain is not None)
             for number in range(len(drawn)):
                 comparing.compare(CIRCUMSTANCES[0], drawn, expected, number)
+            if not comparing.is_as_if_alone(program, drawn[0], expected, batch_axis(symbolic.result)):
+                return False
     except Exception:  # whatever the model or its program raises at another size
         return False
     return True
@@ -284,6 +287,28 @@ class _Comparing:
                         f"an operation of {type(self.model).__name__} has no bound, and torch's parts of it compute "
                         "something else; write the operation in another way, or certify the model in float32"
                     )
+
+    def is_as_if_alone(self, program: nn.Module, drawn: Example, expected: _Expected, axis: int | None) -> bool:
+        """Whether a program computes for every sample of the first input what it computes for this sample alone.
+
+        Args:
+            program: The program, for a batch of any size.
+            drawn: The first input.
+            expected: The results for several inputs, of which this is the first.
+            axis: The axis of the result whose size is a multiple of that of the batch; None if there is none.
+        """
+        count = len(tensors_of(drawn)[0])
+        if axis is None:
+            return False
+        with torch.no_grad():
+            alone = [
+                self._run(
+                    lambda example: program(*example),
+                    map_tensors(lambda each, place=place: each[place : place + 1].clone(), drawn),
+                )
+                for place in range(count)
+            ]
+        return expected.agrees(torch.cat(alone, axis).double(), 0)
 
     def compare(
         self,
