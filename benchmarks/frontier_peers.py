@@ -2,8 +2,8 @@
 
 nanoGPT's model and the speedrun's, both with 4 blocks of width 128, read the same 1.5 million characters of Tiny
 Shakespeare as the points of `papers.frontier`, by this package's Scion, plain or with NorMuon's normalisation, at rates
-that fall to 0. Rates are searched for seed 0, and the best one is run for three seeds. A row is written when its run
-ends, and is not run again.
+that fall to 0. Rates are searched for seed 0, by factors of two until the best one lies between two others, and the
+best one is run for three seeds. A row is written when its run ends, and is not run again.
 
     python -m benchmarks.frontier_peers --output results/frontier_peers.json
 """
@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[Literal["nanogpt", "speedrun"], float | None, tuple[float
     "speedrun, Scion": ("speedrun", None, (0.01, 0.02, 0.04)),
     "speedrun, NorMuon": ("speedrun", 0.95, (0.025, 0.05, 0.1)),
 }
-"""Name -> model, what NorMuon keeps, and the rates that are searched."""
+"""Name -> model, what NorMuon keeps, and the rates that the search begins with."""
 SEEDS = (0, 1, 2)
 
 
@@ -56,6 +56,12 @@ def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
     return {"kind": kind, "rate": rate, "seed": seed, **counts, **found}
 
 
+def _ends(rows: list[dict[str, Any]], kind: str) -> tuple[float, float]:
+    """The lowest and the highest rate that was tried."""
+    tried = [row["rate"] for row in rows if row["kind"] == kind]
+    return min(tried), max(tried)
+
+
 def main() -> None:
     """Run what has no row yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,6 +81,8 @@ def main() -> None:
     for kind, (_, _, rates) in KINDS.items():
         for rate in rates:
             ensure(kind, rate, 0)
+        while (best := best_rate(rows, kind)) in (ends := _ends(rows, kind)):
+            ensure(kind, best / 2 if best == ends[0] else 2 * best, 0)
     for kind in KINDS:
         for seed in SEEDS:
             ensure(kind, best_rate(rows, kind), seed)
