@@ -38,7 +38,8 @@ Below is what has been run, as it stands in the committed rows; this page is wri
 docs.make_reproduction`. The preset `paper` is a paper's own setting, and its numbers are compared: a verdict is
 "reached" or "not reached"; the next section says in what it differs from the publication. Where the preset `cpu` is
 smaller than the paper, its text says in what, and the verdict is about the shape of a curve. "Measured" stands where
-nothing was published. Intervals reach from the least to the largest value over the seeds."""
+nothing was published, or where size or number of runs forbid a comparison. Intervals reach from the least to the
+largest value over the seeds."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:

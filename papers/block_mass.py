@@ -99,12 +99,14 @@ def best(rows: Sequence[Row], mass: float, variant: dict[str, Any]) -> list[floa
     return min(found, key=fmean, default=[])
 
 
-def _at_the_edge(rows: Sequence[Row], mass: float, variant: dict[str, Any]) -> str:
-    """Says so if the best learning rate at a mass is the largest or the least that was tried."""
+def _at_the_edge(rows: Sequence[Row], masses: Sequence[float], mass: float, variant: dict[str, Any]) -> str:
+    """Says so if the best mass, or the best learning rate at it, is the largest or the least that was tried."""
     means = {lr: fmean(losses(own)) for lr, own in select(rows, mass, variant).items()}
     top = min(means, key=lambda lr: means[lr])
-    end = {max(means): "largest", min(means): "least"}.get(top)
-    return f"the {end} rate that was tried, {top:g}, is the best at {mass:g}" if end else ""
+    rate_end, mass_end = ({max(all): "largest", min(all): "least"} for all in (means, masses))
+    edges = [f"the {rate_end[top]} rate that was tried, {top:g}, is the best at {mass:g}"] if top in rate_end else []
+    edges += [f"{mass:g} is the {mass_end[mass]} mass that was tried"] if mass in mass_end else []
+    return "; ".join(edges)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -128,7 +130,10 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
-    """The best mass of each variant, and the variants against one another, each at its best learning rate."""
+    """The best mass of each variant, and the variants against one another, each at its best learning rate.
+
+    One seed judges nothing.
+    """
     yes, no = ANSWERS[preset]
     found: list[Verdict] = []
     masses, tops = sorted({row["config"]["blocks_mass"] for row in rows}), {}
@@ -141,9 +146,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             tops[name] = best(rows, top, variant)
             ours = f"{top:g}, with loss {means[top]:.3f}; {MASS} has {means[MASS]:.3f}"
             # as good if the mean at no other mass lies below the best seed at mass 32
-            verdict = "measured" if published == "-" else yes if means[top] >= min(own) else no
+            verdict = "measured" if published == "-" or len(own) < 2 else yes if means[top] >= min(own) else no
             interval, runs = f"{min(own):.3f} to {max(own):.3f} at {MASS}", len(own) * len(means)
-            edge = _at_the_edge(rows, top, variant) if verdict != yes else ""
+            edge = _at_the_edge(rows, list(means), top, variant)
             found.append(Verdict(f"best mass of the blocks, {name}", published, ours, interval, runs, verdict, edge))
     halved, modular, rounded = (best(rows, MASS, variant) for variant in (HALVED, MODULAR, BFLOAT16))
     plain, plain_modular = (best(rows, MASS, variant) for variant in (PLAIN, PLAIN_MODULAR))
@@ -160,7 +165,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if len(own) == len(other) > 0:
             differences = [a - b for a, b in zip(own, other, strict=True)]
             interval = f"differences {min(differences):+.3f} to {max(differences):+.3f}"
-            verdict = "measured" if published == "-" else yes if max(differences) < 0 else no
+            verdict = "measured" if published == "-" or len(own) < 2 else yes if max(differences) < 0 else no
             ours = f"loss {fmean(own):.3f} against {fmean(other):.3f}"
             if verdict == no and min(differences) < 0:
                 why = "the seeds differ in its sign"

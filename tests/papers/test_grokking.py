@@ -80,7 +80,12 @@ def test_of_a_run_that_ended_early_no_later_accuracy_is_judged():
 
 @pytest.mark.parametrize(
     ("steps", "bounds", "verdict"),
-    [((15, 10), (4, 9), "reached"), ((10, 15), (4, 9), "not reached"), ((15, 10), (9, 4), "not reached")],
+    [
+        ((15, 10), (4, 9), "reached"),
+        ((10, 15), (4, 9), "not reached"),
+        ((15, 10), (9, 4), "not reached"),
+        ((10, 10), (4, 9), "measured"),
+    ],
 )
 def test_decays_are_compared_at_one_rate_and_cap(steps, bounds, verdict):
     rows = [row(name, step, bound, setting=grokking.COMPARED)
