@@ -13,6 +13,7 @@ windows of 256: shards in a folder `books-gpt2`, which `wellnormed tokens` made.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -154,13 +155,13 @@ def config_of(cell: Matched) -> TrainConfig:
     )  # fmt: skip
 
 
-def run(cell: Matched, device: torch.device) -> dict[str, Any]:
+def run(cell: Matched, device: torch.device, folder: Path) -> dict[str, Any]:
     """Loss, accuracy, proved bound and largest gain found of a trained model, and its parameters."""
     corpus, config = corpus_for(cell.size), config_of(cell)
     model = build(with_vocabulary(config, corpus).model)
     counts = {"parameters": sum(p.numel() for p in model.parameters())}
     counts["block_parameters"] = sum(p.numel() for block in blocks(model) for p in block.parameters())
-    return counts | results(config, corpus, device)
+    return counts | results(config, corpus, device, folder)
 
 
 def found(rows: Sequence[Row], kind: str, key: str = "validation_loss", **config: Any) -> list[float]:

@@ -21,7 +21,7 @@ def fit_resumed(
     """Train to the end, from the state that an earlier call left in the folder if there is one.
 
     The end is that of a run without a stop, to the bit: the state holds the weights, the optimizer, the constraints,
-    the rates, and both the task's generator and torch's own.
+    the rates, the place in the data, and both the task's generator and torch's own.
 
     Args:
         task: A run at its start.
@@ -49,7 +49,7 @@ def fit_resumed(
 
 def _parts(task: Any) -> dict[str, Any]:
     """What has a state of its own, in the order in which it is loaded."""
-    parts = {key: getattr(task, key) for key in ("model", "optimizer", "constraints", "scheduler")}
+    parts = {key: getattr(task, key, None) for key in ("model", "optimizer", "constraints", "scheduler", "stream")}
     return {key: part for key, part in parts.items() if part is not None}
 
 

@@ -4,12 +4,14 @@ import lzma
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from papers import as_published
+from papers._resumed import fit_resumed
 from papers.lipsformer import LipsFormer, lipsformer_bound_as_published
 from wellnormed.certificates import Certificate
 from wellnormed.data._download import places
@@ -22,7 +24,7 @@ from wellnormed.train.finish import certificate_of
 from wellnormed.train.language import LanguageTask
 from wellnormed.train.presets import Size, token_preset
 from wellnormed.train.ranks import Ranks
-from wellnormed.train.setup import with_vocabulary
+from wellnormed.train.setup import blocks, with_vocabulary
 from wellnormed.train.task import DivergedError, fit
 
 BOOKS = {"train": "books/train100.txt.xz", "validation": "books/val.txt.xz"}
@@ -61,21 +63,45 @@ def token_task(config: TrainConfig, corpus: Corpus, device: torch.device) -> Lan
     return LanguageTask(with_vocabulary(config, corpus), corpus, Ranks(0, 1, device))
 
 
-def results(config: TrainConfig, corpus: Corpus, device: torch.device) -> dict[str, Any]:
+@torch.no_grad()
+def stream_as_published(task: LanguageTask) -> dict[str, float]:
+    """What LT records of the residual stream and the logits: the largest entry with its sign, and the largest RMS.
+
+    On the windows that `LanguageTask.observe` looks at.
+    """
+    largest, sizes = [], []
+
+    def keep(_module: torch.nn.Module, _inputs: Any, x: torch.Tensor) -> None:
+        largest.append(float(x.max()))
+        sizes.append(float(x.float().square().mean(-1).amax().sqrt()))
+
+    hooks = [part.register_forward_hook(keep) for part in (*blocks(task.model), task.model)]
+    try:
+        task.observe()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {"largest_of_stream": max(largest), "largest_rms_of_stream": max(sizes)}
+
+
+def results(
+    config: TrainConfig, corpus: Corpus, device: torch.device, folder: Path | None = None, stream: bool = False
+) -> dict[str, Any]:
     """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did.
 
-    Products are in the precision of the config until the model is trained, and then in float32.
+    Products are in the precision of the config until the model is trained, and then in float32. With a folder, a run
+    that was stopped goes on from what it left there. With `stream`, also what `stream_as_published` finds.
     """
     task = token_task(config, corpus, device)
     try:
-        fit(task)
+        fit(task) if folder is None else fit_resumed(task, folder)
         task.config = replace(task.config, precision="float32")
         found: dict[str, Any] = task.evaluate()
     except DivergedError as error:
         return {"diverged_at": task.step, "why": str(error)}
     if not math.isfinite(found["validation_loss"]):
         return {"diverged_at": task.step, "why": "the validation loss is not finite"}
-    seen = task.observe()
+    seen, found = task.observe(), found | (stream_as_published(task) if stream else {})
     found |= {"largest_entry": max(seen.entries.values()), "largest_logit": max(seen.logits.values(), default=None)}
     model = task.copy(task.whole_weights())
     certificate = certificate_of(model, config.attack_steps, task)

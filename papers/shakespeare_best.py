@@ -146,7 +146,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         if losses:
             axis.axhline(fmean(losses), color="#555555", linestyle=style, label=f"nanoGPT's baseline: {READ[measure]}")
             axis.axhspan(min(losses), max(losses), color="#555555", alpha=0.15)
-    if any(row["config"].get("width") == 384 for row in rows):
+    if any(row["config"].get("width", 0) >= 256 for row in rows):  # the published sizes
         axis.plot(*zip(*PUBLISHED.items(), strict=True), "k*", markersize=11, label="published")
     for fill, measure in (("full", "loss"), ("none", "loss_as_published")):
         word = "filled" if fill == "full" else "hollow"
@@ -190,7 +190,10 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         why = f"{smaller}; {UNKNOWN}" if smaller else UNKNOWN
         if whose == "LT" and (plain := best_of_seeds(rows, "LT, plain", excerpt, 2.0)):
             why = f"with plain residuals it reads {fmean(run[excerpt] for run in plain):.3f} at this size; {UNKNOWN}"
+        largest_cap = max((row["config"]["strength"] for row in rows if kind(row) == whose), default=0.0)
         for bound, published in (*PUBLISHED.items(), (math.inf, min(PUBLISHED.values()))):
+            if largest_cap < CAPS.get(bound, NAMED):  # the cap that this is about has no run yet
+                continue
             where = f", at most {bound:g} by its formula" if bound < math.inf else " at any of these caps"
             add_loss(f"{name}{where}", best_of_seeds(rows, whose, excerpt, bound), excerpt, published, why)
         accuracies = [result["accuracy_as_published"] for result in best_of_seeds(rows, whose, excerpt, 2.0)]

@@ -58,6 +58,21 @@ def test_the_checker_proves_it_and_ties_it_to_the_result(case):
             check(document, _tensors(model))
 
 
+def test_a_factor_of_one_entry_is_a_number(case):
+    model, certificate = case
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.factor = model, nn.Buffer(torch.tensor([-0.5]))
+
+        def forward(self, x):
+            return self.model(x) / self.factor
+
+    scaled = wn.certify(Scaled(), torch.randn(2, 3, 2, 2), margins=True)
+    assert scaled.margin == pytest.approx(2 * certificate.margin, rel=1e-6)
+
+
 def test_a_result_that_is_no_linear_map_has_no_margin(case):
     model, _ = case
     with pytest.raises(UncertifiableError, match="no linear map"):

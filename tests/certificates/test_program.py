@@ -267,10 +267,25 @@ MERGED: dict[str, tuple[Callable[[Any, Tensor], Tensor], int]] = {
         lambda m, x: _last_where_one(x, _FIVE[:, None].expand(5, x.shape[0]).reshape(-1).view(x.shape[0], 5)),
         1,
     ),
+    "ones of the dtype of the input": (lambda m, x: _from_the_eighth(x, torch.ones(x.shape[0], 1).type_as(x)), 1),
+    "ones of the size of the input": (lambda m, x: _from_the_eighth(x, torch.ones(1, 1).expand_as(x)), 1),
+    "ones in the shape of the input": (lambda m, x: _from_the_eighth(x, torch.ones(5 * x.shape[0]).view_as(x)), 3),
+    "ones beside the input": (lambda m, x: _from_the_eighth(x, torch.broadcast_tensors(_FIVE[:1], x)[0]), 2),
+    "shuffled samples": (lambda m, x: 2 * x - _shuffled(x.T.reshape(1, -1, 1)).view(5, -1).T, 1),
     "a repeated vector": (lambda m, x: (x.T.reshape(-1) * _FIVE.repeat(x.shape[0])).view(5, x.shape[0]).T, 2),
     "flat positions": (lambda m, x: (x * torch.tensor([1.0, 9, 9, 9, 9])).T.take(torch.arange(5)) + 0 * x, 8),
 }
 """Models of which a sample is another function in some batches than in the given one and in one twice as large."""
+
+
+def _from_the_eighth(x: Tensor, ones: Tensor) -> Tensor:
+    return x * torch.where(ones.cumsum(0) > 7, 100.0, 1.0)
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    for _ in range(48):  # entry j moves to 5^48 j modulo 5 B - 1, which is j for batches of 1, 2 and 7, and not of 4
+        x = F.channel_shuffle(x, 5)
+    return x
 
 
 def _last_where_one(x: Tensor, constant: Tensor) -> Tensor:
@@ -296,6 +311,36 @@ def test_a_sample_has_the_result_that_it_has_alone(
     """That is found by comparing, whether or not the program shows it."""
     monkeypatch.setattr(capturing, "is_any_size", lambda nodes, guards: True)
     assert not certify(Model(function), torch.ones(8, 5)).any_batch
+
+
+class WithMask(nn.Module):
+    """A function of floats and of integers that decide what happens to them."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self._function(x, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool])
+@pytest.mark.parametrize(
+    ("function", "any_batch"),
+    [
+        (lambda x, mask: x * torch.where(mask.cumsum(0) > 7, 100.0, 1.0), False),
+        (lambda x, mask: x * torch.where(mask.sum(0) > 7, 100.0, 1.0), False),
+        (lambda x, mask: x * torch.where(mask.sum() > 30, 100.0, 1.0), False),
+        (lambda x, mask: x * torch.where(mask.cumsum(1) > 3, 100.0, 1.0), True),
+        (lambda x, mask: x * torch.where(mask.sum(1, keepdim=True) > 3, 100.0, 1.0), True),
+    ],
+)
+def test_integers_of_one_sample_do_not_reach_another(
+    function: Callable[[Tensor, Tensor], Tensor], any_batch: bool, dtype: torch.dtype
+) -> None:
+    """The certificate holds for the example's integers, which are all alike, in every sample of any batch."""
+    example = torch.ones(1, 4), torch.ones(1, 4, dtype=dtype)
+    assert certify(WithMask(function), example).any_batch is any_batch
 
 
 def _overwritten(x: Tensor, samples: slice) -> Tensor:

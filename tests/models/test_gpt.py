@@ -51,8 +51,10 @@ def test_more_tokens_than_positions_are_refused():
         GPT(CONFIG)(torch.zeros(1, 9, dtype=torch.long))
 
 
-def test_rotary_attention_sees_distances_alone_and_has_no_table_of_positions(generator):
-    config = GPTConfig(vocabulary_size=11, length=8, width=16, heads=2, blocks=1, rotary=True, relative_bias=False)
+@pytest.mark.parametrize("half", [False, True])
+def test_rotary_attention_sees_distances_alone_and_has_no_table_of_positions(half, generator):
+    shape = {"vocabulary_size": 11, "length": 8, "width": 16, "heads": 2, "blocks": 1}
+    config = GPTConfig(**shape, rotary=True, half_rotary=half, relative_bias=False)
     model = GPT(config, generator)
     for p in model.parameters():
         p.data.normal_(generator=generator)
@@ -64,5 +66,8 @@ def test_rotary_attention_sees_distances_alone_and_has_no_table_of_positions(gen
     shifted = torch.cat([x[:, :1].expand(-1, 3, -1), x], 1)
     logits, later = (q(each) @ k(each).mT for each in (x, shifted))
     torch.testing.assert_close(logits, later[..., 3:, 3:])
+    # half of the pairs, which are entries i and i + 4 of a head's 8, do not turn
+    turned = (q(x) != q[0](x)).flatten(0, 2).any(0)
+    assert turned.tolist() == ([True, True, False, False] * 2 if half else [True] * 8)
     # and not what queries and keys would give without their turns
     assert not torch.allclose(logits, q[0](x) @ k[0](x).mT)

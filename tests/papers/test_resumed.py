@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from papers import _nanogpt, _resumed, _shakespeare, shakespeare_best
+from papers import _nanogpt, _resumed, _shakespeare, _tokens, nanogpt_table1, shakespeare_best
 from papers._nanogpt import NanoGPTRun
 from papers._shakespeare import LTRun
 from papers.shakespeare_best import ProvedRun
@@ -50,18 +50,25 @@ def stopped_after(steps, monkeypatch):
     monkeypatch.setattr(Task, "advance", stopping)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_a_stopped_cell_ends_with_the_numbers_of_one_that_was_not(cell, tmp_path, monkeypatch):
-    (expected,) = shakespeare_best.run([cell], CPU, tmp_path / "whole")
+TOKENS = nanogpt_table1.Cell("ours, normalized at 1", "1m", 1, 8, 6, 2)
+"""Its tokens are read one window after the other, where the others draw theirs."""
+
+
+@pytest.mark.parametrize("cell", [*CELLS, TOKENS], ids=str)
+def test_a_stopped_cell_ends_with_the_numbers_of_one_that_was_not(cell, letters, tmp_path, monkeypatch):
+    monkeypatch.setattr(nanogpt_table1, "corpus_of", lambda size: letters)
+    monkeypatch.setattr(_tokens, "certificate_of", lambda *_: "not certified")
+    run = nanogpt_table1.run if cell is TOKENS else shakespeare_best.run
+    (expected,) = run([cell], CPU, tmp_path / "whole")
     assert not (tmp_path / "whole").exists()  # a run of less than EVERY seconds leaves nothing
     monkeypatch.setattr(_resumed, "EVERY", 0.0)
     with monkeypatch.context() as patch:
         stopped_after(4, patch)
         with pytest.raises(KeyboardInterrupt):
-            shakespeare_best.run([cell], CPU, tmp_path)
+            run([cell], CPU, tmp_path)
     torch.manual_seed(1234)  # another process draws other numbers
     counted, advance = [], Task.advance
     monkeypatch.setattr(Task, "advance", lambda task: counted.append(task.step) or advance(task))
-    (found,) = shakespeare_best.run([cell], CPU, tmp_path)
+    (found,) = run([cell], CPU, tmp_path)
     assert counted == [4, 5]
     assert found == expected

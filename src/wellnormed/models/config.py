@@ -41,6 +41,8 @@ class GPTConfig:
     """Learn additive attention biases by head and distance; free in the certificate."""
     rotary: bool = False
     """Turn queries and keys by their position (LT's released code); no positions are then mixed into the tokens."""
+    half_rotary: bool = False
+    """Turn half of the entries alone, as LT does on NanoGPT's size; only with `rotary`."""
     biases: bool = True
     """Learn biases of the hidden layer and of the logits; free in the certificate."""
     stream_radius: float | None = 1.0

@@ -13,6 +13,7 @@ from wellnormed.nn import (
     CappedEmbedding,
     CausalAttention,
     ConvexResidual,
+    HalfRotary,
     HeadProjection,
     MergeHeads,
     PositionMix,
@@ -25,12 +26,12 @@ from wellnormed.nn.starting import Start, start_, zeros
 from wellnormed.routing import assign_norms
 
 
-def _projected(config: GPTConfig, radius: float | None, *, rotary: bool = False) -> nn.Module:
+def _projected(config: GPTConfig, radius: float | None, *, turned: bool = False) -> nn.Module:
     layers: list[nn.Module] = [HeadProjection(config.width, config.heads)]
     if radius is not None:
         layers.append(BallProjection(radius))
-    if rotary:
-        layers.append(Rotary(config.width // config.heads))
+    if turned and config.rotary:
+        layers.append((HalfRotary if config.half_rotary else Rotary)(config.width // config.heads))
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
@@ -39,8 +40,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.query = _projected(config, config.query_radius, rotary=config.rotary)
-        self.key = _projected(config, config.key_radius, rotary=config.rotary)
+        self.query = _projected(config, config.query_radius, turned=True)
+        self.key = _projected(config, config.key_radius, turned=True)
         self.value = _projected(config, config.value_radius)
         self.attend = CausalAttention(config.heads, config.attention_scale, config.length, config.relative_bias)
         self.merge = MergeHeads()

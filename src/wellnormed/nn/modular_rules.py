@@ -12,13 +12,14 @@ Example:
 from wellnormed.modular import IDENTITY, Bond, Builder, NormedModule, Scalar, modular_rule, residual
 from wellnormed.modular.layers import weight_and_bias
 from wellnormed.nn.activation import ScaledGELU
-from wellnormed.nn.attention import HeadProjection, MergeHeads, Rotary
+from wellnormed.nn.attention import HalfRotary, HeadProjection, MergeHeads, Rotary
 from wellnormed.nn.embedding import CappedEmbedding, PositionMix
 from wellnormed.nn.projection import BallProjection
 from wellnormed.nn.scaling import ConvexResidual, Residual, Scale
 
 _BONDS = {
     Rotary: Bond("rotary"),
+    HalfRotary: Bond("half rotary"),
     MergeHeads: Bond("merge heads"),  # the RMS of concatenated heads is at most the largest RMS of a head
     ScaledGELU: Bond("scaled gelu"),  # it is divided by its largest slope
     # It projects onto a convex set. A radius of 1 or more takes effect only on inputs outside the unit ball.

@@ -1,20 +1,22 @@
 """Decides whether a captured graph computes the same function of every sample, whatever the size of the batch.
 
 The graph was captured with a symbolic size of the batch, which may occur in shapes alone. If the size becomes a float,
-an entry of a tensor or a part of a comparison, or if a constant tensor differs from sample to sample, a certificate
-holds only for the size of the batch of its example.
+an entry of a tensor or a part of a comparison, or if samples are mixed in what does not depend on the certified input,
+such as constants and masks, a certificate holds only for the size of the batch of its example.
 """
 
 import math
 import operator
 import re
+import zlib
 from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from wellnormed.propagation.dependence import EMPTY, packet, reached
+from wellnormed.propagation.operations.movement import MOVES
 
 _SHAPE_ARGUMENT = {
     **dict.fromkeys(("full", "ones", "zeros"), 0),
@@ -27,13 +29,16 @@ _FILLS = (
 )  # fmt: skip
 """Operations whose result has the same entry everywhere, and does not depend on the entries of a tensor."""
 _SAME_SAMPLES = (
-    "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "reshape", "_unsafe_view", "flatten", "permute",
-    "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to", "where", "embedding",
-    "__and__", "__or__", "__xor__",
+    "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "view", "view_as", "reshape", "reshape_as", "_unsafe_view",
+    "flatten", "permute", "transpose", "clone", "contiguous", "alias", "detach", "_to_copy", "to", "type_as", "where",
+    "fill", "copy", "embedding", "__and__", "__or__", "__xor__",
 )  # fmt: skip
-"""Operations whose result is the same for all samples if their argument is."""
-_ALONG_AN_AXIS = ("slice", "select", "cat", "stack", "split", "index_select", "cumsum", "diff")
-"""Operations of which this holds only where their axis `dim` is not that of the batch."""
+"""Operations that compute each sample of the result from the same sample of their arguments."""
+_ALONG_AN_AXIS = (
+    "slice", "select", "cat", "stack", "split", "index_select", "cumsum", "diff", "sum", "any", "all", "amax", "amin",
+    "slice_scatter", "select_scatter",
+)  # fmt: skip
+"""Operations of which this holds only where their axes `dim` are not that of the batch."""
 _LAST_AXES = {"tril": 2, "triu": 2, "im2col": 2, "pixel_shuffle": 3, "pixel_unshuffle": 3}
 """Operations that place entries by their positions along so many last axes. Those of windows say so in their names."""
 _AT_POSITIONS = (
@@ -41,19 +46,29 @@ _AT_POSITIONS = (
     "unfold",
 )  # fmt: skip
 """Operations that take or place entries by their positions along one axis."""
+_ON_ONE_AXIS = {"channel_shuffle": 1, "fliplr": 1, "flipud": 0, "take": None, "embedding": 0}
+"""The same for operations of which the axis is always this one, or all."""
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 """Operations that may merge the axis of the batch with others, or split such an axis."""
+_IN_PLACE = {
+    "permute", "t", "swapaxes", "swapdims", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "mT",
+    "numpy_T", "matrix_H", "mH", "transpose", "movedim", "repeat", "tile", "repeat_interleave", "split", "unsafe_split",
+    "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk", "tensor_split", "unbind", "diag_embed",
+    "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh", "positive", "type_as", "_to_copy", "to",
+    "copy", "cat", "stack", "_assert_tensor_metadata", *_RESHAPES,
+}  # fmt: skip
+"""Operations that move whole axes, or change the size of one; what they do to the size of the batch is seen in it."""
 
 
-def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
+def is_any_size(nodes: list[fx.Node], constants: set[fx.Node], guards: list[Any]) -> bool:
     """Whether the size of the batch reaches only shapes, no samples are mixed up, and all guards hold from size 2 on.
 
     Args:
         nodes: The graph, in order of execution, with symbolic shapes in `meta["val"]`.
+        constants: The nodes whose values do not depend on the certified input; see `constants_of`.
         guards: What the capture assumes about the size: relations of sympy, or booleans where it decided them.
     """
     needed = reached(nodes[-1], lambda node: node.all_input_nodes)
-    values: set[fx.Node] = set()
     counts: set[fx.Node] = set()
     outer: dict[fx.Node, int | None] = {}
     for node in (each for each in nodes if each in needed and each.op == "call_function"):
@@ -67,11 +82,50 @@ def is_any_size(nodes: list[fx.Node], guards: list[Any]) -> bool:
             return False
         if packet(node) in _FILLS or _is_size(node):
             continue
-        if any(each in values or _is_input(each) for each in node.all_input_nodes):
-            values.add(node)
-        elif not own and not _is_equal_for_all_samples(node):
+        if node in constants:
+            if not own and not _is_by_sample(node):
+                return False
+        elif batch_axis(node) is None:  # of a result that depends on the input: all samples are in it
             return False
     return all(_holds_from_two_on(guard) for guard in guards)
+
+
+def constants_of(program: fx.GraphModule, inputs: list[Any], variable: set[fx.Node]) -> set[fx.Node]:
+    """The nodes of a graph that have the same value for other entries of the certified input.
+
+    An operation that takes only the shape or the dtype of the input has such a value. So may one that does not let the
+    entries through, such as a clamp.
+
+    Args:
+        program: The graph.
+        inputs: The values of its placeholders.
+        variable: The nodes whose values are the certified input.
+    """
+    as_given, changed = _Seeing(program, set()), _Seeing(program, variable)
+    as_given.run(*inputs)
+    changed.run(*inputs)
+    return {node for node, bits in as_given.seen.items() if changed.seen[node] == bits}
+
+
+class _Seeing(fx.Interpreter):
+    """Notes checksums of every node's value, and changes the values of some nodes at random."""
+
+    def __init__(self, program: fx.GraphModule, variable: set[fx.Node]) -> None:
+        super().__init__(program)
+        self.seen: dict[fx.Node, list[Any]] = {}
+        self._variable, self._generator = variable, torch.Generator().manual_seed(0)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self._variable:
+            value = torch.randn(value.shape, generator=self._generator, dtype=torch.float64).to(value)
+        leaves = torch.utils._pytree.tree_leaves(value)
+        self.seen[n] = [_checksum(each) if isinstance(each, Tensor) else each for each in leaves]
+        return value
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _counts_samples(node: fx.Node, counts: set[fx.Node]) -> bool:
@@ -95,10 +149,6 @@ def _takes_each_its_own(node: fx.Node, counts: set[fx.Node]) -> bool:
         and batch_axis(source) == 0
         and all(each is None or (batch_axis(each) is None and each.meta["val"].dtype == torch.int64) for each in others)
     )
-
-
-def _is_input(node: fx.Node) -> bool:
-    return node.op == "placeholder" and batch_axis(node) is not None
 
 
 def _is_size(node: Any) -> bool:
@@ -163,7 +213,7 @@ def _places_samples(node: fx.Node) -> bool:
         axes = [-1 - each // 2 for each, amount in enumerate(pads) if amount]
     elif name in _LAST_AXES:
         axes = range(-_LAST_AXES[name], 0)
-    elif name in ("roll", "rot90"):
+    elif name in ("roll", "rot90", "flip"):
         axes = _argument(node, "dims") or range(count)
     elif name in ("fft_fftshift", "fft_ifftshift"):
         dim = _argument(node, "dim")
@@ -172,15 +222,13 @@ def _places_samples(node: fx.Node) -> bool:
         axes = _argument(node, "dim1"), _argument(node, "dim2")
     elif name in _AT_POSITIONS and not _is_whole_slice(node):
         axes = (_argument(node, "dimension" if name == "unfold" else "dim"),)
-    elif name == "take":
-        axes = range(count)
-    elif name == "embedding":
-        axes = (0,)
+    elif name in _ON_ONE_AXIS:
+        axes = range(count) if _ON_ONE_AXIS[name] is None else (_ON_ONE_AXIS[name],)
     elif name == "index":
         axes = [axis for axis, each in enumerate(_argument(node, "indices")) if each is not None]
     else:
-        return False
-    return axis in {each % count for each in axes}
+        return name in MOVES - _IN_PLACE and not _is_whole_slice(node)
+    return axis in {axis if each is None else each % count for each in axes}
 
 
 def _argument(node: fx.Node, name: str) -> Any:
@@ -230,8 +278,11 @@ def _entries_before(node: fx.Node) -> int:
     return math.prod(node.meta["val"].shape[: batch_axis(node)])
 
 
-def _is_equal_for_all_samples(node: fx.Node) -> bool:
-    """Whether the result of an operation on constants that are equal for all samples is equal for all samples too."""
+def _is_by_sample(node: fx.Node) -> bool:
+    """Whether each sample of a result is computed from the same sample of the arguments, and in the same way for all.
+
+    Constants that are equal for all samples then stay equal, and inputs that may differ, such as masks, stay apart.
+    """
     name = packet(node)
     if node.target is operator.getitem or (name == "slice" and _is_whole_slice(node)):
         return True
@@ -242,8 +293,12 @@ def _is_equal_for_all_samples(node: fx.Node) -> bool:
         return True
     if name not in _ALONG_AN_AXIS:
         return False
-    axis = _argument(node, "dim")
-    return all(axis % len(each.meta["val"].shape) != batch_axis(each) for each in batched)
+    axes = _argument(node, "dim")
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    return bool(axes) and all(
+        None not in axes and batch_axis(each) not in {axis % len(each.meta["val"].shape) for axis in axes}
+        for each in batched
+    )
 
 
 def _holds_from_two_on(guard: Any) -> bool:

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
-from wellnormed.propagation.batch_size import is_any_size
+from wellnormed.propagation.batch_size import constants_of, is_any_size
 from wellnormed.propagation.dependence import EMPTY, Dependence, dependence, packet
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.errors import UncertifiableError, refusing
@@ -179,9 +179,10 @@ def any_batch(model: nn.Module, captured: Captured, output: Any) -> Captured | N
     )
     try:
         symbolic = export(model, twice, output, axes)
+        is_any = is_any_size(symbolic.nodes, _constants(symbolic), _guards(symbolic))
     except Exception:  # as in `refusing`: whatever it is, the model is not captured for any batch
         return None
-    return symbolic if is_any_size(symbolic.nodes, _guards(symbolic)) else None
+    return symbolic if is_any else None
 
 
 def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) -> Captured:
@@ -213,6 +214,18 @@ def export(model: nn.Module, example: Example, output: Any, shapes: Any = None) 
             if isinstance(value, Tensor):
                 inputs[name] = (_argument(model, name), value)
     return Captured(program, stored, inputs, example)
+
+
+def _constants(captured: Captured) -> set[fx.Node]:
+    """The nodes whose values do not depend on the certified input, which are found by changing it."""
+    tensors = captured.stored | captured.inputs
+    placeholders = [node for node in captured.nodes if node.op == "placeholder"]
+    variable = captured.depends.lookups | {
+        node for node in placeholders if node.name in captured.inputs and node in captured.depends.variable
+    }
+    values = [tensors[node.name][1] if node.name in tensors else None for node in placeholders]
+    with torch.no_grad():
+        return constants_of(captured.program.graph_module, values, variable)
 
 
 def _guards(symbolic: Captured) -> list[Any]:

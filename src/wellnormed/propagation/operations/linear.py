@@ -181,7 +181,7 @@ def margin(step: Ledger, logits: Value) -> Value:
     settings = {"transposed": True} if transposed else {}
     claims = [step.prove("row_difference", step.used[weight], **settings)]
     claims += [step.prove("max_abs", step.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
-    factor = 1.0 if term.factor is None else float(abs(term.factor)) * (1 + 4 * UNIT * (term.roundings + 1))
+    factor = 1.0 if term.factor is None else abs(term.factor).item() * (1 + 4 * UNIT * (term.roundings + 1))
     return step.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
 
 
