@@ -309,7 +309,8 @@ def test_a_sample_has_the_result_that_it_has_alone(
     function: Callable[[Any, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is found by comparing, whether or not the program shows it."""
-    monkeypatch.setattr(capturing, "is_any_size", lambda nodes, guards: True)
+    monkeypatch.setattr(capturing, "is_any_size", lambda *_: True)
+    assert certify(Model(lambda m, x: 3 * x), torch.ones(8, 5)).any_batch  # the check of the program is off
     assert not certify(Model(function), torch.ones(8, 5)).any_batch
 
 

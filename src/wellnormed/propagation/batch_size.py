@@ -50,7 +50,7 @@ _ON_ONE_AXIS = {"channel_shuffle": 1, "fliplr": 1, "flipud": 0, "take": None, "e
 """The same for operations of which the axis is always this one, or all."""
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 """Operations that may merge the axis of the batch with others, or split such an axis."""
-_IN_PLACE = {
+_WHOLE_AXES = {
     "permute", "t", "swapaxes", "swapdims", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "mT",
     "numpy_T", "matrix_H", "mH", "transpose", "movedim", "repeat", "tile", "repeat_interleave", "split", "unsafe_split",
     "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unsafe_chunk", "tensor_split", "unbind", "diag_embed",
@@ -91,7 +91,7 @@ def is_any_size(nodes: list[fx.Node], constants: set[fx.Node], guards: list[Any]
 
 
 def constants_of(program: fx.GraphModule, inputs: list[Any], variable: set[fx.Node]) -> set[fx.Node]:
-    """The nodes of a graph that have the same value for other entries of the certified input.
+    """The operations of a graph that have the same value for other entries of the certified input.
 
     An operation that takes only the shape or the dtype of the input has such a value. So may one that does not let the
     entries through, such as a clamp.
@@ -108,7 +108,7 @@ def constants_of(program: fx.GraphModule, inputs: list[Any], variable: set[fx.No
 
 
 class _Seeing(fx.Interpreter):
-    """Notes checksums of every node's value, and changes the values of some nodes at random."""
+    """Notes checksums of every operation's value, and changes the values of some nodes at random."""
 
     def __init__(self, program: fx.GraphModule, variable: set[fx.Node]) -> None:
         super().__init__(program)
@@ -119,8 +119,9 @@ class _Seeing(fx.Interpreter):
         value = super().run_node(n)
         if n in self._variable:
             value = torch.randn(value.shape, generator=self._generator, dtype=torch.float64).to(value)
-        leaves = torch.utils._pytree.tree_leaves(value)
-        self.seen[n] = [_checksum(each) if isinstance(each, Tensor) else each for each in leaves]
+        if n.op == "call_function":
+            leaves = torch.utils._pytree.tree_leaves(value)
+            self.seen[n] = [_checksum(each) if isinstance(each, Tensor) else each for each in leaves]
         return value
 
 
@@ -227,7 +228,7 @@ def _places_samples(node: fx.Node) -> bool:
     elif name == "index":
         axes = [axis for axis, each in enumerate(_argument(node, "indices")) if each is not None]
     else:
-        return name in MOVES - _IN_PLACE and not _is_whole_slice(node)
+        return name in MOVES - _WHOLE_AXES and not _is_whole_slice(node)
     return axis in {axis if each is None else each % count for each in axes}
 
 
