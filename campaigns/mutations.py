@@ -50,9 +50,9 @@ from wellnormed.models import GPTConfig, PotentialConfig, load
 from wellnormed.models.files import FORMAT, WEIGHTS
 from wellnormed.models.gpt import GPT
 from wellnormed.models.potential_gpt import PotentialGPT
+from wellnormed.program.domain import domain_of
 from wellnormed.proof import CheckError, check, check_folder
 from wellnormed.proof.files import Stored, parse_json, read_safetensors
-from wellnormed.propagation.domain import domain_of
 from wellnormed.propagation.stored import raw_tensor
 
 RESULTS, PROGRESS = Path("results/mutations.json"), Path("runs/mutations")

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,12 +34,14 @@ from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
+from wellnormed.program.capturing import capture
+from wellnormed.program.domain import default_axes
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.operation import name_of
+from wellnormed.program.program import Program
 from wellnormed.proof import Base, Bounds, Value, gather
 from wellnormed.proof.decimals import float_up
-from wellnormed.propagation.axes import default_axes, inner_axes
-from wellnormed.propagation.capture import Captured, capture, decomposed
-from wellnormed.propagation.errors import UncertifiableError
-from wellnormed.propagation.registry import name_of
+from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.walk import Walk
 from wellnormed.train.environment import describe
 
@@ -226,10 +227,9 @@ def _lengths(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 class Attack:
     """Searches of one captured model, with its bounds."""
 
-    def __init__(self, captured: Captured, walk: Walk, radius: float, seed: int) -> None:
+    def __init__(self, captured: Program, walk: Walk, radius: float, seed: int) -> None:
         # it is taken apart already, and doing so takes longer than anything else here
-        with patch("wellnormed.certificates.continuous.decomposed", lambda each: each):
-            self.function = Every(captured)
+        self.function = Every(captured)
         self.radius, self.limits = radius, limits_of(walk)
         self.measurement = Measurement(self.limits, logits_of(walk))
         self.generator = torch.Generator().manual_seed(seed)
@@ -373,13 +373,13 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
 
 
 def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
-    captured = decomposed(capture(drawn.model, drawn.example))
+    captured = capture(drawn.model, drawn.example, whole_batch=True)
     walk = Walk(captured, drawn.radius)
     walk.run()
     row = list(walk.step.proof.rows.values())[-1]
     bound = float_up(wn.certificates.largest_rms(row, "gain"))
     if full:
-        print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.program.graph, sep="\n")
+        print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.module.graph, sep="\n")
     attack = Attack(captured, walk, drawn.radius, drawn.number)
     outcome.share = attack.run(bound)
     measured = attack.measurement

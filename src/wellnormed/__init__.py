@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         nn,
         norms,
         optim,
+        program,
         propagation,
     )
     from wellnormed.certificates import certify, lower_bound, verify
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
     from wellnormed.optim import Almond, Muon, Scion
+    from wellnormed.program import capture
     from wellnormed.routing import assign_norms, initialize_
 
 __version__ = "0.1.0"
@@ -42,6 +44,7 @@ __all__ = [
     "SoftCap",
     "Spectral",
     "assign_norms",
+    "capture",
     "certificates",
     "certify",
     "constrain",
@@ -55,6 +58,7 @@ __all__ = [
     "nn",
     "norms",
     "optim",
+    "program",
     "propagation",
     "verify",
 ]
@@ -64,6 +68,7 @@ _HOMES = {
     **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
     **dict.fromkeys(("Almond", "Muon", "Scion"), ".optim"),
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap", "constrain"), ".constraints"),
+    "capture": ".program",
     "export": ".models",
     **dict.fromkeys(("certify", "lower_bound", "verify"), ".certificates"),
 }

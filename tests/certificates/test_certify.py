@@ -115,7 +115,7 @@ def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     found = lower_bound(model, torch.arange(6)[None], 2.0, steps=4, generator=torch.Generator().manual_seed(0))
     assert 0 < found.value <= certificate.lipschitz
     assert certificate.with_lower_bound(found.value).lower_bound == found.value
-    assert certificate.any_batch
+    assert certificate.each_sample
     assert max(map(len, certificate.attention_logits.values())) == heads
 
 
@@ -172,7 +172,10 @@ def test_radius_below_the_embedding_is_refused_with_the_remedy() -> None:
         certify(model, tokens)
     certificate = certify(model, tokens, radius=2.001)
     assert certificate.lipschitz == pytest.approx(1, rel=1e-12)
-    assert "of shape (any batch, 2, 4) with tokens of RMS <= 2.001" in certificate.domain
+    assert (
+        "each sample of any batch: all float32 `0.embedding` of shape (1, 2, 4) with tokens of RMS <= 2.001"
+        in certificate.domain
+    )
     assert "the rows of `0.weight` among them" in certificate.domain
 
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
+from wellnormed.program.capturing import capture
+from wellnormed.program.domain import DTYPES, Box
+from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check
-from wellnormed.propagation.capture import capture, decomposed
-from wellnormed.propagation.domain import DTYPES, Box
-from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.walk import Walk
 
 
@@ -447,7 +447,7 @@ def test_a_box_that_leaves_out_rows_of_a_table_is_refused_with_the_remedy() -> N
 
 
 def test_progress_counts_every_operation() -> None:
-    captured = decomposed(capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2)))
+    captured = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
     seen: list[tuple[int, int]] = []
     Walk(captured, Box(0, 1)).run(progress=lambda done, total: seen.append((done, total)))
     assert seen == [(number, len(seen)) for number in range(1, len(seen) + 1)]

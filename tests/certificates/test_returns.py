@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
+from wellnormed.program import operation
 from wellnormed.proof import CheckError
-from wellnormed.propagation import registry
 from wellnormed.propagation.ledger import Ledger
 
 
@@ -268,7 +268,7 @@ def test_nothing_is_printed_where_a_batch_of_any_size_cannot_be_captured(capfd: 
         return torch.eye(4)[:, edges[1]] @ s.layer(x[edges[0]])
 
     model = Model(messages, layer=nn.Linear(3, 3))
-    assert not certify(model, torch.rand(4, 3)).any_batch
+    assert not certify(model, torch.rand(4, 3)).each_sample
     assert capfd.readouterr() == ("", "")
 
 
@@ -296,11 +296,15 @@ def test_what_the_proof_refuses_is_not_returned(monkeypatch: pytest.MonkeyPatch)
         certify(nn.Linear(4, 4), torch.rand(1, 4))
 
 
+def record(name: str, lowering: Any) -> operation.Operation:
+    return operation.Operation(name, "function", lowering)
+
+
 def test_a_primitive_that_the_proof_does_not_know_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        registry.OPERATIONS,
+        operation._RECORDS,
         "aten.relu.default",
-        lambda step, x: step.derive("unheard", [(x, (1,))], shape=x.shape),
+        record("aten.relu.default", lambda step, x: step.derive("unheard", [(x, (1,))], shape=x.shape)),
     )
     with pytest.raises(UncertifiableError, match="nothing is known of 'unheard'"):
         certify(nn.ReLU(), torch.rand(1, 4))
@@ -308,9 +312,12 @@ def test_a_primitive_that_the_proof_does_not_know_is_not_returned(monkeypatch: p
 
 def test_what_no_file_can_hold_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        registry.OPERATIONS,
+        operation._RECORDS,
         "aten.relu.default",
-        lambda step, x: step.derive("contraction", [(x, [-1])], shape=x.shape, constants={"note": np.float32(1)}),
+        record(
+            "aten.relu.default",
+            lambda step, x: step.derive("contraction", [(x, [-1])], shape=x.shape, constants={"note": np.float32(1)}),
+        ),
     )
     with pytest.raises(UncertifiableError, match=r"what was derived is no certificate .*not JSON serializable"):
         certify(nn.ReLU(), torch.rand(1, 4))

@@ -97,7 +97,7 @@ def test_the_bound_is_known_before_training_and_true_after_every_step():
     optimizer, constraints = capped(model)
     before = wn.certify(model, x, within=constraints)
     assert before.lipschitz == pytest.approx(1.5**2, rel=1e-6)
-    assert before.any_batch
+    assert before.each_sample
     for step in range(10):
         optimizer.zero_grad()
         model(torch.randn(5, 6)).square().sum().neg().backward()

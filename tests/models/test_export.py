@@ -1,6 +1,7 @@
-"""An exported program is the model: without this library, for any batch, with a certificate of its own."""
+"""An exported program is the model: without this library, for one sample proved, for a batch compared."""
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -99,10 +100,12 @@ def require_close(found, expected):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, about its own code
 def test_the_program_is_the_model(case):
     _, model, example, folder = case
-    program = torch.export.load(folder / "program.pt2")
-    for x in (example, other(example)):
-        require_close(program.module()(x), model(x))
-    require_close(torch.export.unflatten(program)(example), model(example))  # a tree of modules, as the model was
+    program, batched = (torch.export.load(folder / name) for name in ("program.pt2", "batched.pt2"))
+    require_close(program.module()(example[:1]), model(example[:1]))
+    x = other(example)
+    require_close(batched.module()(x), model(x))
+    require_close(torch.export.unflatten(batched)(x), model(x))  # a tree of modules, as the model was
+    assert json.loads((folder / "manifest.json").read_bytes())["compared, not proved"][0] == "batched.pt2"
 
 
 def test_the_weights_are_those_of_the_program(case):
@@ -117,7 +120,8 @@ def test_the_certificate_is_of_the_program(case):
     _, model, example, folder = case
     certificate, before = Certificate.load(folder / "certificate.json"), wn.certify(model, example)
     assert certificate.exact_lipschitz == before.exact_lipschitz
-    assert certificate.any_batch == before.any_batch
+    assert certificate.each_sample
+    assert before.each_sample
     assert check_folder(folder).claims
     assert any(row.name.startswith("layers.") for row in certificate.layers) or not isinstance(model, GPT)
 
@@ -136,11 +140,15 @@ def test_the_programs_run_without_this_library(exported, tmp_path):
     paths, cases = [], [exported(name) for name in MODELS]
     for name, (_, example, folder) in zip(MODELS, cases, strict=True):
         torch.save(other(example), tmp_path / f"{name}-input.pt")
-        paths += [folder / "program.pt2", tmp_path / f"{name}-input.pt", tmp_path / f"{name}-output.pt"]
+        paths += [folder / "batched.pt2", tmp_path / f"{name}-input.pt", tmp_path / f"{name}-output.pt"]
     subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT, *map(str, paths)], check=True)
     for name, (model, _, folder) in zip(MODELS, cases, strict=True):
         require_close(torch.load(tmp_path / f"{name}-output.pt"), model(torch.load(tmp_path / f"{name}-input.pt")))
-        assert not any(word in (folder / "program.pt2").read_bytes() for word in (b"site-packages", b".py"))
+        assert not any(
+            word in (folder / file).read_bytes()
+            for file in ("program.pt2", "batched.pt2")
+            for word in (b"site-packages", b".py")
+        )
 
 
 def test_onnx_gives_the_same(case):
@@ -241,7 +249,8 @@ def test_a_model_without_a_bound_needs_that_said(tmp_path):
         export(Unbounded(), tmp_path / "m", torch.zeros(1, 3))
     assert not (tmp_path / "m").exists()
     folder = export(Unbounded(), tmp_path / "m", torch.rand(1, 3), certificate=False, onnx=False)
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "program.pt2", "weights.safetensors"]
+    names = ["batched.pt2", "manifest.json", "program.pt2", "weights.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     with pytest.raises(UncertifiableError, match=r"random|call `model.eval\(\)`"):
         export(nn.Dropout(), tmp_path / "n", torch.rand(1, 3), certificate=False)
 
@@ -262,7 +271,7 @@ def test_keywords_stay_keywords_and_one_result_is_chosen(tmp_path):
     example = {"first": torch.randn(2, 4), "second": torch.randn(2, 6), "loud": True}
     model = Named()
     folder = export(model, tmp_path / "m", example, output="logits")
-    program = torch.export.load(folder / "program.pt2").module()
+    program = torch.export.load(folder / "batched.pt2").module()
     inputs = {"first": torch.randn(5, 4), "second": torch.randn(5, 6)}
     require_close(program(**inputs), model(**inputs, loud=True)["logits"])
     assert check_folder(folder).claims
@@ -275,7 +284,7 @@ def test_tensors_in_a_list_become_arguments(tmp_path):
 
     parts, model = [torch.randn(2, 3), torch.randn(2, 3)], Sum(3, 3)
     folder = export(model, tmp_path / "m", (parts,), onnx=False)
-    require_close(torch.export.load(folder / "program.pt2").module()(*parts), model(parts))
+    require_close(torch.export.load(folder / "batched.pt2").module()(*parts), model(parts))
 
 
 def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
@@ -288,6 +297,7 @@ def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
     program = torch.export.load(folder / "program.pt2").module()
     x = torch.randn(2, 4)
     require_close(program(x), model(x))
-    assert not Certificate.load(folder / "certificate.json").any_batch
+    assert not Certificate.load(folder / "certificate.json").each_sample
+    assert not (folder / "batched.pt2").exists()
     with pytest.raises((AssertionError, RuntimeError)):
         program(torch.randn(4, 4))

@@ -9,7 +9,7 @@ from torch import nn
 
 from wellnormed.certificates.certifying import certificate_of, promises_of
 from wellnormed.constraints import Constraints
-from wellnormed.propagation.capture import capture, decomposed
+from wellnormed.program.capturing import capture
 from wellnormed.propagation.walk import Walk
 
 
@@ -18,8 +18,8 @@ def document_of(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The document of a model's certificate, as it is read from JSON, and all tensors that it names."""
     torch.manual_seed(0)
-    captured = capture(model.eval(), example)
-    walk = Walk(decomposed(captured), radius, promises=promises_of(model, within, captured))
+    captured = capture(model.eval(), example, whole_batch=True)
+    walk = Walk(captured, radius, promises_of(model, within, captured))
     walk.run()
     known = {name: each.tensor for name, each in walk.step.used.items() if name not in walk.step.promises}
     named = known | {name: each.tensor for name, each in walk.stored.items()}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.program.capturing import capture
+from wellnormed.program.domain import default_axes
 from wellnormed.proof import Bounds, Value
-from wellnormed.propagation.axes import default_axes
-from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.source import source
 from wellnormed.propagation.walk import Walk
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 def walked(model: nn.Module, example: Any, radius: float = 1.0) -> tuple[Walk, Value]:
     """A model's certificate: the walk, and the result."""
-    walk = Walk(decomposed(capture(model, example)), radius)
+    walk = Walk(capture(model, example, whole_batch=True), radius)
     return walk, walk.run()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from wellnormed.certificates import certify
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.program.errors import UncertifiableError
 
 from .adversary import bounds_of
 
@@ -294,7 +294,7 @@ REFUSED = {
     "counter outside": (_global_counter, "such as randomness, an earlier call"),
     "tensor in a list": (_tensor_in_a_list, "cannot be captured"),
     "last input": (_last_input, "changes its attributes"),
-    "last input outside": (_kept_outside, "itself fails|cannot be run|does not compute"),
+    "last input outside": (_kept_outside, "itself fails|cannot be run|cannot be captured|does not compute"),
     "toggled attribute": (_toggled, "changes its attributes"),
     "parameter swapped": (_swapped, "changes its attributes"),
     "parameter scaled": (_scaled, "overwrites other"),
@@ -333,7 +333,7 @@ BATCHES = {"times the batch": _batch_factor, "sum over the batch": _batch_sum}
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_that_matters_is_part_of_the_statement(name):
     certificate = certify(_Model(BATCHES[name]), torch.randn(1, 4, 3))
-    assert not certificate.any_batch
+    assert not certificate.each_sample
     assert "shape (1, 4, 3)" in certificate.domain
 
 
@@ -440,7 +440,7 @@ def test_a_parameter_that_is_not_contiguous():
 def test_what_is_done_for_one_size_of_a_batch_is_not_said_of_others(batch):
     certificate = certify(_Model(_batch_branch), torch.randn(batch, 4, 3))
     assert certificate.lipschitz == pytest.approx(1000 if batch == 2 else 1, rel=1e-12)
-    assert not certificate.any_batch
+    assert not certificate.each_sample
 
 
 @pytest.mark.parametrize(

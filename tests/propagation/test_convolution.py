@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wellnormed.propagation.axes import default_axes
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.program.domain import default_axes
+from wellnormed.program.errors import UncertifiableError
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.operations.convolution import convolution, transposed_convolution
 

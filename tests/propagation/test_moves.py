@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from wellnormed.program.operation import name_of, record_of
 from wellnormed.proof import Base, Row, Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations import movement
-from wellnormed.propagation.registry import OPERATIONS, name_of
 
 from .adversary import begin
 
@@ -191,7 +191,7 @@ def test_rows_and_values_move_as_torch_does(name, number):
     shape, arguments = CASES[name][number]
     step, value = begin(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    results = OPERATIONS[f"aten.{name}"](step, value, *map(_stored, arguments))
+    results = record_of(f"aten.{name}").lowering(step, value, *map(_stored, arguments))
     expected = _overload(name)(x, *arguments)
     several = isinstance(expected, list | tuple)
     _check(step, results if several else [results], expected if several else [expected], x)
@@ -206,7 +206,7 @@ def test_the_nearest_entry_is_that_of_the_dtype(name, dtype):
         step, value = begin((1, 1, count))
         step.dtype = dtype
         x = torch.arange(float(count)).reshape(1, 1, count)
-        result = OPERATIONS[f"aten.{name}"](step, value, [size])
+        result = record_of(f"aten.{name}").lowering(step, value, [size])
         _check(step, [result], [_overload(name)(x.to(dtype), [size]).double()], x.double())
         differing += not torch.equal(_overload(name)(x, [size]).double(), _overload(name)(x.double(), [size]))
     assert differing > 0
@@ -217,7 +217,7 @@ def test_moves_that_take_another_tensors_shape(name):
     shape, other = _LIKE[name]
     step, value = begin(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    result = OPERATIONS[f"aten.{name}"](step, value, Stored("other", torch.zeros(other)))
+    result = record_of(f"aten.{name}").lowering(step, value, Stored("other", torch.zeros(other)))
     _check(step, [result], [_overload(name)(x, torch.zeros(other))], x)
 
 
@@ -225,19 +225,19 @@ def test_moves_that_take_another_tensors_shape(name):
 def test_side_by_side(name, axis):
     step, value = begin((2, 3))
     x, fixed = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    moved = OPERATIONS["aten.flip.default"](step, value, [1])
-    result = OPERATIONS[f"aten.{name}.default"](step, [value, Stored("fixed", fixed), moved, value], axis)
+    moved = record_of("aten.flip.default").lowering(step, value, [1])
+    result = record_of(f"aten.{name}.default").lowering(step, [value, Stored("fixed", fixed), moved, value], axis)
     _check(step, [result], [getattr(torch, name)([x, fixed, x.flip(1), x], axis)], x)
 
 
 def test_chains_of_moves_and_constants():
     step, value = begin((2, 3, 4))
     x, factor = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
-    scaled = OPERATIONS["aten.mul.Tensor"](step, value, Stored("factor", factor))
-    turned = OPERATIONS["aten.transpose.int"](step, scaled, 1, 2)
-    padded = OPERATIONS["aten.constant_pad_nd.default"](step, turned, [1, 0], -2.0)
-    halved = OPERATIONS["aten.div.Tensor"](step, padded, -4.0)
-    total = OPERATIONS["aten.add.Tensor"](step, halved, halved, alpha=3)
+    scaled = record_of("aten.mul.Tensor").lowering(step, value, Stored("factor", factor))
+    turned = record_of("aten.transpose.int").lowering(step, scaled, 1, 2)
+    padded = record_of("aten.constant_pad_nd.default").lowering(step, turned, [1, 0], -2.0)
+    halved = record_of("aten.div.Tensor").lowering(step, padded, -4.0)
+    total = record_of("aten.add.Tensor").lowering(step, halved, halved, alpha=3)
     right = torch.nn.functional.pad((x * factor).transpose(1, 2), (1, 0), value=-2.0) / -4.0
     _check(step, [total], [right + 3 * right], x)
 
@@ -245,7 +245,7 @@ def test_chains_of_moves_and_constants():
 def test_every_registered_move_has_a_case():
     tables = (movement._ONE_RESULT, movement._SEVERAL_RESULTS)
     listed = {f"{name}.{kind}" for table in tables for kind, names in table.items() for name in names.split()}
-    assert {name for name in listed if f"aten.{name}" in OPERATIONS} <= set(CASES) | set(_LIKE)
+    assert {name for name in listed if record_of(f"aten.{name}") is not None} <= set(CASES) | set(_LIKE)
 
 
 @pytest.mark.parametrize("name", movement._IDENTITIES.split())
@@ -258,7 +258,7 @@ def test_identities_keep_the_entries(name):
 
 
 def test_a_view_of_the_bits_has_no_bound():
-    assert "aten.view.dtype" not in OPERATIONS
+    assert record_of("aten.view.dtype") is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -282,5 +282,5 @@ def test_random_positions(seed):
 
 
 def test_names_are_those_of_operations():
-    assert all(f"aten.{name}" in OPERATIONS or movement._overload(name) is None for name in CASES)
+    assert all(record_of(f"aten.{name}") is not None or movement._overload(name) is None for name in CASES)
     assert name_of(aten.view.default) == "aten.view.default"

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import certify
+from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
-from wellnormed.propagation.errors import UncertifiableError
 
 from .adversary import Net, attack, bounds_of, walked
 

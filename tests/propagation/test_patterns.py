@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellnormed.certificates import certify
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.program.errors import UncertifiableError
 
 from .adversary import Net, attack
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import CheckError, check
-from wellnormed.propagation.errors import UncertifiableError
 
 from .adversary import Net, attack, bounds_of, search, walked
 

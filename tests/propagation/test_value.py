@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from wellnormed.propagation.axes import default_axes
+from wellnormed.program.domain import default_axes
 from wellnormed.propagation.ledger import Stored
 from wellnormed.propagation.moves import add, pick, side_by_side, times
 from wellnormed.propagation.operations.linear import linear, matmul, reduce

@@ -11,7 +11,7 @@ __getattr__, __dir__ = lazy_namespace(
         "LowerBound": ".search",
         "Report": "wellnormed.proof",
         "Row": "wellnormed.proof",
-        "UncertifiableError": "wellnormed.propagation.errors",
+        "UncertifiableError": "wellnormed.program.errors",
         "certify": ".certifying",
         "largest_entries": ".formats",
         "largest_rms": ".sizes",

@@ -10,17 +10,18 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
 from wellnormed.certificates.sizes import greatest, largest_rms, log10_up
+from wellnormed.program.comparing import Comparison
+from wellnormed.program.domain import Box, Domain, domain_of
+from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
-from wellnormed.propagation.confirmation import Comparison
-from wellnormed.propagation.domain import Box, Domain, domain_of
 from wellnormed.propagation.stored import raw_tensor
 
 _DAMAGE = (
@@ -51,11 +52,11 @@ class Certificate:
     """Names in `computed` of inputs, such as masks, that keep the values of the example, except in table lookups."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
     """Row of an attention -> a bound for each head on the size of its logits for any input, before masks and biases."""
-    any_batch: bool = False
-    """Whether the program was captured for a batch of any size, which influences nothing but shapes."""
+    each_sample: bool = False
+    """Whether it is of each sample of a batch of any size; if not, of inputs of these shapes as a whole."""
     comparison: Comparison | None = None
     """How the model's code was compared with the certified program; not part of the proof."""
-    program: nn.Module | None = field(default=None, repr=False, compare=False)
+    program: Program | None = field(default=None, repr=False, compare=False)
     """The program, which takes the example's tensors: it runs what was proved, with the model's own tensors. None in a
     certificate that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
@@ -287,7 +288,7 @@ class Certificate:
             "arithmetic": self.arithmetic,
             "lipschitz": str(self.exact_lipschitz),
             "l2_lipschitz": None if l2 is None else str(l2),
-            "any_batch": self.any_batch,
+            "each_sample": self.each_sample,
             "lower_bound": self.lower_bound,
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},
             "rows": [row_document(row) for row in self.rows],

@@ -2,8 +2,6 @@
 
 import inspect
 import platform
-from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,22 +15,20 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_lines
 from wellnormed.constraints import Constraints
-from wellnormed.proof import Bounds, Promise, conclude
+from wellnormed.program.comparing import Comparison, captured
+from wellnormed.program.domain import Box, Domain
+from wellnormed.program.errors import refusing
+from wellnormed.program.program import Example, Program, tensors_of
+from wellnormed.program.program import arguments_of as arguments_of_call
+from wellnormed.proof import Promise, conclude
 from wellnormed.proof.files import parse_json
-from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
-from wellnormed.propagation.capture import arguments_of as arguments_of_call
-from wellnormed.propagation.confirmation import Comparison, confirm
-from wellnormed.propagation.domain import Box, Domain
-from wellnormed.propagation.errors import refusing
-from wellnormed.propagation.ledger import Stored
-from wellnormed.propagation.program import program_of
 from wellnormed.propagation.promising import promise_of
 from wellnormed.propagation.walk import Walk
 
 
 @default_on_cpu()
 def certify(
-    model: nn.Module,
+    model: nn.Module | Program,
     example_input: Any = None,
     radius: float = 1.0,
     *,
@@ -89,27 +85,33 @@ def certify(
         >>> 1 <= certificate.lipschitz < 1 + 1e-6
         True
     """
-    require_module("certify", model)
-    _require_cpu(model, within)
+    if not isinstance(model, Program):
+        require_module("certify", model)
+    elif within is not None or example_input is not None or inputs or output is not None:
+        raise ValueError("certify: a program has its example and its output; pass a model with example_input=, output=")
+    _require_cpu(model.module if isinstance(model, Program) else model, within)
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
-    example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
+    example = example_input
+    if not isinstance(model, Program):
+        example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
     with progress_lines(progress) as bar:
-        capturing = bar("captured")
-        captured = capture(model, example_of(model, example, "certify"), output)
-        capturing(1, 1)
-        walk = Walk(decomposed(captured), domain, promises=promises_of(model, within, captured))
-        walk.run(margins, bar("operations bounded"))
-        confirmed = confirm(model, captured, walk.captured, domain, output, bar("compared by running"))
-        any_batch = confirmed.twice is not None and _same_bounds(
-            walk, decomposed(confirmed.twice), margins, bar("bounded for another batch")
-        )
-    program = confirmed.any_batch if any_batch and confirmed.any_batch is not None else captured
-    return replace(certificate_of(walk, any_batch, confirmed.comparison), program=program_of(program))
+        walks: list[Walk] = []
+
+        def bound(program: Program) -> None:
+            promises = {} if isinstance(model, Program) else promises_of(model, within, program)
+            walks.append(Walk(program, domain, promises))
+            walks[-1].run(margins, bar("operations bounded"))
+
+        if isinstance(model, Program):
+            bound(model)
+            return certificate_of(walks[-1])
+        _, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
+    return certificate_of(walks[-1], comparison)
 
 
-def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison | None = None) -> Certificate:
-    """Make the certificate that a finished walk proves of the captured program; `certify` also runs the model's code.
+def certificate_of(walk: Walk, comparison: Comparison | None = None) -> Certificate:
+    """Make the certificate that a finished walk proves of its program; `certify` also runs the model's code.
 
     The proof has checked every row and every claim, with the tensors as they are stored.
     """
@@ -124,8 +126,9 @@ def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison |
         computed={name: each.tensor.detach().cpu().clone() for name, each in used if each.computed},
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
-        any_batch=any_batch,
+        each_sample=walk.program.each_sample,
         comparison=comparison,
+        program=walk.program,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
         | {"python": platform.python_version()},
     )
@@ -134,7 +137,7 @@ def certificate_of(walk: Walk, any_batch: bool = False, comparison: Comparison |
     return certificate
 
 
-def promises_of(model: nn.Module, within: Constraints | None, captured: Captured) -> dict[str, Promise | None]:
+def promises_of(model: nn.Module, within: Constraints | None, program: Program) -> dict[str, Promise | None]:
     """Name of every stored tensor in the memory of a trained parameter -> its promise, or None without one."""
     if within is None:
         return {}
@@ -154,7 +157,7 @@ def promises_of(model: nn.Module, within: Constraints | None, captured: Captured
                 f"certify: {name} has norm {float(proved):.6g}, and {bound:g} is promised; take the step that brings "
                 "it back, or certify without `within`"
             )
-    stored = [(name, tensor) for name, tensor, _ in captured.stored.values()]
+    stored = [(name, own.tensor) for name, own in program.stored.items()]
     trained = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
     memory = [_memory(tensor) for tensor in trained]
     promises = {name: promise_of(name, norm, bound, p.shape) for name, (p, norm, bound) in constrained.items()}
@@ -190,42 +193,6 @@ def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> 
 def arguments_of(domain: Domain) -> dict[str, Any]:
     """The keywords of `certify` for a domain."""
     return {"box": (domain.low, domain.high)} if isinstance(domain, Box) else {"radius": domain}
-
-
-def _same_bounds(walk: Walk, larger: Captured, margins: bool, progress: Callable[[int, int], None]) -> bool:
-    """Whether a larger batch has the same bounds, derived from the same tensors."""
-    other = Walk(larger, walk.step.radius, walk.step, walk.step.promises)
-    other.run(margins, progress)
-    ours, theirs = list(walk.step.proof.rows.values()), list(other.step.proof.rows.values())
-    return (
-        len(ours) == len(theirs)
-        and all(a.operation == b.operation and _same(a.bounds, b.bounds) for a, b in zip(ours, theirs, strict=True))
-        and all(
-            name in walk.step.promises or _same_tensor(stored, other.step.used.get(name))
-            for name, stored in walk.step.used.items()
-        )
-    )
-
-
-def _same(a: Bounds | None, b: Bounds | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _same_tensor(a: Stored, b: Stored | None) -> bool:
-    """Whether two tensors are equal after shrinking the axes whose sizes differ, along which each repeats itself."""
-    if b is None or a.tensor.ndim != b.tensor.ndim:
-        return False
-    shrunk = []
-    for tensor, other in ((a.tensor, b.tensor), (b.tensor, a.tensor)):
-        for axis, size in enumerate(other.shape):
-            if tensor.shape[axis] != size:
-                if not bool((tensor == tensor.narrow(axis, 0, 1)).all()):
-                    return False
-                tensor = tensor.narrow(axis, 0, 1)
-        shrunk.append(tensor)
-    return torch.equal(*shrunk)
 
 
 def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]) -> Any:

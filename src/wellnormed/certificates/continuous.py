@@ -1,23 +1,23 @@
-"""A captured model as a function in float64 of the variables that its certificate speaks of."""
+"""A program as a function in float64 of the variables that its certificate speaks of."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellnormed.propagation.axes import default_axes
-from wellnormed.propagation.capture import Captured, capture, decomposed
-from wellnormed.propagation.errors import DRAWS, UncertifiableError
-from wellnormed.propagation.interpreter import Interpreter, compute
-from wellnormed.propagation.places import place
-from wellnormed.propagation.registry import name_of
+from wellnormed.program.capturing import capture
+from wellnormed.program.domain import default_axes
+from wellnormed.program.errors import DRAWS, UncertifiableError
+from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
+from wellnormed.program.operation import kind_of, name_of
+from wellnormed.program.places import place
+from wellnormed.program.program import Program, repeating
 
 
 class Continuous(Interpreter):
-    """The function that a captured graph computes, in float64 in the place of real arithmetic.
+    """The function that a program computes, in float64 in the place of real arithmetic.
 
     The variables are the floating inputs, and the vectors that integers of the input look up; other uses of these
     integers are as in the example. Nodes that depend on no variable are computed once, in the precision of the model,
@@ -25,16 +25,16 @@ class Continuous(Interpreter):
     digits. Gradients pass where the model detaches them, because a derivative does.
 
     Args:
-        captured: As `capture` returns it.
+        program: As `capture` returns it.
 
     Raises:
         UncertifiableError: Nothing of the input is a variable, the result has no floats, the model draws random
             numbers, or it runs a graph within the graph.
     """
 
-    def __init__(self, captured: Captured) -> None:
-        super().__init__(decomposed(captured))
-        self._result = self.captured.result
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._result = program.result
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name of a variable -> its shape."""
         self.device = torch.device("cpu")
@@ -44,7 +44,7 @@ class Continuous(Interpreter):
         self._variables: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
         self._calls: dict[fx.Node, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
-        for node in self.captured.nodes:
+        for node in program.nodes:
             if node in self.depends.lookups or (node in self.depends.variable and node.op == "placeholder"):
                 self._add_variable(node)
         needed = [node for node in self.needed(self._result) if node not in self._variables]
@@ -82,6 +82,19 @@ class Continuous(Interpreter):
             self.interpret(self._steps, values)
         return values
 
+    def shaken(self, inputs: Mapping[str, Tensor], share: float) -> Tensor:
+        """The result where every operation's result is wrong by a random share of itself, of this size.
+
+        So it shows how far rounding errors may reach, wherever in the model they arise, and whatever enlarges them.
+        """
+        generator = torch.Generator(self.device).manual_seed(0)
+        values = self._constants | {node: inputs[name] for node, name in self._variables.items()}
+        with sdpa_kernel(SDPBackend.MATH):
+            for node in self._steps:
+                self.interpret([node], values)
+                values[node] = _shaken(values[node], share, generator)
+        return values[self._result]
+
     def operands(self, node: fx.Node) -> Any:
         """Nothing for a variable; the call in float64 for what is computed from variables."""
         return () if node in self._variables else self._calls.get(node) or super().operands(node)
@@ -89,8 +102,9 @@ class Continuous(Interpreter):
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A tensor in float64, or as the model computes it where it depends on no variable."""
         if node.op == "placeholder":
-            stored, inputs = self.captured.stored, self.captured.inputs
-            return stored[node.name][1].detach() if node.name in stored else inputs[node.name][1]
+            return self.program.inputs[node.name][1]
+        if is_stored(node, self.program):
+            return self.program.stored[str(node.target)].tensor.detach()
         target, arguments, keywords = operands
         if node in self.depends.variable:
             return _widened(target(*arguments, **keywords))
@@ -100,7 +114,7 @@ class Continuous(Interpreter):
         """The results for several values, one behind the other along an additional first axis."""
         if self.at_once:
             try:
-                with _repeating():
+                with repeating():
                     return torch.func.vmap(self)(dict(inputs))
             except RuntimeError:
                 self.at_once = False
@@ -109,7 +123,7 @@ class Continuous(Interpreter):
 
     def _add_variable(self, node: fx.Node) -> None:
         example = node.meta["val"]
-        name = self.captured.inputs[node.name][0] if node.op == "placeholder" else node.name
+        name = self.program.inputs[node.name][0] if node.op == "placeholder" else node.name
         if not example.ndim:
             raise UncertifiableError(f"the input {name} is a single number; pass a batch of vectors")
         if name in self.shapes:  # an argument has the name of a lookup
@@ -119,12 +133,14 @@ class Continuous(Interpreter):
         self.device = example.device
 
 
-def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Continuous:
-    """The model as a function in float64 of its certificate's variables, to repeat what `lower_bound` found.
+def continuous(model: nn.Module | Program, example_input: Any = None, output: Any = None) -> Continuous:
+    """A model, or its program, as a function in float64 of the variables of its certificate.
+
+    It repeats what `lower_bound` found.
 
     Args:
         model: As for `certify`.
-        example_input: A tensor, a tuple of arguments, or a dictionary of keywords.
+        example_input: A tensor, a tuple of arguments, or a dictionary of keywords; its first sample counts.
         output: Key, attribute or position of the result, where the model returns several.
 
     Raises:
@@ -135,7 +151,7 @@ def continuous(model: nn.Module, example_input: Any, output: Any = None) -> Cont
         >>> function({name: torch.ones(shape).double() for name, shape in function.shapes.items()}).shape
         torch.Size([1, 3])
     """
-    return Continuous(capture(model, example_input, output))
+    return Continuous(model if isinstance(model, Program) else capture(model, example_input, output))
 
 
 def _groups(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,14 +162,12 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A node's call without conversions to fewer digits, without detaching, and with the eps that it has."""
     arguments, keywords = fx.node.map_aggregate((node.args, dict(node.kwargs)), _wide)
     name = name_of(node.target)
-    if name in ("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default") and arguments[2]:
+    if draws(node):
         raise UncertifiableError(f"{place(node)}: {DRAWS}")
-    if name == "aten.detach.default":
+    if kind_of(node) in ("copy", "random") and node.meta["val"].is_floating_point():
         return _itself, arguments[:1], {}
     if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it
         return _copied, arguments[:2], {}
-    if name in ("aten.view.default", "aten._unsafe_view.default"):  # other kernels leave other strides
-        return torch.ops.aten.reshape.default, arguments, keywords
     if name == "aten.view.dtype":
         raise UncertifiableError(f"{place(node)}: the bits of a number are read as another; use `.to(dtype)`")
     if name == "aten.rms_norm.default":
@@ -166,14 +180,13 @@ def _in_float64(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return node.target, arguments, keywords
 
 
-@contextlib.contextmanager
-def _repeating() -> Iterator[None]:
-    """Without a warning for every operation that torch has to repeat for several inputs, as it does batch norms."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[missing-attribute]
-    try:
-        yield
-    finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[missing-attribute]
+def _shaken(result: Any, share: float, generator: torch.Generator) -> Any:
+    if isinstance(result, list | tuple):
+        return [_shaken(each, share, generator) for each in result]
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        return result
+    drawn = torch.rand(result.shape, generator=generator, dtype=result.dtype, device=generator.device)
+    return result * (1 + share * (2 * drawn - 1))
 
 
 def _itself(x: Any) -> Any:

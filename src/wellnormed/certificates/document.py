@@ -9,10 +9,10 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from wellnormed._files import read_bytes
+from wellnormed.program.comparing import CIRCUMSTANCES, Comparison
+from wellnormed.program.domain import DTYPES
 from wellnormed.proof import Bounds, Row, read_promise, read_row
 from wellnormed.proof.decimals import Decimals
-from wellnormed.propagation.confirmation import CIRCUMSTANCES, Comparison
-from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.stored import raw_tensor
 
 FORMAT_VERSION = 5
@@ -73,7 +73,7 @@ def fields_of(document: dict[str, Any]) -> dict[str, Any]:
         "attention_logits": {
             name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
         },
-        "any_batch": document["any_batch"],
+        "each_sample": document["each_sample"],
         "comparison": _comparison(document["comparison"]),
         "lower_bound": document["lower_bound"],
         "arithmetic": document["arithmetic"],
@@ -86,10 +86,10 @@ def _comparison(document: dict[str, Any] | None) -> Comparison | None:
     if document is None:
         return None
     circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
-    comparison = Comparison(document["arithmetic"], document["inputs"], circumstances, batches)
+    comparison = Comparison(document["arithmetic"], document["inputs"], circumstances, batches, document["hidden"])
     known = {each.words for each in CIRCUMSTANCES}
     if comparison.arithmetic not in DTYPES or not known.issuperset(comparison.circumstances):
         raise ValueError("it names circumstances of a comparison that are not known")
-    if any(type(each) is not int for each in (comparison.inputs, *comparison.batches)):
+    if any(type(each) is not int for each in (comparison.inputs, comparison.hidden, *comparison.batches)):
         raise ValueError("the sizes and the number of inputs of a comparison must be integers")
     return comparison

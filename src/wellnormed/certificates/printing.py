@@ -4,10 +4,10 @@ import math
 from typing import TYPE_CHECKING
 
 from wellnormed.certificates.sizes import largest_rms, short
+from wellnormed.program.comparing import NOT_COMPARED
+from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
 from wellnormed.proof.reading import word
-from wellnormed.propagation.confirmation import NOT_COMPARED
-from wellnormed.propagation.domain import Box, domain_of
 
 if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
@@ -61,7 +61,6 @@ def domain(certificate: "Certificate") -> str:
     """The inputs that the certificate speaks of."""
     parts = []
     for row in certificate.inputs:
-        sizes = ["any batch" if axis == 0 and certificate.any_batch else str(n) for axis, n in enumerate(row.shape)]
         limit, which, where = domain_of(row.constants), "all", ""
         if limit == math.inf:
             which, where = "all finite", " in real arithmetic (executed, large ones may overflow)"
@@ -71,8 +70,10 @@ def domain(certificate: "Certificate") -> str:
             where = f" with {_groups(row)} of RMS <= {limit}"
         looked_up = f", the rows of `{word(row.claims[0].tensors[0])}` among them" if row.claims else ""
         dtype = word(row.constants["dtype"])
-        parts.append(f"{which} {dtype} `{word(row.name)}` of shape ({', '.join(sizes)}){where}{looked_up}")
-    return "; ".join(parts + [f"`{word(name)}` as in the example, lookups apart" for name in certificate.fixed])
+        parts.append(f"{which} {dtype} `{word(row.name)}` of shape {row.shape}{where}{looked_up}")
+    fixed = [f"`{word(name)}` as in the example, lookups apart" for name in certificate.fixed]
+    whole = "each sample of any batch" if certificate.each_sample else "the whole batch as one sample of fixed shape"
+    return f"{whole}: {'; '.join(parts + fixed)}"
 
 
 def compared(certificate: "Certificate") -> str:
@@ -81,9 +82,11 @@ def compared(certificate: "Certificate") -> str:
         return "the model's code was not compared with the program"
     parts = [*comparison.circumstances, "called again"]
     if comparison.batches:
-        *sizes, last = map(str, comparison.batches)
+        *sizes, last = map(str, sorted(comparison.batches))
         parts.append(f"for batches of {', '.join(sizes)} and {last}")
-    drawn = f"{comparison.inputs} inputs drawn from the domain"
+    if comparison.hidden:
+        parts.append(f"but for {comparison.hidden} entries of the result, which change by less than they round")
+    drawn = f"{comparison.inputs} samples drawn from the domain"
     return f"the model's code, in {comparison.arithmetic} at {drawn}: {', '.join(parts)}"
 
 

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certifying import domain_from, example_of
 from wellnormed.certificates.continuous import Continuous, continuous
-from wellnormed.propagation.domain import Box, Domain
-from wellnormed.propagation.errors import UncertifiableError
+from wellnormed.program.domain import Box, Domain
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.program import Program
 
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
-_ROUNDING_OF_RESULTS = 2.0**-46
-"""The share of the largest result by which a difference of two results is reduced: they may nearly cancel."""
+_ROUNDING_OF_OPERATIONS = 2.0**-46
+"""The share of themselves by which the results of all operations may be wrong, 64 times the machine epsilon of float64.
+A difference of two results of the model is reduced by what this may change: somewhere, numbers may nearly cancel."""
 
 Point = dict[str, Tensor]
 
@@ -56,7 +58,7 @@ class _Tangent:
 
 
 def lower_bound(
-    model: nn.Module,
+    model: nn.Module | Program,
     example_input: Any = None,
     radius: float = 1.0,
     steps: int = 100,
@@ -81,8 +83,8 @@ def lower_bound(
 
     Args:
         model: As for `certify`.
-        example_input: A tensor, a tuple of arguments, or a dictionary of keywords; one sample is enough, and more are
-            searched as one input. By default what the model's method `example_input` returns.
+        example_input: A tensor, a tuple of arguments, or a dictionary of keywords; its first sample is searched. By
+            default what the model's method `example_input` returns; none for a program.
         radius: Largest RMS of a group of the input; finite.
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
         steps: Number of iterations.
@@ -101,7 +103,8 @@ def lower_bound(
         >>> round(lower_bound(layer, torch.zeros(1, 2), steps=5).value, 6)
         1.0
     """
-    require_module("lower_bound", model)
+    if not isinstance(model, Program):
+        require_module("lower_bound", model)
     sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)
@@ -111,7 +114,9 @@ def lower_bound(
         if not 0 < value < math.inf:
             raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
     domain = domain_from("lower_bound", radius, box)
-    function = continuous(model, example_of(model, example_input, "lower_bound"), output)
+    if not isinstance(model, Program):
+        example_input = example_of(model, example_input, "lower_bound")
+    function = continuous(model, example_input, output)
     search = _Search(function, domain, batch, generator)
     return search.measure(search.wander(search.climb(steps), steps))
 
@@ -226,14 +231,19 @@ class _Search:
         change = {name: moved[name] - each for name, each in x.items()}
         step = float(self._size(_many(change)))
         end, start = self.function(moved), self.function(x)
-        uncertain = _ROUNDING_OF_RESULTS * max(float(each.abs().max()) for each in (end, start))
-        gain = (float(rms(end - start, self.function.output_axes).max()) - uncertain) / max(step, 1e-300)
+        gain = float(rms(end - start, self.function.output_axes).max()) / max(step, 1e-300)
+        if gain > best.value:
+            gain -= sum(map(self._uncertain, (x, moved), (start, end))) / max(step, 1e-300)
         if step < 1e-3 * self.radius:
             gain = min(gain, tangent.value)
         gain *= 1 - _ROUNDING
         if not best.value < gain < math.inf:
             return best
         return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
+
+    def _uncertain(self, x: Point, result: Tensor) -> float:
+        """How far rounding errors may move the result at a point, in the RMS of its largest group."""
+        return float(rms(self.function.shaken(x, _ROUNDING_OF_OPERATIONS) - result, self.function.output_axes).max())
 
     def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
         """As `gains`, as far as torch has the derivatives that it needs."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from wellnormed._devices import default_on_cpu
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.constraints import Constraints
-from wellnormed.proof import CheckError, Report, check
+from wellnormed.proof import Bounds, CheckError, Report, check
 from wellnormed.proof.files import Stored, read_safetensors
 from wellnormed.proof.reading import word
 from wellnormed.propagation.stored import raw_tensor
+
+_ROUNDED = Decimal("1e-4")
+"""The largest difference of a bound in a certificate from that in a fresh one, as a share of it. Tensors that the model
+computes, such as sines of large angles, have three quarters of their digits in common among machines."""
 
 
 @default_on_cpu()
@@ -67,7 +72,8 @@ def require_same_model(
     """Refuse a model that executes other operations, or on other tensors, than a certificate lists.
 
     `verify` proves the bound; this function ties it to the model's code. Tensors that the model computes from its own
-    are compared within rounding, which differs between machines; the certificate holds for those in its file.
+    are compared within rounding, which differs between machines; the certificate holds for those in its file. No bound
+    of a row may differ from that of a fresh certificate by more than such roundings explain.
 
     Args:
         certificate: The certificate to compare with.
@@ -94,6 +100,10 @@ def require_same_model(
         used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
         if used[0] != used[1]:
             raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")
+        if ours.bounds is not None and theirs.bounds is not None:
+            for what, a, b in zip(Bounds._fields, ours.bounds, theirs.bounds, strict=True):
+                if a.shape != b.shape or bool((abs(a - b) > _ROUNDED * a).any()):
+                    raise CheckError(f"operation {ours.name!r} has another {what} in the model than in the certificate")
     if fresh.promises != certificate.promises:
         ours, theirs = ("; ".join(map(str, each.promises)) or "none" for each in (fresh, certificate))
         raise CheckError(
@@ -108,8 +118,12 @@ def require_same_model(
         if name not in certificate.computed or not close(tensor, certificate.computed[name]):
             what = "which the example fixes" if name in fresh.fixed else "which the model computes"
             raise CheckError(f"{name}, {what}, is another tensor than in the certificate")
-    if certificate.any_batch and not fresh.any_batch:
-        raise CheckError("the certificate is of any batch, which could not be confirmed")
+    if certificate.each_sample != fresh.each_sample:
+        which = "each sample of a batch", "the whole batch as one sample of fixed shape"
+        raise CheckError(
+            f"the model's program is of {which[not fresh.each_sample]}, the certificate of "
+            f"{which[not certificate.each_sample]}"
+        )
 
 
 def close(a: Tensor, b: Tensor) -> bool:

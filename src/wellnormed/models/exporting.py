@@ -1,14 +1,17 @@
 """`export`: write any model as the program that its certificate is of."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import tempfile
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from wellnormed._files import json_text, read_files, write_files
 from wellnormed._inputs import require_module
@@ -25,13 +28,13 @@ from wellnormed.models.files import (
     tensor_bytes,
     weights_path,
 )
-from wellnormed.propagation.capture import Example, arguments_of, capture, capture_any_batch, map_tensors, tensors_of
-from wellnormed.propagation.confirmation import confirm
-from wellnormed.propagation.places import shown
-from wellnormed.propagation.program import program_of
+from wellnormed.program.capturing import capture_batched, quiet
+from wellnormed.program.comparing import captured, compare
+from wellnormed.program.places import shown
+from wellnormed.program.program import Example, Program, tensors_of
 
 _AGAIN = "export the model again"
-PROGRAM, PROGRAM_WEIGHTS, ONNX = "program.pt2", "weights.safetensors", "model.onnx"
+PROGRAM, PROGRAM_WEIGHTS, BATCHED, ONNX = "program.pt2", "weights.safetensors", "batched.pt2", "model.onnx"
 _MOST_BYTES_IN_ONE = 2**31
 """The largest ONNX file, by its format; the weights of a larger model stand in a file beside it."""
 
@@ -49,14 +52,15 @@ def export(
 ) -> Path:
     """Write a model as a plain program that needs torch or ONNX alone, and return the folder, which is made.
 
-    The program is what the model executes on the example, for a batch of any size if the model's code allows it. It is
-    what the certificate is of: the graph that was proved, with its stored tensors.
-
     The folder holds:
 
-    - `program.pt2`, for `torch.export.load`: it takes the tensors of the example, and returns one tensor;
+    - `program.pt2`, for `torch.export.load`: it takes the tensors of one sample of the example, with a first axis of
+      size 1, and returns one tensor. It is what the certificate is of: the graph that was proved, with its tensors;
     - `weights.safetensors`, its tensors by name;
-    - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`);
+    - `batched.pt2`, which takes a batch of any size, if torch can export the model's code so. It is compared with the
+      program on batches of 2 and 7 samples, and not proved; `manifest.json` says so;
+    - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`): for a batch of any size,
+      compared and not proved, where there is a `batched.pt2`; else for one sample, as `program.pt2`;
     - `certificate.json`, which `python -m wellnormed.proof FOLDER` proves;
     - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
       `models.load` and every command read the folder.
@@ -80,9 +84,10 @@ def export(
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
         >>> folder = export(model, tempfile.mkdtemp(), torch.zeros(1, 4), onnx=False)
         >>> sorted(path.name for path in folder.iterdir())
-        ['certificate.json', 'manifest.json', 'program.pt2', 'weights.safetensors']
-        >>> program = torch.export.load(folder / "program.pt2").module()
-        >>> program(torch.ones(5, 4)).shape
+        ['batched.pt2', 'certificate.json', 'manifest.json', 'program.pt2', 'weights.safetensors']
+        >>> torch.export.load(folder / "program.pt2").module()(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
+        >>> torch.export.load(folder / "batched.pt2").module()(torch.ones(5, 4)).shape
         torch.Size([5, 2])
     """
     require_module("export", model)
@@ -103,25 +108,27 @@ def export(
     elif symbols is not None:
         raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")
 
-    example, proved = arguments_of(example_of(model, example_input, "export")), None
+    example, proved = example_of(model, example_input, "export"), None
     if certificate:
         proved = certify(model, example, radius, output=output)
         assert proved.program is not None  # it was just made
-        program, any_batch = proved.program, proved.any_batch
+        program = proved.program
         facts["lipschitz"] = proved.lipschitz
     else:
-        captured = capture(model, example, output)
-        confirm(model, captured, None, None, output)
-        symbolic = capture_any_batch(model, captured, output)
-        program, any_batch = program_of(symbolic or captured), symbolic is not None
+        program, _ = captured(model, example, output)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        exported = _exported(program, example, any_batch)
+        exported = _as_file(program.module, program, tensors_of(program.example), any_size=False)
         torch.export.save(exported, place / PROGRAM)
+        if (batched := _batched(model, program)) is not None:
+            torch.export.save(batched, place / BATCHED)
+            facts["compared, not proved"] = [BATCHED]
         if onnx or (onnx is None and not packages):
-            _write_onnx(exported, _names(program), place / ONNX)
+            _write_onnx(batched or exported, program.arguments, place / ONNX)
+            if batched is not None:
+                facts["compared, not proved"].append(ONNX)
         files |= {path.name: path.read_bytes() for path in place.iterdir()}
-    files[PROGRAM_WEIGHTS] = tensor_bytes(program.state_dict())
+    files[PROGRAM_WEIGHTS] = tensor_bytes(program.module.state_dict())
     if proved is not None:
         proved.save(folder / "certificate.json")
     write_files(folder, files, facts)
@@ -138,8 +145,8 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     model, shape = load(folder), read_config(folder).get("example_shape")
     if shape is None:
         return model, None, weights_path(folder)
-    for name in (PROGRAM, ONNX):
-        if name != ONNX or (Path(folder) / name).exists():
+    for name in (PROGRAM, BATCHED, ONNX):
+        if name == PROGRAM or (Path(folder) / name).exists():
             read_files(Path(folder), _AGAIN, only=name)
     weights = Path(folder) / PROGRAM_WEIGHTS
     stored = read_tensors(read_files(Path(folder), _AGAIN, only=PROGRAM_WEIGHTS)[1][PROGRAM_WEIGHTS], str(weights))
@@ -159,27 +166,34 @@ def _config(model: Any, example: Any, symbols: str | None) -> dict[str, Any]:
     return {"format": FORMAT, "model": dataclasses.asdict(model.config), "example_shape": shape, **text}
 
 
-def _names(program: fx.GraphModule) -> list[str]:
-    """The program's arguments: the example's tensors."""
-    return [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-
-
-def _exported(program: fx.GraphModule, example: Example, any_batch: bool) -> torch.export.ExportedProgram:
-    """The program as torch writes it; it is called as the model is, with the tensors alone."""
-    if any_batch:  # torch takes a batch of one for a constant
-        example = map_tensors(lambda each: torch.cat([each, each]), example)
-    inputs = list(zip(_names(program), tensors_of(example), strict=True))
-    count = len(tensors_of(example.arguments))
-    arguments, keywords = tuple(tensor for _, tensor in inputs[:count]), dict(inputs[count:])
-    sizes = {name: {0: torch.export.Dim.DYNAMIC} for name, _ in inputs} if any_batch else None
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter about itself
-        exported = torch.export.export(program, arguments, keywords, dynamic_shapes=sizes, strict=False)
+def _as_file(module: fx.GraphModule, program: Program, batch: Sequence[Tensor], any_size: bool) -> Any:
+    """A module as torch writes it; it is called as the model is, with the tensors alone."""
+    count = len(tensors_of(program.example.arguments))
+    arguments, keywords = tuple(batch[:count]), dict(zip(program.arguments[count:], batch[count:], strict=True))
+    sizes = None
+    if any_size:
+        axes = [{0: torch.export.Dim.DYNAMIC} if own else None for own in program.batched]
+        sizes = dict(zip(program.arguments, axes, strict=True))
+    with torch.no_grad(), quiet():
+        exported = torch.export.export(module, arguments, keywords, dynamic_shapes=sizes, strict=False)
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names files of this machine
         stack = node.meta.get("nn_module_stack", {}).items()
         node.meta["nn_module_stack"] = {key: (shown(path), kind) for key, (path, kind) in stack if path}
     return exported
+
+
+def _batched(model: nn.Module, program: Program) -> torch.export.ExportedProgram | None:
+    """The model's own program for a batch of any size; None if it has none that computes what the program does."""
+    if not program.each_sample:
+        return None
+    sample = tensors_of(program.example)
+    flat = replace(program, example=Example(tuple(sample), {}), output=None, size=2)
+    with contextlib.suppress(Exception):  # whatever the exporter raises, the model has no such program
+        module = capture_batched(model, program)
+        compare(flat, module, sizes=(2, 7))
+        return _as_file(module, program, program.batch([sample, sample]), any_size=True)
+    return None
 
 
 def _write_onnx(program: torch.export.ExportedProgram, names: list[str], path: Path) -> None:

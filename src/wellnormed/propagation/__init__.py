@@ -5,11 +5,11 @@ from wellnormed._lazy import lazy_namespace
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
-        "Box": ".domain",
+        "Box": "wellnormed.program.domain",
         "Ledger": ".ledger",
         "Stored": ".ledger",
-        "UncertifiableError": ".errors",
+        "UncertifiableError": "wellnormed.program.errors",
         "inner_axes": ".axes",
-        "operation": ".registry",
+        "operation": "wellnormed.program.operation",
     },
 )

@@ -1,6 +1,6 @@
 """Choose the axes of the groups whose bounds an operation's row reads; the proof checks the bounds that follow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -85,8 +85,3 @@ def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
     groups = np.where(index < 0, -1, base.groups[index])
     highest = groups.max(axis, keepdims=True)
     return bool(((groups == highest) | (groups < 0)).all()) or None
-
-
-def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Axes of a group: the last one, or all but the first of an image's: tokens apart, the pixels of a sample not."""
-    return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)

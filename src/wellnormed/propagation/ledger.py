@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.program.domain import STORED, Domain
+from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Base, Bounds, CheckError, Claim, Promise, Proof, Row, Value, gather
 from wellnormed.proof.value import LARGE
 from wellnormed.propagation.axes import parts_of_outputs
-from wellnormed.propagation.domain import STORED, Domain
-from wellnormed.propagation.errors import UncertifiableError
 from wellnormed.propagation.stored import raw_tensor
 
 Reads = Sequence[tuple[Value, Iterable[int]]]
@@ -39,19 +39,16 @@ class Ledger:
 
     Args:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
-        proved: A ledger of the same model, whose claims need no second proof.
         promises: Name of a parameter whose entries the bound must not depend on -> the promise that a constraint makes
             of it; None if it makes none. The entries are NaN, so that only claims that follow from the promise remain.
     """
 
-    def __init__(
-        self, radius: Domain, proved: "Ledger | None" = None, promises: Mapping[str, Promise | None] | None = None
-    ) -> None:
+    def __init__(self, radius: Domain, promises: Mapping[str, Promise | None] | None = None) -> None:
         self.promises: Mapping[str, Promise | None] = promises or {}
         """Name of a parameter whose entries are NaN -> the promise that a constraint makes of it, or None."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
-        self.proof = Proof(earlier=None if proved is None else proved.proof)
+        self.proof = Proof()
         """The rows, with the bounds that follow from them."""
         self.used: dict[str, Stored] = {}
         """The stored tensors that rows name."""
@@ -66,7 +63,6 @@ class Ledger:
         self.dtype = torch.float32
         """The dtype of the current operation's result."""
         self._claims: dict[tuple, Claim] = {}
-        self._proved = proved
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
 
@@ -233,9 +229,6 @@ class Ledger:
                 self.proof.promise(promise)
         names = tuple(stored.name for stored in tensors)
         key = (measure, names, tuple(sorted((k, str(v)) for k, v in constants.items())))
-        known = {} if self._proved is None else self._proved._claims
-        if key in known and not any(stored.computed for stored in tensors):  # of the same model's own tensors
-            self._claims[key] = known[key]
         if key not in self._claims:
             try:
                 self._claims[key] = self.proof.claim(measure, *names, **constants)
@@ -261,12 +254,8 @@ class Ledger:
         return stored.name
 
     def keep(self, stored: Stored) -> None:
-        """Give the proof a tensor; one that the earlier ledger has given is not copied again."""
-        known = None if self._proved is None else self._proved.used.get(stored.name)
-        if known is not None and self._proved is not None and _same(known.tensor, stored.tensor):
-            self.proof.store(stored.name, self._proved.proof.stored[stored.name])
-        else:
-            self.proof.store(stored.name, raw_tensor(stored.tensor))
+        """Give the proof a tensor."""
+        self.proof.store(stored.name, raw_tensor(stored.tensor))
 
     def require_stored(self, stored: Stored) -> None:
         """Refuse a tensor of a dtype that no certificate holds."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from wellnormed.propagation.registry import name_of
+from wellnormed.program.operation import kind_of, name_of
 from wellnormed.propagation.rounding import rounds
 
 Found = dict[str, Any]
@@ -64,14 +64,6 @@ def add(a: Any, b: Any) -> Op:
 
 X = Anything("x")
 SQUARE = (op("square.default", X), op("pow.Tensor_Scalar", X, 2), mul(X, X))
-_PEELED = tuple(
-    f"aten.{name}"
-    for name in (
-        "to.dtype", "_to_copy.default", "type_as.default", "clone.default", "alias.default", "contiguous.default",
-        "detach.default",
-    )
-)  # fmt: skip
-"""Conversions and copies, which `peel` takes off."""
 
 
 def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -135,7 +127,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
 
 def peel(node: Any) -> Any:
     """The node under copies, and under conversions to a floating dtype that holds all numbers of the one before."""
-    while isinstance(node, fx.Node) and name_of(node.target) in _PEELED and not rounds(node):
+    while isinstance(node, fx.Node) and kind_of(node) == "copy" and not rounds(node):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and all(_is_float(each) for each in (node, source))):
             return node

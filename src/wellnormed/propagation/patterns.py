@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from wellnormed.program.operation import name_of
 from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
@@ -15,7 +16,6 @@ from wellnormed.propagation.operations.activation import apply
 from wellnormed.propagation.operations.attention import attend
 from wellnormed.propagation.operations.normalization import normalize, project, to_unit
 from wellnormed.propagation.operations.potential import convex_potential, convolutional_potential
-from wellnormed.propagation.registry import name_of
 from wellnormed.propagation.rounding import rounds
 
 _DIV = "div.Tensor div.Scalar"

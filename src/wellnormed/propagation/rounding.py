@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.program.operation import name_of
 from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.registry import name_of
 
 
 def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Walk through a captured graph and add the rows of its certificate, operation after operation, to a ledger."""
+"""Walk through a program and add the rows of its certificate, operation after operation, to a ledger."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,56 +7,50 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.program.domain import Domain, default_axes
+from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
+from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
+from wellnormed.program.operation import kind_of, name_of, packet, record_of
+from wellnormed.program.places import first_line, owner, place
+from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Value
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
-from wellnormed.propagation.axes import default_axes
-from wellnormed.propagation.capture import Captured
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
-from wellnormed.propagation.dependence import packet
-from wellnormed.propagation.domain import Domain
-from wellnormed.propagation.errors import DRAWS, UncertifiableError, refusing
-from wellnormed.propagation.interpreter import Interpreter, compute, draws
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.matching import match, repeats
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.linear import margin
 from wellnormed.propagation.operations.source import embedding, source
 from wellnormed.propagation.patterns import PATTERNS, attention_of, spelled_attention
-from wellnormed.propagation.places import first_line, owner, place
-from wellnormed.propagation.registry import OPERATIONS, REFUSED, name_of
 from wellnormed.propagation.rounding import rounded, rounds
-
-_TRANSPOSITIONS = ("t", "transpose", "permute", "numpy_T", "mT")
-_CHOOSING = (
-    "embedding", "index_select", "slice", "select", "unsqueeze", "squeeze", "expand", "view", "reshape", "_unsafe_view",
-    "contiguous", "clone", "detach", "alias",
-)  # fmt: skip
-"""Operations whose result may consist of whole rows of their first argument."""
 
 
 class Walk(Interpreter):
-    """Bounds the nodes of a captured graph that its result is computed from; takes the arguments of a `Ledger`."""
+    """Bounds the nodes of a program that its result is computed from; takes the arguments of a `Ledger`."""
 
     def __init__(
         self,
-        captured: Captured,
+        program: Program,
         radius: Domain,
-        proved: Ledger | None = None,
         promises: Mapping[str, Promise | None] | None = None,
     ) -> None:
-        super().__init__(captured)
-        self.step = Ledger(radius, proved, promises)
+        super().__init__(program)
+        self.step = Ledger(radius, promises)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.fixed: dict[str, Stored] = {}
-        """Integer inputs that are used for anything but table lookups, by name; the certificate holds only for their
-        values in the example."""
+        """The inputs of integers that the program fixes to the values of the example, by name."""
+        for name, example in program.fixed.items():
+            stored = self.step.computed(f"input.{name}", example)
+            self.step.require_stored(stored)
+            self.fixed[stored.name] = stored
+            self.step.keep(stored)
         self.dependent = self.depends.variable
         self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
-        self._same = repeats(captured.nodes)
+        self._same = repeats(program.nodes)
         self.patterns = rectified(self.dependent, self._same)
-        self.patterns |= {node: found for node in captured.nodes if (found := self._pattern(node)) is not None}
+        self.patterns |= {node: found for node in program.nodes if (found := self._pattern(node)) is not None}
 
     def run(self, margins: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Value:
         """Bound the model's result, in the groups of a certificate.
@@ -64,7 +58,7 @@ class Walk(Interpreter):
         With `margins`, a row bounds the margins of the result before. `progress` is called after every operation with
         the numbers of bounded and of all operations.
         """
-        nodes = self.needed(self.captured.result)
+        nodes = self.needed(self.program.result)
         for number, node in enumerate(nodes, 1):
             self.step.where, self.step.name = place(node), self._name(node)
             self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
@@ -74,7 +68,7 @@ class Walk(Interpreter):
             except UncertifiableError as error:
                 raise UncertifiableError(f"{error}{self._coverage(nodes)}") from error.__cause__
             progress(number, len(nodes))
-        result = self.values.get(self.captured.result)
+        result = self.values.get(self.program.result)
         self.step.where = self.step.name = "output"
         if not isinstance(result, Value):
             raise self.step.refuse(
@@ -97,22 +91,14 @@ class Walk(Interpreter):
         bounded = self.patterns.keys() | self.depends.lookups
         operations = [node for node in nodes if node in self.dependent and node.op == "call_function"]
         operations = [node for node in operations if packet(node) != "<built-in function getitem>"]
-        without = [n for n in operations if n not in bounded and name_of(n.target) not in OPERATIONS.keys() - REFUSED]
+        records = {node: record_of(node.target) for node in operations}
+        without = [n for n, own in records.items() if n not in bounded and (own is None or not own.bounded)]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
         return (
             f" ({len(operations) - len(without)} of {len(operations)} operations have a bound; without one: {names})"
             if names
             else ""
         )
-
-    def fix(self, names: Iterable[str]) -> None:
-        """Note that the certificate holds only for the example's values of these inputs."""
-        for name, example in self.captured.inputs.values():
-            if name in names:
-                stored = self.step.computed(f"input.{name}", example)
-                self.step.require_stored(stored)
-                self.fixed[stored.name] = stored
-                self.step.keep(stored)
 
     def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
         if node.op != "call_function" or node not in self.dependent:
@@ -131,10 +117,9 @@ class Walk(Interpreter):
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A `Value` for what depends on the certified input, a `Stored` or a plain value for a constant."""
-        if node.op == "placeholder":
-            return self._placeholder(node)
+        if node.op == "placeholder" or is_stored(node, self.program):
+            return self._tensor(node)
         if node in self.patterns:
-            self.fix(self.depends.names(self.sources(node)))
             return self._checked(node, self.patterns[node][0](self.step, operands))
         _, arguments, keywords = operands
         if node not in self.dependent:
@@ -143,7 +128,6 @@ class Walk(Interpreter):
             return self._lookup(node, arguments)
         if not any(isinstance(self.values[each], Value | list) for each in node.all_input_nodes):
             return self._constant(node, arguments, keywords)  # of ones like the input, say
-        self.fix(self.depends.names(node.all_input_nodes))
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]
             if chosen is None:
@@ -152,15 +136,14 @@ class Walk(Interpreter):
         return self._bound(node, arguments, keywords)
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
-        table, indices = arguments[:2]
-        indices = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else indices
-        if not isinstance(indices, Stored) or packet(node) not in ("embedding", "index"):
+        table, *others = plain_tree(arguments)
+        if not _keeps_vectors(node, (table, *others), {}, table.shape[1:]):
             raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
-        return self._checked(node, embedding(self.step, table, tuple(indices.tensor.shape)))
+        return self._checked(node, embedding(self.step, arguments[0], tuple(node.meta["val"].shape[:-1])))
 
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
-        function = OPERATIONS.get(name_of(node.target))
-        if function is None:
+        record = record_of(node.target)
+        if record is None:
             if draws(node):
                 raise self.step.refuse(DRAWS)
             raise self.step.refuse(
@@ -171,7 +154,7 @@ class Walk(Interpreter):
         if isinstance(executed, Tensor) and executed.is_complex():
             raise self.step.refuse(f"its result is of {executed.dtype}; compute with real and imaginary parts apart")
         keywords = {key: each for key, each in keywords.items() if key not in ("memory_format", "pin_memory")}
-        result = function(self.step, *arguments, **keywords)
+        result = record.lowering(self.step, *arguments, **keywords)
         return self._checked(node, result) if isinstance(result, Value) else result
 
     def _checked(self, node: fx.Node, result: Value) -> Value:
@@ -193,9 +176,10 @@ class Walk(Interpreter):
             self._rounded[key] = rounded(self.step, result, executed.dtype)
         return self._rounded[key]
 
-    def _placeholder(self, node: fx.Node) -> Any:
-        if node.name in self.captured.stored:
-            name, tensor, persistent = self.captured.stored[node.name]
+    def _tensor(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            name = str(node.target)
+            tensor, persistent = self.program.stored[name]
             self.step.where = f"tensor `{name}`"
             stored = Stored(name, tensor.detach(), computed=not persistent)
             if persistent:
@@ -204,7 +188,7 @@ class Walk(Interpreter):
             if name in self.step.promises:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
             return stored if persistent else self.step.computed(name, stored.tensor)
-        name, example = self.captured.inputs[node.name]
+        name, example = self.program.inputs[node.name]
         self.step.where = f"input `{name}`"
         if node not in self.dependent:
             return self.step.computed(f"input.{name}", example)
@@ -212,16 +196,13 @@ class Walk(Interpreter):
 
     def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         """Compute an operation that does not depend on the input; notes where rows of parameters go."""
-        plain = torch.utils._pytree.tree_map(
-            lambda each: each.tensor if isinstance(each, Stored) else each,
-            (arguments, dict(keywords)),
-            is_leaf=lambda each: isinstance(each, Stored),
-        )
+        plain = plain_tree((arguments, dict(keywords)))
         first = arguments[0] if arguments else None
         parameter = self.step.unknown(first)
-        matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and packet(node) in _TRANSPOSITIONS
+        matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and kind_of(node) == "move"
         swapped = matrix and _transposes(node, *plain)
-        vector = () if parameter is None or packet(node) not in _CHOOSING else parameter.tensor.shape[-1:]
+        moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
+        vector = parameter.tensor.shape[-1:] if parameter is not None and moves else ()
         vectors = _keeps_vectors(node, plain[0], plain[1], vector)
         for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
             if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
@@ -237,6 +218,15 @@ class Walk(Interpreter):
 
     def _name(self, node: fx.Node) -> str:
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
+
+
+def plain_tree(tree: Any) -> Any:
+    """Arguments of an operation with tensors in the place of what the walk knows of them."""
+    return torch.utils._pytree.tree_map(
+        lambda each: each.tensor if isinstance(each, Stored) else each,
+        tree,
+        is_leaf=lambda each: isinstance(each, Stored),
+    )
 
 
 def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> bool:

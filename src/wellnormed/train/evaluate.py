@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from wellnormed.data.characters import decode, encode
 from wellnormed.data.tokenizers import tokenizer_of
 from wellnormed.models.files import Model, read_config
-from wellnormed.propagation.capture import capture
-from wellnormed.propagation.program import program_of
+from wellnormed.program.capturing import capture
 
 
 @torch.no_grad()
@@ -31,7 +30,7 @@ def sample(
     if not count:
         return prompt
     device, length = next(model.parameters()).device, model.config.length
-    program = program_of(capture(model, torch.zeros(1, length, dtype=torch.long, device=device)))
+    program = capture(model, torch.zeros(1, length, dtype=torch.long, device=device))
     for _ in range(count):
         seen = prompt[-length:]
         tokens = nn.functional.pad(seen, (0, length - len(seen)))

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick
 from wellnormed.propagation.operations.elementwise import multiply
-from wellnormed.propagation.registry import operation, refusal
 
 
 def apply(step: Ledger, function: str, x: Value, *numbers: float) -> Value:
@@ -88,7 +88,7 @@ def clamp_open(step: Ledger, x: Value, min: float | None = None, max: float | No
 operation("aten.clamp_min.default")(lambda step, x, min: clamp(step, x, min, None))
 operation("aten.clamp_max.default")(lambda step, x, max: clamp(step, x, None, max))
 operation("aten.softshrink.default")(lambda step, x, lambd=0.5: apply(step, "softshrink", x))
-operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")(
+operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")(
     lambda step, x, p, train: _dropout(step, x, p, train)
 )
 
@@ -99,13 +99,13 @@ def _dropout(step: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
-@refusal("aten.logsumexp.default", "aten.logaddexp.default")
+@operation("aten.logsumexp.default", "aten.logaddexp.default", bounded=False)
 def logsumexp(step: Ledger, x: Value, *arguments: Any) -> Value:
     """Refuse both by their own names: torch's parts of them have comparisons."""
     raise step.refuse("it has no bound; leave it out of the certified part, as the loss is")
 
 
-@refusal("aten.softplus.default")
+@operation("aten.softplus.default", bounded=False)
 def softplus(step: Ledger, x: Value, *arguments: Any) -> Value:
     """Refuse softplus: above its threshold torch returns x without the logarithm, so the result jumps there."""
     raise step.refuse("torch's softplus jumps by 2e-9 at its threshold; write `-torch.nn.functional.logsigmoid(-x)`")

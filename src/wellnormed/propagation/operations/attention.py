@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Claim, Value
 from wellnormed.proof.attention import Origin, origin_of
 from wellnormed.proof.inference import weight_of
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import with_inner_axes
 from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.registry import operation
 
 
 @operation("aten.scaled_dot_product_attention.default")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
@@ -19,7 +20,6 @@ from wellnormed.propagation.moves import each_axis
 from wellnormed.propagation.operations.elementwise import add, along_channels
 from wellnormed.propagation.operations.linear import linear
 from wellnormed.propagation.operations.selection import windows
-from wellnormed.propagation.registry import operation
 
 aten = torch.ops.aten
 

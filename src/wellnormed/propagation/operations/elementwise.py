@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.movement import as_value
-from wellnormed.propagation.registry import operation
 
 Operand = Value | Stored | float | int
 

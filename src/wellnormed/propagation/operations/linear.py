@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Base, Value
 from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import UNIT
@@ -17,7 +18,6 @@ from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add
-from wellnormed.propagation.registry import operation, refusal
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -
     return _apply(step, x, weight, bias, transposed=False)
 
 
-@refusal("wellnormed.float8_product.default", "aten._scaled_mm.default")
+@operation("wellnormed.float8_product.default", "aten._scaled_mm.default", bounded=False)
 def rounded_product(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
     """Refuse products of numbers that are rounded to 8 bits, since this rounding is a step function."""
     raise step.refuse(

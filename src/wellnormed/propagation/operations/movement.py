@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import add, number, pick, side_by_side, spread
-from wellnormed.propagation.registry import operation
 
 aten = torch.ops.aten
 
 _ONE_RESULT = {
     "default": "view _unsafe_view reshape view_as reshape_as permute t swapaxes swapdims unsqueeze squeeze expand "
-    "expand_as broadcast_to narrow diagonal unfold flip fliplr flipud rot90 roll repeat tile index_select "
-    "take_along_dim gather tril triu diag_embed im2col pixel_shuffle pixel_unshuffle channel_shuffle "
+    "expand_as broadcast_to narrow diagonal unfold flip fliplr flipud rot90 roll repeat tile "
+    "tril triu diag_embed im2col pixel_shuffle pixel_unshuffle channel_shuffle "
     "mT numpy_T matrix_H mH reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
     "replication_pad3d "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
@@ -27,7 +27,7 @@ _ONE_RESULT = {
     "using_ints": "flatten",
     "dim": "squeeze",
     "dims": "squeeze",
-    "Tensor": "slice index",
+    "Tensor": "slice",
     "self_int": "repeat_interleave",
     "vec": "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
     "_upsample_nearest_exact2d _upsample_nearest_exact3d",
@@ -42,14 +42,6 @@ _SEVERAL_RESULTS = {
 }
 """For operations with one result and for those with several: name of an overload -> the operations that have it."""
 _IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh positive type_as _to_copy"
-
-_PLACING = "cat stack constant_pad_nd pad as_strided slice_scatter select_scatter copy copy_ to"
-MOVES = frozenset(
-    " ".join(
-        [*_ONE_RESULT.values(), *_SEVERAL_RESULTS.values(), _IDENTITIES, _PLACING, "_assert_tensor_metadata"]
-    ).split()
-)
-"""The names of all operations that only move entries or convert their dtype."""
 
 
 def _plain(argument: Any) -> Any:
@@ -103,11 +95,18 @@ for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
         for _name in _names.split():
             # some releases of torch lack some of them
             if (_target := getattr(getattr(aten, _name, None), _overload, None)) is not None:
-                operation(_target)((_nearest if "upsample_nearest" in _name else _bound)(_target))
+                _bound = _nearest if "upsample_nearest" in _name else _bound
+                operation(_target, kind="move")(_bound(_target))
 
 
-@operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()))
-@operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")))
+for _name in ("embedding", "index", "index_select", "gather", "take", "take_along_dim"):
+    operation(f"aten.{_name}.{'Tensor' if _name == 'index' else 'default'}", kind="lookup")(
+        _moving(getattr(aten, _name))
+    )
+
+
+@operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()), kind="copy")
+@operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")), kind="copy")
 def identity(step: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
     """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more.
 
@@ -116,7 +115,7 @@ def identity(step: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) 
     return _converted(step, x) if isinstance(x, Stored) else x
 
 
-@operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
+@operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default", kind="move")
 def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Concatenation along an axis."""
     shapes = [x.shape if isinstance(x, Value) else tuple(x.tensor.shape) for x in xs]
@@ -124,13 +123,13 @@ def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     return side_by_side(step, [as_value(step, x) for x in kept], lambda ts: torch.cat(ts, dim))
 
 
-@operation("aten.stack.default")
+@operation("aten.stack.default", kind="move")
 def stack(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Concatenation along a new axis."""
     return side_by_side(step, [as_value(step, x) for x in xs], lambda ts: torch.stack(ts, dim))
 
 
-@operation("aten.constant_pad_nd.default", "aten.pad.default")
+@operation("aten.constant_pad_nd.default", "aten.pad.default", kind="move")
 def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any) -> Value:
     """Padding with zeros, with another number, or with copies of entries, as the mode says."""
     options = [*rest, *keywords.values()]
@@ -153,10 +152,10 @@ def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
 
 
 for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
-    operation(f"aten.{_name}.default")(_scattering(getattr(aten, _name).default))
+    operation(f"aten.{_name}.default", kind="move")(_scattering(getattr(aten, _name).default))
 
 
-@operation("aten.copy.default")
+@operation("aten.copy.default", kind="filler")
 def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The entries of the source, broadcast to the shape of x."""
     value = written(step, source)
@@ -164,7 +163,7 @@ def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     return spread(step, value, shape)
 
 
-@operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default")
+@operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default", kind="filler")
 def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
     """One number, broadcast to the shape of x. Assigning a number to a slice executes this operation."""
     if isinstance(content, Stored):
@@ -197,7 +196,9 @@ def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
 
 
 for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
-    operation(f"aten.{_name}.default")(_like(getattr(aten, _name).default))
+    operation(f"aten.{_name}.default", kind="filler")(_like(getattr(aten, _name).default))
+for _name, _zeros in (("empty_like", "zeros_like"), ("new_empty", "new_zeros")):  # the capture fills them with zeros
+    operation(f"aten.{_name}.default", kind="filler")(_like(getattr(aten, _zeros).default))
 
 
 @operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")

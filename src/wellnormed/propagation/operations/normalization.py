@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.proof.decimals import rounding_up
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes, with_inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations.elementwise import add, along_channels, multiply
-from wellnormed.propagation.registry import operation, refusal
 
 
 def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
@@ -99,8 +99,8 @@ def batch_norm_whole(
     )
 
 
-@refusal("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default")
-@refusal("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default")
+@operation("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default", bounded=False)
+@operation("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default", bounded=False)
 def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
     """Refuse BatchNorm in training mode, where the result for one sample depends on the others."""
     raise step.refuse("it normalises by the batch, so each result depends on all samples; call `model.eval()` first")

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.linear import average
-from wellnormed.propagation.registry import operation
 
 aten = torch.ops.aten
 

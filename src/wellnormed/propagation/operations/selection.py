@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellnormed.program.operation import operation
 from wellnormed.proof import Base, Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.movement import written
-from wellnormed.propagation.registry import operation, refusal
 
 
 def ordered(step: Ledger, x: Value, dim: int) -> Value:
@@ -243,7 +243,7 @@ def nan_to_num(step: Ledger, x: Value, *replacements: float | None) -> Value:
     return x
 
 
-@refusal("aten.item.default", "aten._local_scalar_dense.default")
+@operation("aten.item.default", "aten._local_scalar_dense.default", bounded=False)
 def item(step: Ledger, x: Value) -> Value:
     """Refuse `item`, because the graph does not show what Python code does with a number."""
     raise step.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
@@ -252,4 +252,5 @@ def item(step: Ledger, x: Value) -> Value:
 _STEPS = ("argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
 _JUMPS = ("hardshrink", "threshold", "one_hot", "bucketize", "searchsorted", "multinomial")
 _COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))
-refusal(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), *(f"aten.{name}" for name in _COMPARISONS))(_refused)
+_NAMES = [*(f"{name}.default" for name in _STEPS + _JUMPS), *_COMPARISONS]
+operation(*(f"aten.{name}" for name in _NAMES), bounded=False)(_refused)

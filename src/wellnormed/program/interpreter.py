@@ -7,24 +7,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from wellnormed.propagation.capture import Captured
-from wellnormed.propagation.dependence import reached
-from wellnormed.propagation.errors import DRAWS, UncertifiableError
-from wellnormed.propagation.places import place
+from wellnormed.program.dependence import reached
+from wellnormed.program.errors import DRAWS, UncertifiableError
+from wellnormed.program.operation import kind_of
+from wellnormed.program.places import place
+from wellnormed.program.program import Program
 
 
 class Interpreter(ABC):
-    """Gives every node of a captured graph a value; a subclass says which.
+    """Gives every node of a program a value; a subclass says which.
 
     The walk of a certificate gives bounds to the nodes that depend on the certified input, `Continuous` gives them
     tensors of float64. Both compute all other nodes as the model does.
 
     Args:
-        captured: The graph, with its inputs and stored tensors.
+        program: The graph, with its inputs and stored tensors.
     """
 
-    def __init__(self, captured: Captured) -> None:
-        self.captured, self.depends = captured, captured.depends
+    def __init__(self, program: Program) -> None:
+        self.program, self.depends = program, program.depends
 
     def operands(self, node: fx.Node) -> Any:
         """The tree of arguments that the value of a node is computed from; nodes in it stand for their values."""
@@ -37,7 +38,7 @@ class Interpreter(ABC):
     def needed(self, result: fx.Node) -> list[fx.Node]:
         """The nodes that a result is computed from, in order of execution, and the result."""
         found = reached(result, self.sources)
-        return [node for node in self.captured.nodes if node in found]
+        return [node for node in self.program.nodes if node in found]
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
         """The nodes among the operands of a node."""
@@ -54,8 +55,16 @@ class Interpreter(ABC):
             values[node] = self.evaluate(node, operands)
 
 
+def is_stored(node: fx.Node, program: Program) -> bool:
+    """Whether a node is a tensor that the program holds; other attributes are graphs within the graph."""
+    return node.op == "get_attr" and str(node.target) in program.stored
+
+
 def draws(node: fx.Node) -> bool:
     """Whether an operation draws random numbers."""
+    kind = kind_of(node)
+    if kind is not None:  # the arguments of `random` are x, a probability, and the flag of training
+        return kind == "random" and bool(node.args[1] and node.args[2])
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

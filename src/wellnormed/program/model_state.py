@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from wellnormed.propagation.errors import DRAWS, UncertifiableError, refusing
-from wellnormed.propagation.places import first_line
+from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
+from wellnormed.program.places import first_line
 
 
 class ModelState:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellnormed.propagation.capture import tensors_of
-from wellnormed.propagation.registry import name_of
+from wellnormed.program.operation import name_of
+from wellnormed.program.program import tensors_of
 
 
 class InDouble(TorchDispatchMode):

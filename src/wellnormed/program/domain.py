@@ -1,6 +1,7 @@
 """The inputs that a bound holds for, in the constants of a row: a ball for every group, or a box for every entry."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +60,8 @@ def domain_of(constants: dict[str, Any]) -> Domain:
         return float(constants["radius"])
     box, largest = Box(constants["low"], constants["high"]), torch.finfo(DTYPES[constants["dtype"]]).max
     return math.inf if box == Box(-largest, largest) else box
+
+
+def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Axes of a group: the last one, or all but the first of an image's: tokens apart, the pixels of a sample not."""
+    return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)

@@ -1,0 +1,337 @@
+"""Capture what a model executes: the graph of its tensor operations, for one sample.
+
+`torch.export` records operations while the model runs on fake tensors, with parameters as inputs. Whether the model's
+code computes the same is tested in `compare`.
+"""
+
+import contextlib
+import inspect
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from wellnormed.program.dependence import dependence
+from wellnormed.program.domain import DTYPES
+from wellnormed.program.errors import UncertifiableError, refusing
+from wellnormed.program.model_state import ModelState, require_values, restoring
+from wellnormed.program.operation import packet, record_of
+from wellnormed.program.places import first_line, line_of, shown
+from wellnormed.program.program import Example, OwnTensor, Program, arguments_of, map_tensors, program_of, tensors_of
+
+
+def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: bool = False) -> Program:
+    """The operations that a model executes on the first sample of an example; `compare` tests them on batches.
+
+    The first tensor of the example with two axes or more tells the number of samples. Every tensor whose first axis has
+    that size has the samples along it; the others, such as a mask `(T, T)`, are shared by all of them. The example is
+    one sample of fixed shape as a whole if the model does not run on its first sample alone, if inputs that are fixed
+    (see `Program.fixed`) differ from sample to sample, or if no tensor has two axes.
+
+    Args:
+        model: Any module; it is left as it was.
+        example: A tensor, a tuple of arguments, or a dictionary of keywords.
+        output: Key, attribute or position of the result, where the model returns several.
+        whole_batch: Whether to capture the example as one sample of fixed shape in any case.
+
+    Raises:
+        UncertifiableError: The model fails on the example, or cannot be captured.
+        ValueError: The example has entries that are not finite.
+
+    Example:
+        >>> program = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(4, 2))
+        >>> [str(node.target) for node in program.nodes if node.op == "call_function"]
+        ['aten.linear.default', 'aten.relu.default']
+        >>> list(program.stored), program.size
+        (['0.weight', '0.bias'], 4)
+    """
+    _refuse_hooks()
+    _refuse_parts(model)
+    # copies, so that a tensor that is given twice counts as two
+    given = arguments_of(example)
+    for each in tensors_of(given):
+        require_values("example_input", each)
+        if each.dtype in DTYPES.values() and not bool(torch.isfinite(each).all()):
+            raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
+    given = map_tensors(lambda each: each.detach().clone(), given)
+    tensors = tensors_of(given)
+    size = next((len(each) for each in tensors if each.ndim > 1), 0)
+    batched = tuple(bool(size) and each.ndim > 0 and len(each) == size for each in tensors)
+    if any(batched) and not whole_batch:
+        with contextlib.suppress(UncertifiableError), running(model) as state:
+            program = _exported(model, _first(given, batched), output, batched, size, state)
+            if _same_for_all(program, tensors):
+                _require_runs(model, given)
+                return program
+    with running(model) as state:
+        try:
+            return _exported(model, given, output, (False,) * len(tensors), 1, state)
+        finally:  # what the model itself says of the example is better than what the exporter says
+            state.restore()
+            _require_runs(model, given)
+
+
+def _require_runs(model: nn.Module, example: Example) -> None:
+    """Refuse a model that fails on its example."""
+    arguments, keywords = map_tensors(torch.clone, example)
+    with refusing(lambda error: _itself_fails(model, error)):
+        model(*arguments, **keywords)
+
+
+def capture_batched(model: nn.Module, program: Program) -> fx.GraphModule:
+    """What the model's own code executes on a batch of any size, as a module that takes the tensors of one.
+
+    Raises:
+        UncertifiableError: The code cannot be captured for a batch of any size.
+    """
+    sample, own = tensors_of(program.example), iter(program.batched)
+    example = program.call(program.batch([sample, sample]))  # the exporter takes a batch of one for a constant
+    axes = torch.utils._pytree.tree_map(
+        lambda each: ({0: torch.export.Dim.DYNAMIC} if next(own) else None) if isinstance(each, Tensor) else None,
+        (tuple(example.arguments), example.keywords),
+    )
+    with running(model) as state:
+        return _exported(model, example, program.output, program.batched, 2, state, axes).module
+
+
+def _first(example: Example, batched: tuple[bool, ...]) -> Example:
+    """The first sample, with a first axis of size 1."""
+    own = iter(batched)
+    return map_tensors(lambda each: each[:1].clone() if next(own) else each.clone(), example)
+
+
+def _same_for_all(program: Program, tensors: list[Tensor]) -> bool:
+    """Whether the inputs that a program fixes to its sample are the same for all samples of the example."""
+    return all(
+        not own or name not in program.fixed or bool((tensor == tensor[:1]).all())
+        for tensor, own, (name, _) in zip(tensors, program.batched, program.inputs.values(), strict=True)
+    )
+
+
+def _exported(
+    model: nn.Module,
+    example: Example,
+    output: Any,
+    batched: tuple[bool, ...],
+    size: int,
+    state: ModelState,
+    shapes: Any = None,
+) -> Program:
+    """The program of one call; `shapes` are the `dynamic_shapes` of `torch.export.export`."""
+    exported = export(_Selecting(model, output), example, shapes)
+    state.restore()
+    signature, persistent = exported.graph_signature, model.state_dict(keep_vars=True)
+    stored: dict[str, tuple[str, OwnTensor]] = {}
+    inputs = {name: (_argument(model, name), value) for name, (_, value) in _inputs(exported, example).items()}
+    for spec in signature.input_specs:
+        if spec.target is not None:
+            tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+            if not isinstance(tensor, Tensor):
+                raise UncertifiableError(f"it uses {spec.target}, which is not a tensor")
+            path = shown(spec.target)
+            stored[spec.arg.name] = path, OwnTensor(tensor, path in persistent)
+    parts = {
+        str(node.target): operator.attrgetter(str(node.target))(exported.graph_module)
+        for node in exported.graph.nodes
+        if node.op == "get_attr"
+    }
+    return program_of(exported.graph, stored, parts, inputs, batched=batched, example=example, size=size, output=output)
+
+
+class _Selecting(nn.Module):
+    """The model with one tensor as its result."""
+
+    def __init__(self, model: nn.Module, output: Any) -> None:
+        super().__init__()
+        self.model, self._output = model, output
+
+    def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            # the conversions of an autocast that the caller is in are part of the program only if it begins inside
+            for device in {each.device.type for each in (*tensors_of((arguments, keywords)), *self.parameters())}:
+                if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, torch.get_autocast_dtype(device)))
+            return self._select(arguments, keywords)
+
+    def _select(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+        if not isinstance(self.model, fx.GraphModule):
+            return select(self.model(*arguments, **keywords), self._output)
+        # run node by node, its operations keep the places that they were captured at
+        inputs = inspect.signature(self.model.forward).bind(*arguments, **keywords).args
+        with fx.traceback.preserve_node_meta():
+            return select(fx.Interpreter(self.model).run(*inputs), self._output)
+
+
+def select(result: Any, output: Any) -> Tensor:
+    """One tensor of what a model returns: by key, attribute or position, or the only one."""
+    if output is not None:
+        try:
+            if isinstance(output, int):
+                result = tuple(result.values() if isinstance(result, Mapping) else result)[output]
+            else:
+                result = result[output] if isinstance(result, Mapping) else getattr(result, output)
+        except (LookupError, AttributeError, TypeError) as error:
+            raise UncertifiableError(f"output={output!r} is nothing that the model returns ({error})") from error
+    if isinstance(result, Mapping):
+        result = tuple(result.values())
+    while isinstance(result, list | tuple) and len(result) == 1:
+        (result,) = result
+    if not isinstance(result, Tensor):
+        kind = type(result).__name__
+        if isinstance(result, list | tuple):
+            kinds = ("Tensor" if isinstance(each, Tensor) else type(each).__name__ for each in result)
+            kind = f"{kind} of {', '.join(kinds)}"
+        raise UncertifiableError(f"the model returns a {kind}; pass output=, a key, a name or a position of one tensor")
+    return result
+
+
+def export(module: nn.Module, example: Example, shapes: Any = None) -> ExportedProgram:
+    """What the exporter records of one call, in operations that have bounds as far as torch can take others apart.
+
+    Args:
+        module: The module, which takes the fields of an `Example`.
+        example: What it is called with.
+        shapes: The `dynamic_shapes` of `torch.export.export`.
+    """
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
+        program = torch.export.export(module, example, strict=False, dynamic_shapes=shapes)
+        _refuse_overwriting(program)
+        for node in program.graph.nodes:
+            if node.target is torch.ops.aten.detach_.default:  # it changes no entries; `torch.tensor` executes it
+                node.target = torch.ops.aten.detach.default
+        program.graph_module.recompile()
+        if any(_overwrites(node) for node in program.graph.nodes):
+            # torch may take another order of writing into views, so what follows sees this graph alone
+            program = program.run_decompositions({})
+            _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
+        _fill_with_zeros(program)
+        variable = {node.target for node in dependence(program.graph.nodes, _inputs(program, example)).variable}
+        if not variable.isdisjoint(_taken_apart()):
+            others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
+            program = program.run_decompositions({op: rule for op, rule in _taken_apart().items() if op not in others})
+    return program
+
+
+def _inputs(program: ExportedProgram, example: Example) -> dict[str, tuple[str, Tensor]]:
+    """Placeholder -> the exporter's name of an input, and its tensor in the example."""
+    names = (spec.arg.name for spec in program.graph_signature.input_specs if spec.target is None)
+    leaves = zip(names, torch.utils._pytree.tree_leaves(example), strict=True)
+    return {name: (name, value) for name, value in leaves if isinstance(value, Tensor)}
+
+
+@cache
+def _taken_apart() -> dict[Any, Any]:
+    table = torch.export.default_decompositions()
+    return {operation: rule for operation, rule in table.items() if record_of(operation) is None}
+
+
+def _fill_with_zeros(program: ExportedProgram) -> None:
+    """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
+
+    A model that reads such memory does not compute what its program computes, and is refused for that.
+    """
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and "empty" in packet(node)]
+    for node in nodes:
+        with program.graph.inserting_after(node):
+            zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
+        zeros.meta = dict(node.meta)
+        node.replace_all_uses_with(zeros, delete_user_cb=lambda user, own=zeros: user is not own)
+    if nodes:
+        program.graph_module.recompile()
+
+
+def _overwrites(node: fx.Node) -> bool:
+    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
+    sizes = torch.SymInt | torch.SymFloat | torch.SymBool
+    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
+        return False
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
+
+
+def _argument(model: nn.Module, placeholder: str) -> str:
+    """The name of an argument of the model."""
+    kind, _, name = placeholder.partition("_")
+    if kind == "keywords":
+        return name
+    named = list(inspect.signature(model.forward).parameters)
+    return named[int(name)] if name.isdigit() and int(name) < len(named) else name
+
+
+def _refuse_overwriting(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name != "USER_OUTPUT":
+            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
+            raise UncertifiableError(
+                f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
+                "running statistic"
+            )
+
+
+@contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[ModelState]:
+    """Capture or run a model in the block; it is left as it was, and refused for whatever is raised."""
+    with refusing(lambda error: _not_captured(model, error)), quiet():
+        state = ModelState(model)
+        with restoring(state):
+            yield state
+
+
+def _itself_fails(model: nn.Module, error: Exception) -> str:
+    name, where = type(model).__name__, line_of(error)
+    return f"{name} itself fails on the example{where}: {first_line(error)}; pass an example that it is called with"
+
+
+def _not_captured(model: nn.Module, error: Exception) -> str:
+    name, where = type(model).__name__, line_of(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"{name} runs on the example, but cannot be captured{where}: values of the input decide there what is "
+            "executed, such as the branch of an `if`, the number of turns of a loop, or a size. Control flow may not "
+            "depend on values of the input; let it execute the same operations for every input"
+        )
+    return f"{name} runs on the example, but cannot be captured{where}: {first_line(error)}. {_REMEDY}"
+
+
+_REMEDY = (
+    "Control flow may not depend on values of the input, and nothing may replace or convert the model's own tensors "
+    "while it runs; let it execute operations of tensors alone"
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings and log lines of the exporter about itself."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable()
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def _refuse_parts(model: nn.Module) -> None:
+    """Refuse a model whose parameters are split over processes; FSDP may have freed the whole ones after a run."""
+    cut = any(base.__name__ == "FSDPModule" for each in model.modules() for base in type(each).__mro__)
+    if cut or any(hasattr(each, "full_tensor") for each in model.parameters()):
+        raise UncertifiableError(
+            "the parameters of this model are split over processes (by FSDP, or as DTensors); load its full state "
+            "dict, torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True)), into a model that is not split, and pass that"
+        )
+
+
+def _refuse_hooks() -> None:
+    module = nn.modules.module
+    if module._global_forward_hooks or module._global_forward_pre_hooks:
+        raise UncertifiableError("a global forward hook is registered for all modules; remove it")

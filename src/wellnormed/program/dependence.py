@@ -1,0 +1,72 @@
+"""Which nodes of a graph depend on the certified variable, and which inputs of integers fix what the graph computes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, fx
+
+from wellnormed.program.operation import kind_of
+
+
+class Dependence(NamedTuple):
+    """The nodes of a graph that depend on the input, by the way in which they do; all others are constants."""
+
+    variable: set[fx.Node]
+    """The nodes that depend on floats of the input, or on vectors that its integers look up."""
+    lookups: set[fx.Node]
+    """The variable nodes that look up entries of a stored table. These and the floats of the input are the certified
+    variable."""
+    integers: set[fx.Node]
+    """The nodes that are computed from integers of the input, and not from the variable."""
+
+
+def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]]) -> Dependence:
+    """Follow the input through a graph, and say how every node depends on it.
+
+    Args:
+        nodes: In order of execution.
+        inputs: Placeholder -> name of an input, and the example.
+    """
+    depends = Dependence(set(), set(), set())
+    for node in nodes:
+        if node.op == "placeholder" and node.name in inputs:
+            floats = inputs[node.name][1].is_floating_point()
+            (depends.variable if floats else depends.integers).add(node)
+        elif not depends.variable.isdisjoint(node.all_input_nodes):
+            depends.variable.add(node)
+        elif not depends.integers.isdisjoint(node.all_input_nodes):
+            is_lookup = kind_of(node) == "lookup" and node.meta["val"].is_floating_point()
+            if is_lookup and node.args[0] not in depends.integers:  # the table is a constant
+                depends.lookups.add(node)
+                depends.variable.add(node)
+            else:
+                depends.integers.add(node)
+    return depends
+
+
+def fixing(result: fx.Node, depends: Dependence) -> set[fx.Node]:
+    """The inputs of integers that the result is computed from in any other way than by looking up rows of a table.
+
+    A path from such an input leads to the result, on which no lookup stands, and no operation that takes the shape of
+    its argument alone.
+    """
+
+    def sources(node: fx.Node) -> list[fx.Node]:
+        if node in depends.lookups:
+            return []
+        if kind_of(node) == "filler":
+            return [each for each in node.all_input_nodes if each is not node.args[0]]
+        return node.all_input_nodes
+
+    return {node for node in reached(result, sources) if node.op == "placeholder" and node in depends.integers}
+
+
+def reached(start: fx.Node, sources: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """A node, the nodes that it is computed from, those that these are computed from, and so on."""
+    nodes, front = {start}, [start]
+    while front:
+        for each in sources(front.pop()):
+            if each not in nodes:
+                nodes.add(each)
+                front.append(each)
+    return nodes

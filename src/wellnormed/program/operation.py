@@ -1,0 +1,108 @@
+"""One record for each executed operation: its name, its kind, and the function that lowers it to rows of a proof.
+
+The records stand beside the lowerings, in `wellnormed.propagation.operations`, and are read by everyone who asks what
+an operation does. No other table of their names exists.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import fx
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Kind = Literal["move", "copy", "lookup", "filler", "random", "function"]
+"""What an operation does with the entries of its first argument.
+
+- `move`: places them, repeats them or leaves them out, and puts zeros or other tensors' entries in between.
+- `copy`: keeps all in their places; it may convert their dtype.
+- `lookup`: a move to places that integers of another argument say.
+- `filler`: takes their shape and dtype alone.
+- `random`: drops some of them, as dropout does, with a probability and while a flag is set, its next arguments; else
+  it is a copy.
+- `function`: anything else.
+"""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is known of an executed operation."""
+
+    name: str
+    """Its name, such as `aten.relu.default`."""
+    kind: Kind
+    lowering: Callable[..., Any]
+    """Lowers a call of it to rows of a proof."""
+    bounded: bool = True
+    """Whether it has a bound; if not, the lowering says why it has none."""
+
+
+_RECORDS: dict[str, Operation] = {}
+
+
+def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bounded: bool = True) -> Callable[[F], F]:
+    """Decorate `f(step, *arguments, **keywords)` to register it as the bound of executed operations.
+
+    The targets are operations of `torch.ops`, or their names without `torch.ops`, such as `"aten.relu.default"`. The
+    function gets the call's own arguments: a `Value` for a tensor that depends on the input, a `Stored` for one that
+    does not, anything else as it stands. It returns what `step` derived from them.
+
+    The proof checks what follows from the rows; that they bound the operation is yours to prove. Here every
+    entry of the result moves by no more than that of x, and is no larger, so it is a `contraction`:
+
+    Args:
+        targets: The operations.
+        kind: What they do with the entries of their first argument; see `Kind`.
+        bounded: Whether they have a bound; if not, the function always refuses, and says what to do instead.
+
+    Example:
+        >>> import torch
+        >>> import wellnormed as wn
+        >>> from wellnormed.propagation import inner_axes, operation
+        >>> @torch.library.custom_op("docs::shrink", mutates_args=())
+        ... def shrink(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.sign() * (x.abs() - 1).clamp(min=0)
+        >>> _ = shrink.register_fake(torch.empty_like)
+        >>> @operation("docs.shrink.default")
+        ... def bound_shrink(step, x):
+        ...     return step.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
+    """
+
+    def register(function: F) -> F:
+        for name in map(name_of, targets):
+            _RECORDS[name] = Operation(name, kind, function, bounded)
+        return function
+
+    return register
+
+
+def record_of(target: Any) -> Operation | None:
+    """The record of an operation, by itself or by its name; None if nothing is known of it."""
+    _load()
+    return _RECORDS.get(name_of(target))
+
+
+def kind_of(node: fx.Node) -> Kind | None:
+    """The kind of a node's operation; None for an input, a stored tensor, and an operation without a record."""
+    record = record_of(node.target) if node.op == "call_function" else None
+    return None if record is None else record.kind
+
+
+@cache
+def _load() -> None:
+    """Register the operations that this package bounds; their room stands after this one."""
+    importlib.import_module("wellnormed.propagation.operations")
+
+
+def name_of(target: Any) -> str:
+    """Name of an executed operation, as `operation` takes it."""
+    return target if isinstance(target, str) else str(target).removeprefix("torch.ops.")
+
+
+def packet(node: fx.Node) -> str:
+    """The name of an operation without the name of its overload."""
+    return name_of(node.target).removeprefix("aten.").partition(".")[0]

@@ -1,0 +1,238 @@
+"""A program: what a model computes of ONE sample, as a value. A batch is that program applied to each sample.
+
+Both norms of a certificate are maxima over groups of entries inside a sample, so the batched function, whose result for
+sample b is that of the program for this sample alone, has exactly the constant of the program.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from wellnormed.program.dependence import Dependence, dependence, fixing
+
+
+class Example(NamedTuple):
+    """What a model is called with."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+def arguments_of(example: Any) -> Example:
+    """An example input as arguments and keywords."""
+    if isinstance(example, Example):
+        return example
+    if isinstance(example, Mapping):
+        return Example((), dict(example))
+    return Example(tuple(example) if isinstance(example, list | tuple) else (example,), {})
+
+
+class OwnTensor(NamedTuple):
+    """A tensor that a program holds."""
+
+    tensor: Tensor
+    persistent: bool
+    """Whether the model's state dict has it; if not, the model's code makes it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The executed operations of one call, with the tensors that they read.
+
+    Called as the model is, with the tensors of the example or others in their place, it returns one tensor. If it is of
+    each sample of a batch, it runs for every sample, and lays the results behind one another along the first axis.
+
+    Example:
+        >>> import wellnormed as wn
+        >>> model = torch.nn.Linear(2, 3)
+        >>> program = wn.capture(model, torch.zeros(1, 2))
+        >>> program.each_sample, program(torch.ones(5, 2)).shape, list(program.stored)
+        (True, torch.Size([5, 3]), ['weight', 'bias'])
+    """
+
+    module: fx.GraphModule
+    """The graph with its tensors; its arguments are the tensors of one sample, in order."""
+    stored: dict[str, OwnTensor]
+    """Name in the model -> a tensor that the graph reads."""
+    inputs: dict[str, tuple[str, Tensor]]
+    """Name of a placeholder -> the name of an input, and its tensor in the example; of one sample, if it has samples.
+    """
+    batched: tuple[bool, ...]
+    """For every input whether its first axis has the samples; all samples share the other inputs."""
+    example: Example
+    """One sample of the call that was captured, with all arguments that are not tensors."""
+    size: int
+    """The number of samples in the call that was captured; 1 if all of them count as one sample."""
+    output: Any
+    """Which of the model's results it returns: a key, an attribute's name or a position; None if there is one."""
+
+    @property
+    def each_sample(self) -> bool:
+        """Whether it is of each sample of a batch. If not, it is of inputs of the example's shape as a whole."""
+        return any(self.batched)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the tensors that it takes, in order."""
+        return [str(node.target) for node in self.nodes if node.op == "placeholder"]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The operations, in order of execution."""
+        return list(self.module.graph.nodes)
+
+    @property
+    def result(self) -> fx.Node:
+        """The node of the result."""
+        (result,) = self.module.graph.output_node().all_input_nodes
+        return result
+
+    @cached_property
+    def depends(self) -> Dependence:
+        """Which nodes depend on the certified input, and which only on its integers."""
+        return dependence(self.nodes, self.inputs)
+
+    @cached_property
+    def fixed(self) -> dict[str, Tensor]:
+        """Name -> the example's value of every input of integers that is used for more than lookups in tables.
+
+        The graph alone says which these are. A certificate holds for these values of them.
+        """
+        nodes = fixing(self.result, self.depends)
+        return dict(own for placeholder, own in self.inputs.items() if any(n.name == placeholder for n in nodes))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the operations, the tensors that they read, and the shapes of the example."""
+        found = hashlib.sha256(str(self.module.graph).encode())
+        for name, tensor in (*self.inputs.values(), *((name, own.tensor) for name, own in self.stored.items())):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        for own in self.stored.values():
+            found.update(own.tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def __call__(self, *tensors: Tensor, **named: Tensor) -> Tensor:
+        """The result for a batch of any size, or for inputs of the example's shape if it is not of each sample.
+
+        Raises:
+            ValueError: An input is missing, or the inputs have different numbers of samples, or a sample has another
+                shape than the example's.
+        """
+        given = dict(zip(self.arguments, tensors, strict=False)) | named
+        if {*self.arguments} != given.keys() or len(tensors) + len(named) != len(self.arguments):
+            got = f"{len(tensors)} and {', '.join(named) or 'none'} by name"
+            raise ValueError(f"the program takes the tensors {', '.join(self.arguments)}, got {got}")
+        return self.run([given[name] for name in self.arguments])
+
+    def run(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The same for the tensors in order."""
+        sizes = {len(each) if each.ndim else 0 for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
+        shapes = [
+            (tuple(each.shape[own:]), tuple(example.shape[own:]))
+            for each, own, (_, example) in zip(tensors, self.batched, self.inputs.values(), strict=True)
+        ]
+        if len(sizes) > 1 or 0 in sizes or any(a != b for a, b in shapes):
+            pairs = zip(self.batched, shapes, strict=True)
+            wanted = ", ".join(str(("batch", *shape) if own else shape) for own, (_, shape) in pairs)
+            raise ValueError(
+                f"the program takes tensors of shape {wanted}, got {', '.join(str(tuple(t.shape)) for t in tensors)}"
+            )
+        if sizes == {1}:
+            return self.module(*tensors)
+        axes = tuple(0 if own else None for own in self.batched)
+
+        def alone(*sample: Tensor) -> Tensor:
+            return self.module(*(x[None] if own else x for x, own in zip(sample, self.batched, strict=True)))
+
+        with repeating():
+            try:
+                results = torch.func.vmap(alone, in_dims=axes)(*tensors)
+            except RuntimeError:  # torch lacks a rule for several samples, as it does for recurrent layers
+                count = range(sizes.pop())
+                results = torch.stack([alone(*self._sample(tensors, number)) for number in count])
+        return results.flatten(0, 1) if results.ndim > 1 else results
+
+    def _sample(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
+        return [each[number] if own else each for each, own in zip(tensors, self.batched, strict=True)]
+
+    def batch(self, samples: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Some samples, each a list of its tensors, as one batch; the inputs that they share are those of the first."""
+        columns = zip(*samples, strict=True)
+        return [torch.cat(each) if own else each[0] for each, own in zip(columns, self.batched, strict=True)]
+
+    def call(self, tensors: Sequence[Tensor]) -> Example:
+        """The arguments of the model for these tensors, in the structure of the example."""
+        rest = iter(tensors)
+        return map_tensors(lambda each: next(rest), self.example)
+
+
+def program_of(
+    graph: fx.Graph,
+    stored: Mapping[str, tuple[str, OwnTensor]],
+    parts: Mapping[str, Any],
+    inputs: Mapping[str, tuple[str, Tensor]],
+    **fields: Any,
+) -> Program:
+    """A program of a graph that takes the model's tensors as inputs.
+
+    Args:
+        graph: The graph.
+        stored: Placeholder -> the name of a tensor of the model, and the tensor.
+        parts: Name of a graph within the graph -> its module.
+        inputs: Placeholder -> the name of an input, and its example.
+        fields: Further fields of the program.
+    """
+    own, attributes = fx.Graph(), dict[str, Any](parts)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in stored:
+            name, held = stored[node.name]
+            attributes[name] = held.tensor
+            copies[node] = own.get_attr(name)
+        elif node.op == "placeholder":
+            if node.name not in inputs:  # a number or nothing, which the capture has taken in
+                continue
+            name = inputs[node.name][0]
+            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
+        elif node.op == "output":
+            copies[node] = own.output(copies[node.args[0][0]])
+        elif "_assert_" in str(node.target):  # what it asserts is that of the capture
+            continue
+        else:
+            copies[node] = own.node_copy(node, lambda each: copies[each])
+            if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+                copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
+        copies[node].meta = dict(node.meta)
+    own.eliminate_dead_code()
+    own.lint()
+    used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")
+    module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
+    held = {name: each for name, each in stored.values() if name in used}
+    takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
+    return Program(module, held, takes, **fields)
+
+
+@contextlib.contextmanager
+def repeating() -> Iterator[None]:
+    """Without a warning for every operation that torch has to repeat for several samples, as it does batch norms."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[missing-attribute]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[missing-attribute]
+
+
+def map_tensors(function: Any, tree: Any) -> Any:
+    """Apply a function to all tensors of a tree."""
+    return torch.utils._pytree.tree_map(lambda each: function(each) if isinstance(each, Tensor) else each, tree)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """All tensors of a tree, in order."""
+    return [each for each in torch.utils._pytree.tree_leaves(tree) if isinstance(each, Tensor)]

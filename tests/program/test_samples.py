@@ -1,0 +1,345 @@
+"""A program is of one sample, and a batch is that program applied to each sample: nothing about batches is believed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wellnormed as wn
+from wellnormed.certificates import UncertifiableError, certify
+from wellnormed.program import Program, capture, compare
+
+
+class Model(nn.Module):
+    """A function of the module and its inputs, with a layer whose gain is 0.5."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._function = function
+        self.weight = nn.Parameter(0.5 * torch.eye(4))
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._function(self, *inputs)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
+    "a count of samples": (lambda m, x: x * (1 + torch.arange(x.shape[0]) // 2)[:, None], False),
+    "a triangle of the batch": (lambda m, x: torch.triu(torch.ones(x.shape[0], x.shape[0]), 2) @ x, False),
+    "a polynomial": (lambda m, x: x * ((x.shape[0] - 1) * (x.shape[0] - 2)), False),
+    "a product with a float": (lambda m, x: x * (100.0 if x.shape[0] * 0.004 > 1 else 1.0), True),
+    "a float": (lambda m, x: x * (100.0 if x.shape[0] > 250.5 else 1.0), True),
+    "a power": (lambda m, x: x * (100.0 if x.shape[0] ** 0.5 > 15 else 1.0), True),
+    "a comparison": (lambda m, x: x * (100.0 if x.shape[0] > 1000 else 1.0), True),
+    "a remainder": (lambda m, x: x * (100.0 if x.shape[0] % 11 == 10 else 1.0), True),
+    "a single sample": (lambda m, x: x * (100.0 if x.shape[0] == 1 else 1.0), False),
+    "seven samples": (lambda m, x: x * (100.0 if x.shape[0] == 7 else 1.0), False),
+    "samples added up": (lambda m, x: x + torch.ones(x.shape[0]).sum(), False),
+    "a place in the batch": (
+        lambda m, x: x * torch.cat([torch.zeros(x.shape[0]), torch.ones(x.shape[0])])[::2, None],
+        False,
+    ),
+    "a constant turned around": (
+        lambda m, x: x * torch.tensor([1.0, 100.0]).expand(x.shape[0], 2).reshape(2, x.shape[0])[0][:, None],
+        False,
+    ),
+    "the last but eight": (
+        lambda m, x: torch.cat([x, 100 * x])[x.shape[0] - 8 if x.shape[0] > 8 else 0 :][: x.shape[0]],
+        True,
+    ),
+    "samples side by side": (lambda m, x: torch.cat([x, 9 * x]).view(x.shape[0], 2, 4).sum(1), False),
+    "every other of the interleaved": (
+        lambda m, x: x.T.reshape(4 * x.shape[0])[::2].view(x.shape[0], 2) * torch.tensor([1.0, 9.0]),
+        False,
+    ),
+    "interleaved samples": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(x.shape[0], 4) * m.bias.exp(), False),
+    "a roll by twelve": (lambda m, x: 2 * x - x.roll(12, 0), False),
+    "a roll of all entries": (lambda m, x: 2 * x - x.reshape(-1).roll(48).view_as(x), False),
+    "half a turn of samples": (lambda m, x: x - torch.fft.fftshift(torch.fft.fftshift(x, dim=0), dim=0), False),
+    "padding of features alone": (lambda m, x: F.pad(x, (1, 1, 0, 0)), True),
+    "a triangle of samples": (lambda m, x: x + x.tril(-5), False),
+    "both ends of a constant": (lambda m, x: x * _with_ends(x.new_full((x.shape[0], 1), 10.0)), False),
+    "a constant made of nothing": (lambda m, x: x * (1 + 9 * (torch.empty_like(x).fill_(1.0).cumsum(0) > 8)), True),
+    "the first and the last sample": (lambda m, x: x[0] + x[-1] - x, False),
+    "all but the first sample": (lambda m, x: x + x[1:].sum(0), False),
+    "the first feature": (lambda m, x: x + x[:, :1], True),
+    "features that are overwritten": (lambda m, x: _overwritten(x, slice(None)), True),
+    "samples that are overwritten": (lambda m, x: _overwritten(x, slice(1, None)), False),
+    "windows of samples": (lambda m, x: F.avg_pool1d(x.T, 25, 1, 12, False, False).T, False),
+    "a roll of entries": (lambda m, x: 2 * x - x.roll(1, 1), True),
+    "windows of entries": (lambda m, x: F.avg_pool1d(x[:, None], 3, 1, 1)[:, 0], True),
+    "interleaved and back": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(4, x.shape[0]).T * 3, True),
+    "shapes": (lambda m, x: (x.view(x.shape[0] * 2, 2) @ m.weight[:2, :2]).view(x.shape[0], 4), True),
+    "a filled constant": (lambda m, x: torch.cat([x.new_zeros(x.shape[0], 1), x], 1) + torch.ones(x.shape[0], 1), True),
+    "an expanded parameter": (lambda m, x: x + m.bias.expand(x.shape[0], -1) * 2, True),
+    "all of it": (lambda m, x: x[: x.shape[0]] @ m.weight, True),
+    "each sample's own": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x)), True),
+    "each sample's own number": (lambda m, x: x * (1 + _of(_numbers(x)[:, None].expand(-1, 4), _numbers(x))), False),
+    "the numbers of others": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(0), _numbers(x)), False),
+    "numbers turned around": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x).flip(0)), True),
+    "numbers of 8 bits": (lambda m, x: x * (1 + _numbers(x).to(torch.int8)[:, None]), False),
+    "a row for each sample": (lambda m, x: x * m.weight.repeat(9, 1)[_numbers(x)], False),
+    "where each is equal": (lambda m, x: x * torch.where(_numbers(x[0]) < x.new_ones(x.shape), 1.0, m.bias), True),
+    "where a number is small": (lambda m, x: x * torch.where(_numbers(x)[:, None] < 5, 1.0, 2.0), False),
+    "bits of equals": (lambda m, x: x * (1.0 * ((x.new_ones(x.shape) > 0) & (_numbers(x[0]) > 1))), True),
+    "equal rows of a table": (lambda m, x: x + F.embedding(_numbers(x[0]).expand(x.shape), m.weight)[..., 0], True),
+}
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0])
+
+
+def _of(x: Tensor, samples: Tensor) -> Tensor:
+    return x[samples[:, None], torch.arange(3, -1, -1)]
+
+
+def _overwritten(x: Tensor, samples: slice) -> Tensor:
+    result = torch.empty_like(x)
+    result[...] = x
+    result[samples, ::2] = 3.0
+    return result
+
+
+def _with_ends(constant: Tensor) -> Tensor:
+    for end in (0, -1):
+        constant[end].fill_(1.0)
+    return constant * 1.0
+
+
+_FIVE = torch.arange(1.0, 6.0)
+MERGED: dict[str, tuple[Callable[[Any, Tensor], Tensor], int]] = {
+    "rows of a table": (
+        lambda m, x: x * F.embedding(torch.arange(5), _FIVE[:, None].expand(5, x.shape[0]).reshape(-1, 1))[:, 0],
+        8,
+    ),
+    "a mask that is split otherwise": (
+        lambda m, x: _last_where_one(x, _FIVE[:, None].expand(5, x.shape[0]).reshape(-1).view(x.shape[0], 5)),
+        1,
+    ),
+    "ones of the dtype of the input": (lambda m, x: _from_the_eighth(x, torch.ones(x.shape[0], 1).type_as(x)), 1),
+    "ones of the size of the input": (lambda m, x: _from_the_eighth(x, torch.ones(1, 1).expand_as(x)), 1),
+    "ones in the shape of the input": (lambda m, x: _from_the_eighth(x, torch.ones(5 * x.shape[0]).view_as(x)), 3),
+    "ones beside the input": (lambda m, x: _from_the_eighth(x, torch.broadcast_tensors(_FIVE[:1], x)[0]), 2),
+    "shuffled samples": (lambda m, x: 2 * x - _shuffled(x.T.reshape(1, -1, 1)).view(5, -1).T, 1),
+    "a repeated vector": (lambda m, x: (x.T.reshape(-1) * _FIVE.repeat(x.shape[0])).view(5, x.shape[0]).T, 2),
+    "flat positions": (lambda m, x: (x * torch.tensor([1.0, 9, 9, 9, 9])).T.take(torch.arange(5)) + 0 * x, 8),
+}
+"""Models of which a sample is another function in some batches than in the given one and in one twice as large."""
+
+
+def _from_the_eighth(x: Tensor, ones: Tensor) -> Tensor:
+    return x * torch.where(ones.cumsum(0) > 7, 100.0, 1.0)
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    for _ in range(48):  # entry j moves to 5^48 j modulo 5 B - 1, which is j for batches of 1, 2 and 7, and not of 4
+        x = F.channel_shuffle(x, 5)
+    return x
+
+
+def _last_where_one(x: Tensor, constant: Tensor) -> Tensor:
+    return x * (1 + 100 * (constant == 1).float() * torch.tensor([0.0, 0, 0, 0, 1]))
+
+
+def _is_each(model: nn.Module, program: Program, *rest: Tensor) -> bool:
+    """Whether the model computes for every sample of some batches what the program computes for it alone."""
+    width = program.example.arguments[0].shape[1:]
+    for size in (2, 3, 7):
+        x = torch.randn(size, *width)
+        alone = torch.cat([program.module(each[None], *rest) for each in x])
+        try:
+            together = model(x, *rest)
+        except (RuntimeError, IndexError):
+            return False
+        if together.shape != alone.shape or not torch.allclose(together, alone, atol=1e-5):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_certificate_is_true_of_its_program_whatever_the_code_does_with_batches(name: str) -> None:
+    """Of the program of one sample, or of the whole batch where a batch is not that of its samples."""
+    function, each = FUNCTIONS[name]
+    model = Model(function)
+    certificate = certify(model, torch.ones(2, 4))
+    assert certificate.each_sample is each
+    assert certificate.domain.startswith("each sample of any batch" if each else "the whole batch as one sample")
+    assert certificate.program is not None
+    assert wn.lower_bound(certificate.program, steps=3, batch=1).value <= certificate.lipschitz
+    if each:
+        assert _is_each(model, certificate.program)
+        x = torch.randn(9, 4)
+        torch.testing.assert_close(certificate.program(x), torch.cat([certificate.program(y[None]) for y in x]))
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_entries_that_lie_elsewhere_in_other_batches(name: str) -> None:
+    function, batch = MERGED[name]
+    certificate = certify(Model(function), torch.ones(batch, 5))
+    assert certificate.program is not None
+    assert not certificate.each_sample or _is_each(Model(function), certificate.program)
+
+
+DECEIVING: dict[str, Callable[..., Tensor]] = {
+    "one sample": lambda m, x: x + 100 * torch.relu(x[:, :1] - 1.9) if x.shape[0] == 1 else x,
+    "the type of a size": lambda m, x: x * (1.0 if isinstance(x.shape[0], int) else 100.0),
+    "a size as text": lambda m, x: x * (1.0 if str(x.shape[0]).isdigit() else 100.0),
+    "a size of each": lambda m, x: torch.softmax((x * 1e60) * 0, dim=0),
+    "a roll by twelve": lambda m, x: 2 * x - x.roll(12, 0),
+}
+
+
+@pytest.mark.parametrize("name", DECEIVING)
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_code_that_asks_for_the_batch_has_a_bound_that_is_true_of_the_program(name: str, batch: int) -> None:
+    model = Model(DECEIVING[name])
+    certificate = certify(model, torch.ones(batch, 4))
+    assert certificate.program is not None
+    assert wn.lower_bound(certificate.program, steps=3, batch=1).value <= certificate.lipschitz
+
+
+DESERVING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "a padding mask expanded over the batch": (
+        lambda m, x, mask: F.scaled_dot_product_attention(
+            x, x, x, attn_mask=mask[:, None, :].expand(x.shape[0], 3, 3) > 0
+        ),
+        (torch.ones(4, 3, 4), torch.ones(4, 3, dtype=torch.long)),
+    ),
+    "the last token": (
+        lambda m, x, lengths: x[torch.arange(x.shape[0]), lengths - 1],
+        (torch.ones(4, 3, 4), torch.full((4,), 2)),
+    ),
+    "a class of each sample": (
+        lambda m, x, label: x * F.one_hot(label, 4),
+        (torch.ones(4, 4), torch.full((4,), 2)),
+    ),
+    "a triangle with a batch axis": (
+        lambda m, x: x @ torch.ones(x.shape[0], 4, 4).triu(),
+        (torch.ones(2, 3, 4),),
+    ),
+    "a mask that all samples share": (
+        lambda m, x, mask: x.masked_fill(mask, 0.0),
+        (torch.ones(5, 3, 4), torch.eye(3, 4, dtype=torch.bool)),
+    ),
+    "a padded maximum": (lambda m, x: F.max_pool2d(x, 3, 1, 1), (torch.ones(2, 1, 4, 4),)),
+}
+
+
+@pytest.mark.parametrize("name", DESERVING)
+def test_models_that_treat_samples_alike_are_certified_for_each(name: str) -> None:
+    function, example = DESERVING[name]
+    certificate = certify(Model(function), example)
+    assert certificate.each_sample
+    fixed = [f"input.{n}" for n in ("1",) if len(example) > 1]
+    assert list(certificate.fixed) == fixed
+
+
+def test_a_batch_of_samples_that_are_masked_differently_is_one_sample() -> None:
+    """A certificate holds for the example's masks, and here every sample has its own."""
+    model = Model(lambda m, x, mask: x * mask)
+    x = torch.ones(2, 4)
+    certificate = certify(model, (x, torch.tensor([[1, 1, 0, 0], [0, 9, 0, 0]])))
+    assert not certificate.each_sample
+    assert certificate.lipschitz >= 9
+    assert certify(model, (x, torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]))).each_sample
+
+
+FIXED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], bool]] = {
+    "a factor on ones": (lambda m, x, n: x * (torch.ones_like(x) * n), (torch.ones(2, 4), torch.tensor(1)), True),
+    "a number to fill": (lambda m, x, n: x * torch.zeros_like(x).fill_(n), (torch.ones(2, 4), torch.tensor(1)), True),
+    "a written number": (lambda m, x, n: x * torch.zeros(4).copy_(n), (torch.ones(2, 4), torch.tensor(1)), True),
+    "a table": (lambda m, x, n: x * (n.float() @ m.weight), (torch.ones(2, 4), torch.ones(2, 4).long()), True),
+    "a position": (lambda m, x, n: x.gather(1, n), (torch.ones(2, 4), torch.zeros(2, 2).long()), True),
+    "a mask of tokens": (
+        lambda m, t: m.weight[t] * (t == 0)[..., None],
+        (torch.zeros(2, 3, dtype=torch.long),),
+        True,
+    ),
+    "tokens": (lambda m, t: m.weight[t], (torch.zeros(2, 3, dtype=torch.long),), False),
+    "shifted tokens": (lambda m, t: F.embedding((t + 1) % 4, m.weight), (torch.zeros(2, 3, dtype=torch.long),), False),
+    "the shape of a mask": (lambda m, x, n: x * torch.ones_like(n), (torch.ones(2, 4), torch.ones(2, 4).long()), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_integers_are_fixed_if_a_path_leads_to_the_result(name: str) -> None:
+    """Any path, but for the index of a lookup in a table and the shape of a constant."""
+    function, example, fixed = FIXED[name]
+    program = capture(Model(function), example)
+    assert bool(program.fixed) is fixed
+    assert bool(certify(Model(function), example, radius=2.0).fixed) is fixed
+
+
+def test_attention_that_is_spelled_out_names_the_tokens_that_mask_it() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 4)
+            self.table.weight.data.clamp_(-1, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.table(ids)
+            logits = (x @ x.mT / 2).masked_fill((ids == 0)[:, None, :], float("-inf"))
+            return logits.softmax(-1) @ x
+
+    certificate = certify(Masked(), torch.tensor([[1, 2, 0]]), radius=2.0)
+    assert certificate.fixed == ("input.ids",)
+
+
+@torch.library.custom_op("test_samples::half", mutates_args=())
+def half(x: Tensor) -> Tensor:
+    """A kernel for float32 alone."""
+    if x.dtype != torch.float32:
+        raise NotImplementedError("float32 alone")
+    return x / 2
+
+
+half.register_fake(torch.empty_like)
+
+
+def test_an_entry_of_noise_does_not_hide_the_others() -> None:
+    """The tolerance of an entry is from that entry alone: here the first is a difference that rounds."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        noise = (x[:, :1] * 1e6 + x.sum(1, keepdim=True)) - x[:, :1] * 1e6
+        factor = 1.0 if torch.compiler.is_exporting() else 5.0
+        return torch.cat([noise, factor * torch.ops.test_samples.half(x)], 1)
+
+    program = capture(Model(function), torch.ones(2, 4))
+    with pytest.raises(UncertifiableError, match="does not compute what was captured"):
+        compare(program, Model(function))
+
+
+def test_what_rounding_hides_is_not_said_to_be_compared() -> None:
+    hidden = Model(lambda m, x: torch.cat([x, x + 1e15], 1))
+    comparison = compare(capture(hidden, torch.ones(2, 4)), hidden)
+    assert comparison.hidden == 4
+    assert "but for 4 entries" in certify(hidden, torch.ones(2, 4)).compared
+    with pytest.raises(UncertifiableError, match="changes by less than its rounding errors"):
+        compare(capture(everything := Model(lambda m, x: x + 1e15), torch.ones(2, 4)), everything)
+
+
+def test_a_program_is_a_value() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    program = wn.capture(model, torch.zeros(3, 4))
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(program(x), model(x))
+    assert wn.certify(program).exact_lipschitz == wn.certify(model, torch.zeros(3, 4)).exact_lipschitz
+    assert program.digest == wn.capture(model, torch.ones(3, 4)).digest
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1
+    assert program.digest != wn.capture(model, torch.ones(3, 4)).digest
+    for wrong in ((torch.zeros(3, 5),), (), (x, x), (torch.zeros(0, 4),)):
+        with pytest.raises(ValueError, match="the program takes"):
+            program(*wrong)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 3, batch_first=True)])
+def test_layers_without_a_rule_for_several_samples_run_one_by_one(layer: nn.Module) -> None:
+    program = capture(layer, torch.zeros(1, 3, 4), output=0)
+    x = torch.randn(4, 3, 4)
+    torch.testing.assert_close(program(x), layer(x)[0])
