@@ -48,6 +48,12 @@ def test_parts_that_are_halves_add_in_squares():
     assert halves.claim("spectral", "w").values == pytest.approx((8**0.5,))
 
 
+def test_a_part_far_smaller_than_another_has_its_own_bound():
+    """The square of its size, relative to the largest one, is below all floats."""
+    uneven = proof_of(Parts((1, 2, 3), 1.0, 0, (0, 3, 1)), Parts((1, 2, 3), 1e-170, 6, (0, 3, 1)))
+    assert min(uneven.claim("spectral", "w", **{"parts": 2}).values) >= 1e-170
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -57,9 +63,10 @@ def test_parts_that_are_halves_add_in_squares():
         (Parts((1, 4, 3), 2.0, 1, (0, 3, 1)),),  # beyond the end
         (Parts((1, 4, 3), -2.0, 0, (0, 3, 1)),),
         (Parts((1, 4, 3), float("inf"), 0, (0, 3, 1)),),
+        (Parts((1, 4, 3), 1e308, 0, (0, 3, 1)),),  # beyond 2^1000, as no tensor may be
         (Parts((12, 1), 2.0, 0, (1, 0)),),
     ],
-    ids=["nothing", "missing", "twice", "beyond", "negative", "infinite", "axes"],
+    ids=["nothing", "missing", "twice", "beyond", "negative", "infinite", "huge", "axes"],
 )
 def test_parts_that_are_not_all_entries_once_are_refused(parts):
     with pytest.raises(CheckError):

@@ -128,8 +128,8 @@ def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool)
 
 def _factors(
     left: np.ndarray, right: np.ndarray, pairs: Sequence, parts: tuple, transposed: tuple
-) -> Iterator[tuple[np.ndarray, float, list[float]]]:
-    """Yield, for every pair of parts A and B of the rows, `A^T B` as computed, its error, and the scales of A and B.
+) -> Iterator[tuple[np.ndarray, float, int]]:
+    """Yield, for every pair of parts A and B of the rows, `A^T B` as computed over a power of two, its error, the power.
 
     The error is at most `gamma_k |A|_F |B|_F`, where k is the number of rows of a part.
     """
@@ -139,29 +139,27 @@ def _factors(
     for pair in pairs:
         require(all(i < n for i, n in zip(pair, parts, strict=True)), f"there is no pair {pair}")
         a, b = (matrices[i] for matrices, i in zip(factors, pair, strict=True))
-        scales = [2.0 ** math.frexp(largest_entry(w))[1] if w.any() else 1.0 for w in (a, b)]
-        a, b = a / scales[0], b / scales[1]
+        exponents = [math.frexp(largest_entry(w))[1] for w in (a, b)]
+        a, b = (np.ldexp(w, -exponent) for w, exponent in zip((a, b), exponents, strict=True))
         error = gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
-        yield a.T @ b, error + TINY if error else 0.0, scales
+        yield a.T @ b, error + TINY if error else 0.0, sum(exponents)
 
 
 def _product(left: np.ndarray, right: np.ndarray, **settings: Any) -> Values:
     """Largest singular value of `A_i^T B_j` for every pair (i, j)."""
-    return tuple(
-        _times(proved_norm(w[None]) + error, *scales) for w, error, scales in _factors(left, right, **settings)
-    )
+    factors = _factors(left, right, **settings)
+    return tuple(_shifted_up(proved_norm(w[None]) + error, exponent) for w, error, exponent in factors)
 
 
-def _times(value: float, *scales: float) -> float:
-    """Multiply by powers of two, and round up where the product underflows."""
-    for scale in scales:
-        value = math.nextafter(value * scale, math.inf) if value else 0.0
-    return value
+def _shifted_up(value: float, exponent: int) -> float:
+    """`value * 2^exponent`, rounded up where that underflows; infinity beyond the floats."""
+    return float(np.nextafter(np.ldexp(value, exponent), np.inf)) if value else 0.0
 
 
 def _product_below(left: np.ndarray, right: np.ndarray, values: Values, **settings: Any) -> bool:
-    for (w, error, scales), value in zip(_factors(left, right, **settings), values, strict=True):
-        rest = value / scales[0] / scales[1] * (1 - 4 * UNIT) - error
+    for (w, error, exponent), value in zip(_factors(left, right, **settings), values, strict=True):
+        # where this underflows it is less than the error; where it overflows no product is as large
+        rest = float(np.ldexp(value, -exponent)) * (1 - 4 * UNIT) - error
         if error and not (rest > 0 and norms_below(w[None], rest)):
             return False
     return True
@@ -172,10 +170,10 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     largest = largest_entry(rows) if rows.size else 0.0
     if not largest:
         return np.zeros(len(rows))
-    scale = 2.0 ** math.frexp(largest)[1]
-    squares = np.square(rows / scale).sum(1)
+    exponent = math.frexp(largest)[1]
+    squares = np.square(np.ldexp(rows, -exponent)).sum(1)
     lengths = np.sqrt(squares + TINY) * (1 + (rows.shape[1] + 8) * UNIT)
-    return np.where(rows.any(1), np.nextafter(lengths * scale, np.inf), 0.0)
+    return np.where(rows.any(1), np.nextafter(np.ldexp(lengths, exponent), np.inf), 0.0)
 
 
 def _group_norm(x: np.ndarray, parts: int = 1) -> Values:
@@ -209,14 +207,14 @@ def _diameter(x: np.ndarray) -> Values:
     """
     if not (largest := largest_entry(x)):
         return (0.0,)
-    scale = 2.0 ** math.frexp(largest)[1]
-    rows = x.reshape(-1, x.shape[-1]) / scale
+    exponent = math.frexp(largest)[1]
+    rows = np.ldexp(x.reshape(-1, x.shape[-1]), -exponent)
     count, bound = max(1, _BLOCK // rows.shape[1]), math.inf
     for centre in (rows.mean(0), 0.0):
         blocks = [rows[start : start + count] - centre for start in range(0, len(rows), count)]
         distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
         bound = min(bound, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(TINY))
-    return (_times(bound, scale),)
+    return (_shifted_up(bound, exponent),)
 
 
 def _convolution(w: np.ndarray, **settings: Any) -> Values:

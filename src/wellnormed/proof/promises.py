@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof.claims import matrix, parts_of
-from wellnormed.proof.matrices import norms_below, proved_norm
+from wellnormed.proof.matrices import TINY, norms_below, proved_norm
 from wellnormed.proof.reading import field, integers, number, of_type, require, word
 from wellnormed.proof.rows import Claim
-from wellnormed.proof.value import UNIT, positions_of
+from wellnormed.proof.value import LARGE, SMALL, UNIT, positions_of
 
 _ENTRIES = 2**30
 """The most entries of a promised parameter: the memory of a machine must hold a position for each."""
@@ -68,7 +68,8 @@ class Promise:
             require(len(shape) == 3 and math.prod(shape) <= count, f"the parts of {word(self.name)} misfit")
             positions = positions_of(shape, of_type(each.tables, (list, tuple), "tables"), each.offset, count)
             size = number(each.size, "the size of promised parts")
-            require(size >= 0 and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
+            moderate = size == 0 or SMALL <= size <= LARGE
+            require(moderate and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
             blocks.append((positions, size))
         every = np.concatenate([np.zeros(0, int), *(positions.reshape(-1) for positions, _ in blocks)])
         once = bool((np.bincount(every, minlength=count) == 1).all())
@@ -168,7 +169,7 @@ class Promise:
         for positions, size in self.blocks:
             part = np.arange(len(positions))[:, None] * count
             met = np.unique(part + groups[positions].reshape(len(positions), -1)) % count  # each once for a part
-            squares += np.bincount(met, minlength=count) * (size / scale) ** 2
+            squares += np.bincount(met, minlength=count) * (max((size / scale) ** 2, TINY) if size else 0.0)
         margin = 1 + (len(self.blocks) + 8) * 2 * UNIT  # of the sum, its products, and the root
         return tuple((np.sqrt(squares) * margin * scale).tolist())
 

@@ -16,7 +16,7 @@ from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import CheckError, integers, of_type, require, texts, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
-from wellnormed.proof.value import Base, Term, Value
+from wellnormed.proof.value import LARGE, Base, Term, Value
 
 _ENTRIES = (2**27, 2**30)
 """The most entries of one row, and of all rows: the memory of a machine must hold a position for each."""
@@ -226,10 +226,10 @@ class Proof:
 
 
 def _finite(name: str, stored: files.Stored) -> np.ndarray:
-    """Return the entries of a tensor; refuse one without entries, or with entries that float64 does not hold."""
+    """Return the entries of a tensor; refuse one without entries, or with entries whose sums float64 may not hold."""
     array = stored.array()
-    finite = array.size > 0 and bool(np.isfinite(array).all())
-    require(finite, f"{word(name)} is empty or has entries that are not finite")
+    moderate = array.size > 0 and bool((abs(array) <= LARGE).all())
+    require(moderate, f"{word(name)} is empty or has entries that are not finite, or beyond 2^1000")
     exact = array.dtype != np.int64 or bool((abs(array) < 2**53).all())
     require(exact, f"{word(name)} has integers that float64 does not hold")
     return array
@@ -239,6 +239,7 @@ def _stated(stated: Bounds, derived: Bounds, shape: tuple[int, ...], axes: tuple
     """Return the bounds that a row states, if they have the shape of its groups and are not less than the derived."""
     for what, least, bound in zip(Bounds._fields, derived, stated, strict=True):
         sizes = list(zip(bound.shape, shape, strict=False))
+        require(all(each.is_finite() for each in bound.flat), f"its {what} is not finite")
         fits = bound.ndim == len(shape) and all(n == 1 or (n == m and i not in axes) for i, (n, m) in enumerate(sizes))
         require(fits, f"its {what} has a shape {bound.shape} that does not fit its groups")
         enough = bool((np.broadcast_to(least, np.broadcast_shapes(least.shape, bound.shape)) <= bound).all())
