@@ -129,11 +129,12 @@ def number_formats(
     seen = dict(observed or {})
     proved = _proved(certificate, dict(weights or {}))
     rows = [row for row in certificate.rows if row.operation not in ("pick", "rounding") and "/" not in row.name]
-    last = {_layer(row.name): _operation(row.name) for row in rows}
+    last = {_layer(row.name): (_operation(row.name), row.operation) for row in rows}
+    primitive = {row.name: row.operation for row in rows}
     ranges = []
     for name, size in proved:
         layer = _layer(name)
-        of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
+        of_layer = seen.get(layer) if last.get(layer) == (_operation(name), primitive.get(name)) else None
         sufficient = tuple(name for name, largest in FORMATS.items() if size <= Decimal(largest))
         if name.startswith(_LOGITS):
             of_layer = seen.get(layer)

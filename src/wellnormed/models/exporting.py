@@ -57,7 +57,7 @@ def export(
     - `program.pt2`, for `torch.export.load`: it takes the tensors of the example, and returns one tensor;
     - `weights.safetensors`, its tensors by name;
     - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`);
-    - `certificate.json`, which `python -m wellnormed.proof FOLDER` proves;
+    - `certificate.json`, which `wellnormed-proof FOLDER` proves;
     - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
       `models.load` and every command read the folder.
 

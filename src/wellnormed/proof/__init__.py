@@ -1,9 +1,10 @@
 """The kernel: the only place where a bound is derived. It imports NumPy and the standard library, nothing else.
 
 `Proof.add` checks a row and returns its result with the bounds that follow; nothing else can make one. `certify` adds
-rows while it lowers a model's operations. `check(document, tensors)`, `check_folder(folder)` and `python -m
-wellnormed.proof FOLDER` add the rows of a stored certificate again. They believe nothing but that the rows describe the
-model, and that computed tensors beside a certificate are what the model computes.
+rows while it lowers a model's operations. `check(document, tensors)`, `check_folder(folder)` and the command
+`wellnormed-proof FOLDER` (or `python -P -m wellnormed.proof FOLDER`) add the rows of a stored certificate again. They
+believe nothing but that the rows describe the model, and that computed tensors beside a certificate are what the model
+computes.
 
 To read it in an evening, begin with the records (`rows`) and the results (`value`, `moves`). Go on with the bounds of
 any groups (`gather`), one rule of `rules` with the checks of `inference`, then `products` and `attention`; after that

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
-from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.decimals import assumed, between, decimals, root_down, rounding_up, shown_up
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
 from wellnormed.proof.promises import read_promise
@@ -55,12 +55,14 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"for {each}" for each in self.inputs]
-        constant = f"L = {self.lipschitz:.6g}"
+        constant = f"L = {shown_up(self.lipschitz)}"
         lines += [f"{self.output} is L-Lipschitz with {constant}, from the largest RMS to the largest RMS"]
-        lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
-        lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
+        lines += [] if self.l2_lipschitz is None else [f"and L = {shown_up(self.l2_lipschitz)} in Euclidean norms"]
+        if self.margin is not None:
+            lines += [f"differences of its entries change by at most {shown_up(self.margin)}"]
         if self.substitution is not None:
-            lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
+            size = shown_up(self.substitution)
+            lines += [f"replacing any tokens changes a group of it by an RMS of at most {size}"]
         lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
         if self.promises:
             lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
@@ -235,11 +237,11 @@ def _domain(row: Inference) -> str:
     """The domain of an input, in words, from its numbers."""
     (box, radius), dtype = domain_of(row), row.constants["dtype"]
     if box is None:
-        words = f"RMS <= {float(radius)}"
+        words = f"RMS <= {assumed(float(radius))}"
     elif box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]:
         words = "any finite entries (executed, large ones may overflow)"
     else:
-        words = f"entries from {box[0]} to {box[1]}"
+        words = f"entries {between(*box)}"
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
     return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 

@@ -129,7 +129,7 @@ def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool)
 def _factors(
     left: np.ndarray, right: np.ndarray, pairs: Sequence, parts: tuple, transposed: tuple
 ) -> Iterator[tuple[np.ndarray, float, int]]:
-    """Yield, for every pair of parts A and B of the rows, `A^T B` as computed over a power of two, its error, the power.
+    """Yield, for every pair of parts A and B of the rows, `A^T B / 2^n` as computed, its error, and n.
 
     The error is at most `gamma_k |A|_F |B|_F`, where k is the number of rows of a part.
     """

@@ -69,6 +69,41 @@ def decimals(values: Any) -> Decimals:
     return np.asarray(np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object)), dtype=object)
 
 
+def shown_up(x: Decimal | float, form: str = ".6g") -> str:
+    """A claimed bound as sentences and tables print it, in a format that rounds: what is read back is not less.
+
+    Example:
+        >>> shown_up(Decimal("1.0000001")), shown_up(2.0, ".3f")
+        ('1.00001', '2.000')
+    """
+    with decimal.localcontext(UP, rounding=decimal.ROUND_CEILING):
+        return format(Decimal(x), form) if Decimal(x).is_finite() else str(float(x))
+
+
+def shown_down(x: Decimal | float, form: str = ".6g") -> str:
+    """A number that a search found, or a radius, as sentences print it: what is read back is not more."""
+    with decimal.localcontext(UP, rounding=decimal.ROUND_FLOOR):
+        return format(Decimal(x), form)
+
+
+def assumed(x: float, form: str = "") -> str:
+    """A number that a claim assumes, such as the radius of its domain: the digits of the float, unless these exceed it.
+
+    Example:
+        >>> assumed(0.1), assumed(0.3)  # the float of 0.3 is a little less
+        ('0.1', '0.29999999999999998')
+    """
+    digits = format(x, form)
+    if Decimal(digits) <= Decimal(x):
+        return digits
+    return shown_down(x, ".17g" if float(digits) == x else form)
+
+
+def between(low: float, high: float) -> str:
+    """The ends of a box that a claim assumes; none is printed outside."""
+    return f"from {f'-{assumed(-low)}'.removeprefix('--')} to {assumed(high)}"
+
+
 def float_up(x: Decimal) -> float:
     """Return the least float that is not below a decimal; infinity beyond the floats."""
     nearest = float(x)

@@ -193,6 +193,6 @@ def margin_of(row: Inference, logits: Value) -> Decimal:
     require(biases[0] == biases[1], "the margin has another bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
-    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT)), row.number("factor")
+    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01)), row.number("factor")
     require(in_order and needed <= abs(Decimal(factor)), "the margin has a factor that is too small")
     return row.bounds[0].gain.max() * abs(Decimal(factor)) * Decimal(claim.values[0])

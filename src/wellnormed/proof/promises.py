@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof.claims import matrix, parts_of
+from wellnormed.proof.decimals import assumed
 from wellnormed.proof.matrices import TINY, norms_below, proved_norm
 from wellnormed.proof.reading import field, integers, number, of_type, require, word
 from wellnormed.proof.rows import Claim
@@ -46,7 +47,8 @@ class Promise:
     def __str__(self) -> str:
         """The caps in words, from their numbers."""
         caps, name = [], word(self.name)
-        for (count, rows, columns), size in ((each.shape, f"{each.size:.6g}") for each in self.parts):
+        for each in self.parts:
+            (count, rows, columns), size = each.shape, assumed(each.size, ".6g")
             if rows == columns == 1:
                 caps.append(f"no entry of {name} beyond {size}")
             elif min(rows, columns) > 1:

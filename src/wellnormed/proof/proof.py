@@ -9,7 +9,7 @@ import numpy as np
 
 from wellnormed.proof import claims, files, promises
 from wellnormed.proof.decimals import decimals, rounding_up
-from wellnormed.proof.gather import collapse, gather
+from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
@@ -18,8 +18,8 @@ from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import LARGE, Base, Term, Value
 
-_ENTRIES = (2**27, 2**30)
-"""The most entries of one row, and of all rows: the memory of a machine must hold a position for each."""
+_ENTRIES, _HELD = 2**26, 2**27
+"""The most entries of a row, and the most positions and factors of all values: 1 GB."""
 
 
 class Proof:
@@ -60,7 +60,7 @@ class Proof:
         self.proved: dict[str, tuple[files.Stored | None, ...]] = {}
         """Every proved claim, as text, -> its stored tensors, with None for a parameter that is only promised."""
         self._earlier = {} if earlier is None else earlier.proved
-        self._entries = 0
+        self._arrays, self._held = set[int](), 0
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
@@ -110,9 +110,7 @@ class Proof:
                 inputs.append(self.values[each])
             shape = integers(row.shape, "shape", 1)
             constants = of_type(row.constants, dict, "constants")
-            self._entries += math.prod(shape)
-            few = math.prod(shape) <= _ENTRIES[0] and self._entries <= _ENTRIES[1]
-            require(few, f"it has {math.prod(shape)} entries, all rows so far {self._entries}, which are too many")
+            require(math.prod(shape) <= _ENTRIES, f"it has {math.prod(shape)} entries, more than {_ENTRIES}")
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
@@ -121,9 +119,17 @@ class Proof:
                 result, bounds = Value(name, shape, moved_value.terms), None
             else:
                 result, bounds = self._infer(row, inputs, shape, constants)
+            self._hold(result)
             self.values[name] = result
             self.rows[name] = replace(row, bounds=bounds)
             return result
+
+    def _hold(self, result: Value) -> None:
+        """Refuse a result whose positions and factors, with those of all earlier ones, need too much memory."""
+        arrays = {id(each): each for term in result.terms for each in (term.index, term.factor) if each is not None}
+        self._held += sum(each.size for key, each in arrays.items() if key not in self._arrays)
+        require(self._held <= _HELD, f"the rows up to it hold {self._held} positions and factors, more than {_HELD}")
+        self._arrays |= arrays.keys()  # which stay taken, as values live as long as the proof
 
     def _named(self, row: Row) -> str:
         """Return the name of a row, if it and the operation may stand at this place of the proof."""
@@ -144,6 +150,7 @@ class Proof:
         for along, of in [(axes, shape), *((read, x.shape) for read, x in zip(reads, inputs, strict=True))]:
             rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)
             require(rising, f"{along} are no axes of {of}")
+            require_few_groups(of, along)
         inference = Inference(
             name=row.name, operation=row.operation, inputs=inputs, shape=shape, constants=constants,
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
