@@ -35,8 +35,10 @@ from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
-from wellnormed.proof import Base, Bounds, Value, gather
+from wellnormed.proof import Bounds
 from wellnormed.proof.decimals import float_up
+from wellnormed.proof.gather import gather
+from wellnormed.proof.value import Base, Value
 from wellnormed.propagation.axes import default_axes, inner_axes
 from wellnormed.propagation.capture import Captured, capture, decomposed
 from wellnormed.propagation.errors import UncertifiableError

@@ -127,7 +127,7 @@ class Verify:
         import wellnormed as wn
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import require_model
-        from wellnormed.proof.decimals import shown_up
+        from wellnormed.proof.decimals import shown
 
         require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
@@ -141,7 +141,7 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        print(f"verified: the Lipschitz bound {shown_up(report.lipschitz)} holds for {weights}\n{report}")
+        print(f"verified: the Lipschitz bound {shown(report.lipschitz)} holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def test_what_is_proved_is_true(measure: str, data: st.DataObject) -> None:
         claim = proof.claim(measure, *names, **constants)
     except CheckError as error:
         assert "beyond all floats" in str(error)  # noqa: PT017
-        assert not all(each(Fraction(2) ** 1023) for each in true)
+        # the rounding errors of a product are relative to the sizes of its factors, which may cancel
+        assert measure == "product" or not all(each(Fraction(2) ** 1023) for each in true)
         values = [1.0] * len(true)
     else:
         values = list(claim.values)

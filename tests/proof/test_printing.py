@@ -11,7 +11,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates.sizes import largest_rms, short
-from wellnormed.proof.decimals import assumed, between, shown_down, shown_up
+from wellnormed.proof.decimals import assumed, between, shown
 from wellnormed.proof.promises import Parts, Promise
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -23,9 +23,9 @@ BOUNDS = st.one_of(
 
 @given(BOUNDS, st.sampled_from([".6g", ".5g", ".4g", ".4e", ".4f"]))
 def test_bounds_are_rounded_up(bound: Decimal, form: str) -> None:
-    shown, below = Decimal(shown_up(bound, form)), Decimal(shown_down(bound, form))
-    assert below <= bound <= shown
-    assert shown - below <= (Decimal("1e-3") * bound if form != ".4f" else Decimal("1e-4"))
+    above, below = Decimal(shown(bound, form)), Decimal(shown(bound, form, up=False))
+    assert below <= bound <= above
+    assert above - below <= (Decimal("1e-3") * bound if form != ".4f" else Decimal("1e-4"))
     assert bound <= Decimal(short(bound)) <= bound * Decimal("1.0002")
 
 

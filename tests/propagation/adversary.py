@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellnormed.proof import Bounds, Value
+from wellnormed.proof import Bounds
+from wellnormed.proof.value import Value
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import capture, decomposed
 from wellnormed.propagation.ledger import Ledger

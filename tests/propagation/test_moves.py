@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Base, Row, Value
+from wellnormed.proof import Row
+from wellnormed.proof.value import Base, Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations import movement
 from wellnormed.propagation.registry import OPERATIONS, name_of

@@ -17,7 +17,8 @@ from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_lines
 from wellnormed.constraints import Constraints
-from wellnormed.proof import Bounds, Promise, conclude
+from wellnormed.proof import Bounds, Promise
+from wellnormed.proof.check import conclude
 from wellnormed.proof.files import parse_json
 from wellnormed.propagation.capture import Captured, Example, capture, decomposed, tensors_of
 from wellnormed.propagation.capture import arguments_of as arguments_of_call

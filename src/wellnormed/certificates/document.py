@@ -9,8 +9,10 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from wellnormed._files import read_bytes
-from wellnormed.proof import Bounds, Row, read_promise, read_row
+from wellnormed.proof import Bounds, Row
+from wellnormed.proof.check import read_row
 from wellnormed.proof.decimals import Decimals
+from wellnormed.proof.promises import read_promise
 from wellnormed.propagation.confirmation import CIRCUMSTANCES, Comparison
 from wellnormed.propagation.domain import DTYPES
 from wellnormed.propagation.stored import raw_tensor

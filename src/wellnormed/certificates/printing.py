@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.proof import Row
-from wellnormed.proof.decimals import assumed, between, shown_down, shown_up
+from wellnormed.proof.decimals import assumed, between, shown
 from wellnormed.proof.reading import word
 from wellnormed.propagation.confirmation import NOT_COMPARED
 from wellnormed.propagation.domain import Box, domain_of
@@ -24,7 +24,7 @@ def table(certificate: "Certificate") -> str:
     """All that `print` shows: the bound, what it holds for, and one line for every row that has bounds."""
     l2, replaced = certificate.exact_l2_lipschitz, certificate.exact_substitution
     euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
-    log10 = shown_up(certificate.log10_lipschitz, ".4f")
+    log10 = shown(certificate.log10_lipschitz, ".4f")
     lines = [
         f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {log10}{euclidean})",
         f"norms: {certificate.norms}",
@@ -42,7 +42,7 @@ def table(certificate: "Certificate") -> str:
     if replaced is not None:
         lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
     if certificate.lower_bound is not None:
-        lines.append(f"largest gain found: {shown_down(certificate.lower_bound)}")
+        lines.append(f"largest gain found: {shown(certificate.lower_bound, up=False)}")
     names = [(word(row.name), word(row.operation)) for row in certificate.layers]
     width, kind = (max(map(len, column)) for column in zip(*names, strict=True))
     lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")

@@ -4,7 +4,7 @@ import math
 from decimal import Decimal
 
 from wellnormed.proof import Row
-from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown_up
+from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown
 
 
 def largest_rms(row: Row, what: str) -> Decimal:
@@ -25,4 +25,4 @@ def log10_up(x: Decimal) -> float:
 
 def short(x: Decimal) -> str:
     """A bound with five digits, rounded up, as tables show it."""
-    return shown_up(x, ".5g" if Decimal("1e-4") < x < Decimal("1e6") or not x else ".4e")
+    return shown(x, ".5g" if Decimal("1e-4") < x < Decimal("1e6") or not x else ".4e")

@@ -11,20 +11,10 @@ any groups (`gather`), one rule of `rules` with the checks of `inference`, then 
 the claims (`claims`) over `matrices` or over `promises`. End with `proof`, which puts all this together, and `check`.
 """
 
-from wellnormed.proof.check import Report as Report
-from wellnormed.proof.check import check as check
-from wellnormed.proof.check import check_folder as check_folder
-from wellnormed.proof.check import conclude as conclude
-from wellnormed.proof.check import read_row as read_row
-from wellnormed.proof.gather import gather as gather
-from wellnormed.proof.promises import Parts as Parts
-from wellnormed.proof.promises import Promise as Promise
-from wellnormed.proof.promises import read_promise as read_promise
-from wellnormed.proof.proof import Proof as Proof
-from wellnormed.proof.reading import CheckError as CheckError
-from wellnormed.proof.rows import Bounds as Bounds
-from wellnormed.proof.rows import Claim as Claim
-from wellnormed.proof.rows import Row as Row
-from wellnormed.proof.value import Base as Base
-from wellnormed.proof.value import Term as Term
-from wellnormed.proof.value import Value as Value
+from wellnormed.proof.check import Report, check, check_folder
+from wellnormed.proof.promises import Promise
+from wellnormed.proof.proof import Proof
+from wellnormed.proof.reading import CheckError
+from wellnormed.proof.rows import Bounds, Claim, Row
+
+__all__ = ["Bounds", "CheckError", "Claim", "Promise", "Proof", "Report", "Row", "check", "check_folder"]

@@ -69,21 +69,17 @@ def decimals(values: Any) -> Decimals:
     return np.asarray(np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object)), dtype=object)
 
 
-def shown_up(x: Decimal | float, form: str = ".6g") -> str:
-    """A claimed bound as sentences and tables print it, in a format that rounds: what is read back is not less.
+def shown(x: Decimal | float, form: str = ".6g", up: bool = True) -> str:
+    """A number as sentences and tables print it, in a format that rounds.
+
+    A claimed bound is rounded up, so that what is read back is not less; a radius, or what a search found, down.
 
     Example:
-        >>> shown_up(Decimal("1.0000001")), shown_up(2.0, ".3f")
-        ('1.00001', '2.000')
+        >>> shown(Decimal("1.0000001")), shown(2.0, ".3f"), shown(1.9999999, up=False)
+        ('1.00001', '2.000', '1.99999')
     """
-    with decimal.localcontext(UP, rounding=decimal.ROUND_CEILING):
+    with decimal.localcontext(UP, rounding=decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR):
         return format(Decimal(x), form) if Decimal(x).is_finite() else str(float(x))
-
-
-def shown_down(x: Decimal | float, form: str = ".6g") -> str:
-    """A number that a search found, or a radius, as sentences print it: what is read back is not more."""
-    with decimal.localcontext(UP, rounding=decimal.ROUND_FLOOR):
-        return format(Decimal(x), form)
 
 
 def assumed(x: float, form: str = "") -> str:
@@ -96,7 +92,7 @@ def assumed(x: float, form: str = "") -> str:
     digits = format(x, form)
     if Decimal(digits) <= Decimal(x):
         return digits
-    return shown_down(x, ".17g" if float(digits) == x else form)
+    return shown(x, ".17g" if float(digits) == x else form, up=False)
 
 
 def between(low: float, high: float) -> str:

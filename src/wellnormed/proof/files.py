@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import stat
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,10 +108,11 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
 def _read(path: Path, most: int) -> bytes:
     """Read a regular file of at most so many bytes: no pipe, which may never end, and no device."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-            status = os.fstat(file.fileno())
-            require(stat.S_ISREG(status.st_mode), f"{path} is no regular file")
-            require(status.st_size <= most, f"{path} has {status.st_size} bytes, more than {most}")
-            return file.read(status.st_size)
+        status = path.stat()
+        require(stat.S_ISREG(status.st_mode), f"{path} is no regular file")
+        require(status.st_size <= most, f"{path} has {status.st_size} bytes, more than {most}")
+        return path.read_bytes()
+    except CheckError:
+        raise
     except (OSError, ValueError, MemoryError) as error:
-        raise error if isinstance(error, CheckError) else CheckError(f"{path} cannot be read: {error}") from error
+        raise CheckError(f"{path} cannot be read: {error}") from error

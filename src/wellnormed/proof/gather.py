@@ -98,8 +98,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
             parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
         first, inverse = _alike(parts)
-        kinds = len(first) * len(parts)
-        require(kinds <= _KINDS, f"{word(value.name)} has {len(first)} kinds of groups of {len(parts)} terms")
+        few = len(first) * len(parts) <= _KINDS
+        require(few, f"{word(value.name)} has {len(first)} kinds of groups of {len(parts)} terms")
         derived = np.empty((3, len(first)), dtype=object)
         for i, row in enumerate(first):
             derived[:, i] = _one_group(parts, row)
@@ -127,9 +127,8 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
     bases, total = [], [zero] * 3
     for base, term in terms:
         factor = np.ones(()) if term.factor is None else term.factor
-        if term.index is not base.order or factor.ndim or any(base is each for each in bases):
-            return None
-        if [axis for axis in base.axes if shape[axis] > 1] != wide:
+        moved = term.index is not base.order or factor.ndim or any(base is each for each in bases)
+        if moved or [axis for axis in base.axes if shape[axis] > 1] != wide:
             return None
         size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
         total = [a + size * b for a, b in zip(total, base.bounds, strict=True)]

@@ -20,8 +20,8 @@ from wellnormed.proof.reading import field, integers, number, of_type, require, 
 from wellnormed.proof.rows import Claim
 from wellnormed.proof.value import LARGE, SMALL, UNIT, positions_of
 
-_ENTRIES = 2**30
-"""The most entries of a promised parameter: the memory of a machine must hold a position for each."""
+_ENTRIES = 2**26
+"""The most entries of a promised parameter, each of which has a position: 1 GB with what is made of these."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,8 @@ def read_promise(document: Any) -> Promise:
     """Read a promise from a certificate's file; `Promise.blocks` checks its numbers."""
     parts = []
     for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise"):
-        size, offset, tables = (field(each, key, "promised parts") for key in ("size", "offset", "tables"))
-        sizes = integers(field(each, "shape", "promised parts"), "the shape of promised parts", 1)
-        parts.append(Parts(sizes, size, offset, tuple(of_type(tables, (list, tuple), "tables"))))
+        shape, size, offset, tables = (field(each, key, "promised parts") for key in Parts.__annotations__)
+        parts.append(Parts(integers(shape, "the shape of promised parts", 1), size, offset, tuple(tables)))
     name = of_type(field(document, "name", "a promise"), str, "the name of a parameter")
     shape = integers(field(document, "shape", "a promise"), "a promised shape", 1)
     return Promise(name, shape, tuple(parts))

@@ -13,7 +13,7 @@ from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
-from wellnormed.proof.reading import CheckError, integers, of_type, require, texts, word
+from wellnormed.proof.reading import CheckError, of_type, require, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import LARGE, Base, Term, Value
@@ -104,12 +104,10 @@ class Proof:
             CheckError: The row does not follow; the message says why.
         """
         with rounding_up():
-            name, inputs = self._named(row), []
-            for each in texts(row.inputs, "inputs"):
+            name, shape, constants, inputs = self._named(row), tuple(row.shape), row.constants, []
+            for each in row.inputs:
                 require(each in self.values, f"its input {each!r} is no earlier row")
                 inputs.append(self.values[each])
-            shape = integers(row.shape, "shape", 1)
-            constants = of_type(row.constants, dict, "constants")
             require(math.prod(shape) <= _ENTRIES, f"it has {math.prod(shape)} entries, more than {_ENTRIES}")
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
@@ -133,19 +131,18 @@ class Proof:
 
     def _named(self, row: Row) -> str:
         """Return the name of a row, if it and the operation may stand at this place of the proof."""
-        name = of_type(row.name, str, "the name of a row")
-        require(name.isprintable(), f"the name {name!r} cannot be printed")
-        require(name not in self.values, f"another row is called {word(name)}")
-        require(of_type(row.operation, str, "operation") in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
+        require(row.name.isprintable(), f"the name {row.name!r} cannot be printed")
+        require(row.name not in self.values, f"another row is called {word(row.name)}")
+        require(row.operation in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
         last = next(reversed(self.rows.values()), None)
         require(last is None or last.operation != "output", "no row follows the output")
-        return name
+        return row.name
 
     def _infer(
         self, row: Row, inputs: list[Value], shape: tuple[int, ...], constants: dict[str, Any]
     ) -> tuple[Value, Bounds]:
         """Check the claims and groups of a primitive's row, and return its result with its bounds."""
-        axes, *reads = (integers(each, "axes or reads") for each in (row.axes, *row.reads))
+        axes, *reads = map(tuple, (row.axes, *row.reads))
         require(len(reads) == len(inputs), "it must say for every input which groups it reads")
         for along, of in [(axes, shape), *((read, x.shape) for read, x in zip(reads, inputs, strict=True))]:
             rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)

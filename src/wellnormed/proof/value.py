@@ -121,12 +121,12 @@ def move(value: Value, name: str, positions: np.ndarray) -> Value:
 
 def _require_few(value: Value, entries: int) -> None:
     """Refuse to make so many entries of every term, before memory is asked for."""
-    few = len(value.terms) * entries <= _MOVED
-    require(few, f"it moves {entries} entries of {len(value.terms)} terms, which are too many")
+    require(len(value.terms) * entries <= _MOVED, f"it moves {entries} entries of {len(value.terms)} terms, too many")
 
 
 def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """Apply a row `pick`, which has a stored tensor of positions or a table for every axis."""
+    _require_few(value, math.prod(shape))
     count = math.prod(value.shape)
     if "positions" in c:
         positions = tensor(c["positions"])
@@ -198,7 +198,8 @@ def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], te
         with np.errstate(all="ignore"):
             new = 1 / new
     value, terms = spread(value, shape, new.shape), []
-    _require_few(value, math.prod(np.broadcast_shapes(new.shape, *(np.shape(each.factor) for each in value.terms))))
+    shapes = [new.shape, *(term.factor.shape for term in value.terms if term.factor is not None)]
+    _require_few(value, math.prod(np.broadcast_shapes(*shapes)))
     for term in value.terms:
         with np.errstate(all="ignore"):
             factor = new if term.factor is None else term.factor * new
@@ -210,8 +211,9 @@ def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], te
     return Value(name, value.shape, tuple(terms))
 
 
-def add(values: Sequence[Value], name: str, shape: tuple[int, ...]) -> Value:
+def add(values: Sequence[Value], name: str, shape: tuple[int, ...], *_: Any) -> Value:
     """Add values, whose shapes broadcast to `shape`; terms that take the same entries become one."""
+    require(len(values) > 0, "it adds nothing")
     shapes, alike = [value.shape for value in values], dict[Any, list[Term]]()
     terms = [term for value in values for term in spread(value, shape, *shapes).terms]
     count = Counter(id(term.base) for term in terms)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Base, Bounds, CheckError, Claim, Promise, Proof, Row, Value, gather
-from wellnormed.proof.value import LARGE
+from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
+from wellnormed.proof.gather import gather
+from wellnormed.proof.value import LARGE, Base, Value
 from wellnormed.propagation.axes import parts_of_outputs
 from wellnormed.propagation.domain import STORED, Domain
 from wellnormed.propagation.errors import UncertifiableError

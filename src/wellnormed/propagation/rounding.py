@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.registry import name_of
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from wellnormed.proof import Promise, Value
+from wellnormed.proof import Promise
+from wellnormed.proof.value import Value
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.capture import Captured

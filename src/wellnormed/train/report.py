@@ -16,7 +16,7 @@ from wellnormed.certificates.formats import number_formats
 from wellnormed.certificates.printing import PROOF
 from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
-from wellnormed.proof.decimals import shown_down, shown_up
+from wellnormed.proof.decimals import shown
 from wellnormed.proof.reading import printable, word
 from wellnormed.train.run_folder import RunFolder
 
@@ -135,18 +135,18 @@ def facts(
     if certificate:
         limit = "" if asked is None else f"; at most {asked:g} was asked for"
         figures.append((short(certificate.exact_lipschitz), f"certified Lipschitz bound{limit}"))
-        figures.append((shown_up(certificate.log10_lipschitz, ".4f"), "log10 of the certified Lipschitz bound"))
+        figures.append((shown(certificate.log10_lipschitz, ".4f"), "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
-            figures.append((shown_down(certificate.lower_bound, ".4g"), "largest gain found by search"))
+            figures.append((shown(certificate.lower_bound, ".4g", up=False), "largest gain found by search"))
     if results:
         if results.get("log10_lipschitz_l2") is not None:
             figures.append(
-                (shown_up(results["log10_lipschitz_l2"], ".3f"), "log10 of the bound in Euclidean norms per token")
+                (shown(results["log10_lipschitz_l2"], ".3f"), "log10 of the bound in Euclidean norms per token")
             )
         if "observed_entries" in results:
             figures.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry seen"))
         if results.get("proved_norm_over_cap"):
-            figures.append((shown_up(results["proved_norm_over_cap"], ".6f"), "largest proved norm / cap"))
+            figures.append((shown(results["proved_norm_over_cap"], ".6f"), "largest proved norm / cap"))
         figures.append((f"{results['parameters']:,}", "parameters"))
     return figures
 
@@ -246,7 +246,7 @@ def _gap_figure(certificate: Certificate) -> Figure:
     figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
     bars = [("certificate", certificate.log10_lipschitz, short(certificate.exact_lipschitz), BLUE)]
     if found := certificate.lower_bound:
-        bars.append(("largest gain found", math.log10(found), shown_down(found, ".5g"), ORANGE))
+        bars.append(("largest gain found", math.log10(found), shown(found, ".5g", up=False), ORANGE))
     for label, value, plain, colour in bars:
         axes.barh(label, value, color=colour, height=0.5)
         axes.annotate(f" {plain}", (value, label), va="center")
@@ -281,7 +281,7 @@ def _certificate_table(certificate: Certificate) -> str:
     for number, row in enumerate(certificate.layers, 1):
         numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
-        bounds = [shown_up(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
+        bounds = [shown(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
         rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
     return f"<p>{html.escape(about)}</p>{_table(rows)}"
@@ -298,7 +298,7 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
     for each in formats.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
-        rows.append(_row([each.shown, " ".join(each.formats) or "none"], [shown_up(each.proved, ".4g"), seen]))
+        rows.append(_row([each.shown, " ".join(each.formats) or "none"], [shown(each.proved, ".4g"), seen]))
     return f"<p>All entries are held by: {' '.join(formats.holding_all) or 'none'}.</p>{_table(rows)}"
 
 

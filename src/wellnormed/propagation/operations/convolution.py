@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellnormed.proof import Base, Value
 from wellnormed.proof.inference import weight_of
-from wellnormed.proof.value import UNIT
+from wellnormed.proof.value import UNIT, Base, Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import add, number, pick, side_by_side, spread
 from wellnormed.propagation.registry import operation

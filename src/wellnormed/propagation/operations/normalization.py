@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from wellnormed.proof import Value
 from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes, with_inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored

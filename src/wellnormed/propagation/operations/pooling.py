@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.linear import average

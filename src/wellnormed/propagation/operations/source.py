@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from wellnormed.proof import Value
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
+from wellnormed.proof.value import Value
 from wellnormed.propagation.axes import default_axes
 from wellnormed.propagation.domain import DTYPES, Box, constants_of
 from wellnormed.propagation.ledger import Ledger, Stored
