@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak mutations paper golden pages docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -69,7 +69,7 @@ test-wheel:  ## A wheel in empty environments: the checker, the three lines of R
 	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
 	rm -rf $(WHEEL)/empty && mkdir $(WHEEL)/empty
 	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5 --name run
-	$(WHEEL)/numpy/bin/python -I -m wellnormed.proof $(WHEEL)/empty/runs/run
+	$(WHEEL)/numpy/bin/wellnormed-proof $(WHEEL)/empty/runs/run
 	@echo "the wheel serves NumPy alone, the README's lines, and the command"
 
 lint: $(STAMP)  ## Style and formatting
@@ -98,9 +98,6 @@ soundness: $(STAMP)  ## Attack the certificates of 5,000 random small models, fo
 
 soak: $(STAMP)  ## 20,000 steps on four processes that are killed at random, half an hour: results/soak.json
 	$(BIN)/python -m campaigns.soak
-
-mutations: $(STAMP)  ## Forge 10,000 certificates, half an hour: results/mutations.json
-	$(BIN)/python -m campaigns.mutations
 
 # NAME of an experiment, then options: make paper NAME="rates --jobs 2". Without NAME, all with their state.
 paper: $(STAMP)  ## Run an experiment of a paper, or go on with it: make paper NAME=rates

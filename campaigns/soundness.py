@@ -39,8 +39,10 @@ from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import name_of
 from wellnormed.program.program import Program
-from wellnormed.proof import Base, Bounds, Value, gather
+from wellnormed.proof import Bounds
 from wellnormed.proof.decimals import float_up
+from wellnormed.proof.gather import gather
+from wellnormed.proof.value import Base, Value
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.walk import Walk
 from wellnormed.train.environment import describe

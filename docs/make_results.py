@@ -371,28 +371,6 @@ def soundness() -> Iterator[str]:
         )
 
 
-def mutations() -> Iterator[str]:
-    """Forged certificates."""
-    content = load("mutations.json")
-    yield from ("## Forged certificates", "")
-    yield from origin("mutations.json", content)
-    yield from (
-        f"{content['mutations']:,} mutations of three certificates, with all digests mended: "
-        f"{len(content['false_accepts'])} false statements were accepted, {len(content['raw_exceptions'])} ended in "
-        f"anything but a sentence; under `python -O` {content['answers_that_differ_with_and_without_python_O']} "
-        "answers differ. Accepted were statements of the same rows with the same numbers (unchanged), with larger ones "
-        "(looser) or with smaller ones that are still proved (tighter), and true statements of other rows (another), "
-        "which a search in float64 could not break.",
-        "",
-    )
-    kinds = ("refused", "unchanged", "looser", "tighter", "another")
-    found: dict[str, dict[str, int]] = {}
-    for row in content["rows"]:
-        of_kind = found.setdefault(row["kind"], dict.fromkeys(kinds, 0))
-        of_kind[row["status"]] = of_kind.get(row["status"], 0) + row["mutations"]
-    yield from table(("mutations of", *kinds), [(kind, *(each[k] for k in kinds)) for kind, each in found.items()])
-
-
 def harnesses() -> Iterator[str]:
     """Benchmarks of optimizers that others wrote."""
     for title, name, lines, columns in (
@@ -512,7 +490,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), steps(), matrix(), gpu(), soundness(), mutations(), harnesses())
+    parts = (frontier(), levers(), steps(), matrix(), gpu(), soundness(), harnesses())
     lines = [HEAD, "", *(line for part in parts for line in part)]
     lines += others("\n".join(lines))
     return "\n".join(lines).rstrip() + "\n"

@@ -197,9 +197,14 @@ def test_an_exported_model_that_no_command_knows_is_told_how_to_be_proved(tmp_pa
     model = torch.nn.Linear(3, 2)
     export(model.eval(), tmp_path / "own", torch.zeros(1, 3), onnx=False)
     assert main(["verify", str(tmp_path / "own")]) == 2
-    command = f"python -m wellnormed.proof {tmp_path / 'own'}"
+    command = f"wellnormed-proof {tmp_path / 'own'}"
     assert command in capsys.readouterr().err
-    assert subprocess.run([sys.executable, *command.split()[1:]], capture_output=True).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-P", "-m", "wellnormed.proof", *command.split()[1:]], capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])

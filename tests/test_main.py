@@ -51,6 +51,6 @@ def test_without_the_extra_the_command_says_which_line_to_type(lacking):
 
 
 def test_the_command_and_the_module_are_one():
-    assert PROJECT["scripts"] == {"wellnormed": "wellnormed.__main__:main"}
+    assert PROJECT["scripts"]["wellnormed"] == "wellnormed.__main__:main"
     shown = subprocess.run([sys.executable, "-m", "wellnormed", "--version"], capture_output=True, text=True)
     assert shown.stdout == f"wellnormed {PROJECT['version']}\n"

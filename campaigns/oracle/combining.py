@@ -4,12 +4,11 @@ For a group y made of groups x_g of bases, `y = sum_g A_g x_g`: `|y|^2 <= sum_g 
 mixes two groups, and `|y| <= sum_g |A_g| |x_g|` where entries do.
 """
 
-from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
 
-from campaigns.oracle.decimals import ZERO, sqrt_up
+from campaigns.oracle.upper import ZERO, Upper, root_up
 
 UNIT = 2.0**-53
 """Half a unit in the last place of float64, relatively."""
@@ -65,7 +64,7 @@ def alike(parts: list[list[np.ndarray]], number: list[int], axis: int) -> bool:
     return True
 
 
-def one_group(parts: list[Part], tables: list[list[dict[int, Decimal]]]) -> tuple[Decimal, Decimal, Decimal]:
+def one_group(parts: list[Part], tables: list[list[dict[int, Upper]]]) -> tuple[Upper, Upper, Upper]:
     """Radius, gain and largest entry of one group made of the given entries of bases."""
     atoms: dict[tuple[int, int], list[Part]] = {}
     for part in parts:
@@ -73,7 +72,7 @@ def one_group(parts: list[Part], tables: list[list[dict[int, Decimal]]]) -> tupl
         for group in np.unique(part.group[present]):
             atoms.setdefault((part.number, int(group)), []).append(part)
     radius = gain = largest = ZERO
-    sums: dict[int, list[Decimal]] = {}
+    sums: dict[int, list[Upper]] = {}
     cluster = _clusters(list(atoms), parts)
     for (number, group), own in atoms.items():
         size, entry, label = _norm(own, group)
@@ -87,7 +86,7 @@ def one_group(parts: list[Part], tables: list[list[dict[int, Decimal]]]) -> tupl
     if len(sums) == 1:
         ((radius, gain, largest),) = sums.values()
         return radius, gain, min(largest, radius)
-    radius, gain = sqrt_up(radius), sqrt_up(gain)
+    radius, gain = root_up(radius), root_up(gain)
     return radius, gain, min(largest, radius)
 
 
@@ -106,20 +105,20 @@ def _clusters(atoms: list[tuple[int, int]], parts: list[Part]) -> dict[tuple[int
     return cluster
 
 
-def _norm(parts: list[Part], group: int) -> tuple[Decimal, Decimal, int]:
+def _norm(parts: list[Part], group: int) -> tuple[Upper, Upper, int]:
     """Norm of the matrix from a base's group to a group of entries, the largest factor, and the group's label."""
     masks = [(part.column >= 0) & (part.group == group) for part in parts]
     label = int(next(part.label[mask][0] for part, mask in zip(parts, masks, strict=True) if mask.any()))
     chosen = [(part.column[mask], part.factor[mask]) for part, mask in zip(parts, masks, strict=True)]
-    margin = Decimal(slack(max(part.roundings for part in parts)))
-    largest = sum((Decimal(float(np.abs(factor).max(initial=0.0))) for _, factor in chosen), ZERO)
+    margin = Upper(slack(max(part.roundings for part in parts)))
+    largest = sum((Upper(float(np.abs(factor).max(initial=0.0))) for _, factor in chosen), ZERO)
     column = chosen[0][0]
     if len(parts) == 1 and len(np.unique(column)) == len(column):  # entries of the base, each times a number
         return largest * margin, largest * margin, label
     return _gram_norm(masks, parts) * margin, largest * margin, label
 
 
-def _gram_norm(masks: list[np.ndarray], parts: list[Part]) -> Decimal:
+def _gram_norm(masks: list[np.ndarray], parts: list[Part]) -> Upper:
     """Norm of the matrix A of terms that meet: the norm of `A^T A` is below its largest row sum of absolute values."""
     scale = max(float(np.abs(part.factor[mask]).max(initial=0.0)) for part, mask in zip(parts, masks, strict=True))
     pairs: list[np.ndarray] = []
@@ -136,4 +135,4 @@ def _gram_norm(masks: list[np.ndarray], parts: list[Part]) -> Decimal:
     # relative to the sums of absolute values: three errors of a product, and one for each addend of the two sums
     roundings = (3 + len(product) + 2 * max(part.roundings for part in parts)) * 2 * UNIT
     error = np.bincount(row, np.bincount(entry.reshape(-1), np.abs(product), len(entries))) * roundings
-    return sqrt_up(Decimal(float((np.bincount(row, gram) + error).max() * (1 + 4 * UNIT)))) * Decimal(scale)
+    return root_up(Upper(float((np.bincount(row, gram) + error).max() * (1 + 4 * UNIT)))) * Upper(scale)

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from campaigns.oracle.decimals import rounding_up
 from campaigns.oracle.primitives import PRIMITIVES, Read
+from campaigns.oracle.upper import Upper, to_decimals
 from campaigns.oracle.value import Base, Bounds, Linear, Term, Value, add, collapse, constant, slack
 from wellnormed.certificates import Certificate, Row
 
 
 def derive(certificate: Certificate, weights: Mapping[str, Tensor]) -> dict[str, Bounds]:
-    """Name of every row that computes -> its bounds.
+    """Name of every row that computes -> its bounds, in decimals of 40 digits.
 
     Args:
         certificate: Its rows; what they state is not looked at.
@@ -26,7 +25,7 @@ def derive(certificate: Certificate, weights: Mapping[str, Tensor]) -> dict[str,
     oracle = _Oracle(certificate, dict(weights) | certificate.computed)
     for row in certificate.rows:
         oracle.value(row.name)
-    return oracle.bounds
+    return {name: Bounds(*map(to_decimals, bounds)) for name, bounds in oracle.bounds.items()}
 
 
 class _Oracle:
@@ -50,8 +49,7 @@ class _Oracle:
         constants = row.constants | {"shape": row.shape, "axes": row.axes}
         if row.operation == "attention" and len(inputs) == 4:
             constants |= _heads(row, inputs)
-        with rounding_up():
-            bounds = collapse(PRIMITIVES[row.operation](reads, constants, row.claims))
+        bounds = collapse(PRIMITIVES[row.operation](reads, constants, row.claims))
         self.bounds[row.name] = bounds
         linear, cut = None, None
         if row.operation == "linear":
@@ -77,9 +75,8 @@ class _Oracle:
             return add(row.name, inputs)
         if row.operation == "idle_ball":
             entries = math.prod(inputs[0].shape[axis] for axis in c["over"])
-            with rounding_up():
-                lengths = inputs[0].gather(c["over"]).radius.flat
-                assert all(r * r * Decimal(c["scale"]) <= entries * (1 + Decimal("1e-25")) for r in lengths), row.name
+            lengths = inputs[0].gather(c["over"]).radius.flat
+            assert all(r * r * Upper(c["scale"]) <= Upper(1 + 1e-15) * entries for r in lengths), row.name
             return inputs[0]
         if row.operation == "rounding":
             return inputs[0].apart()

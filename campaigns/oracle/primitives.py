@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from campaigns.oracle.decimals import ONE, ZERO, Decimals, decimals, hypotenuse, least, sqrt_up
+from campaigns.oracle.upper import ONE, ZERO, Upper, Uppers, hypotenuse, least, root_up, uppers
 from campaigns.oracle.value import Bounds
 from wellnormed.proof import Claim
 
-HALF = Decimal("0.5")
+HALF = Upper("0.5")
 
 
 class Read(NamedTuple):
@@ -25,7 +24,7 @@ class Read(NamedTuple):
 
 Primitive = Callable[[Sequence[Read], Mapping[str, Any], Sequence[Claim]], Bounds]
 PRIMITIVES: dict[str, Primitive] = {}
-"""Name of a primitive -> its bounds, in decimal arithmetic that rounds up."""
+"""Name of a primitive -> its bounds, in arithmetic that rounds up."""
 
 
 def primitive(name: str) -> Callable[[Primitive], Primitive]:
@@ -36,18 +35,18 @@ def primitive(name: str) -> Callable[[Primitive], Primitive]:
 class Shape(NamedTuple):
     """What is known of a function f of one number."""
 
-    slope: Decimal
+    slope: Upper
     """Largest absolute slope."""
-    growth: Decimal | None = None
+    growth: Upper | None = None
     """`|f(x)| <= growth |x| + at_zero`; the slope if None."""
-    at_zero: Decimal = ZERO
+    at_zero: Upper = ZERO
     """`|f(0)|`."""
-    ceiling: Decimal | None = None
+    ceiling: Upper | None = None
     """Largest `|f(x)|`."""
 
 
-def _d(x: float | str) -> Decimal:
-    return Decimal(x)
+def _d(x: float | str) -> Upper:
+    return Upper(x)
 
 
 FUNCTIONS: dict[str, Callable[..., Shape]] = {
@@ -89,11 +88,11 @@ FUNCTIONS: dict[str, Callable[..., Shape]] = {
 def _input(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """A ball for every group, or a box for every entry; the change of the input has size 1 by definition."""
     entries = math.prod(c["shape"][axis] for axis in c["axes"])
-    root = decimals(sqrt_up(entries)).reshape([1] * len(c["shape"]))
+    root = uppers(root_up(entries)).reshape([1] * len(c["shape"]))
     if "radius" in c:
-        radius = root * decimals(c["radius"])
+        radius = root * uppers(c["radius"])
         return Bounds(radius, root, radius)
-    largest = np.maximum(*(abs(decimals(c[end])) for end in ("low", "high"))) * decimals(1).reshape(root.shape)
+    largest = np.maximum(*(abs(uppers(c[end])) for end in ("low", "high"))) * uppers(1).reshape(root.shape)
     return Bounds(root * largest, root, largest)
 
 
@@ -107,17 +106,17 @@ def _output(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
 def _bound_scaling(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """Every entry times one of a tensor, whichever it is."""
     ((_, _, x),) = reads
-    return Bounds(*(decimals(claims[0].values[0]) * each for each in x))
+    return Bounds(*(uppers(claims[0].values[0]) * each for each in x))
 
 
 @primitive("shift")
 def _bound_shift(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """A group has so many vectors, or entries, each no larger than what is claimed of all."""
     ((shape, axes, x),) = reads
-    size = decimals(claims[0].values[0]).item()
+    size = uppers(claims[0].values[0]).item()
     entries = math.prod(shape[axis] for axis in axes)
     vector = math.prod(shape[axis] for axis in c.get("over", ()))
-    return Bounds(x.radius + size * sqrt_up(entries // vector), x.gain, x.largest + size)
+    return Bounds(x.radius + size * root_up(entries // vector), x.gain, x.largest + size)
 
 
 @primitive("product")
@@ -131,7 +130,7 @@ def _bound_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence
 @primitive("elementwise")
 def _elementwise(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     ((shape, axes, x),), known = reads, FUNCTIONS[c["function"]](*c["numbers"])
-    root = sqrt_up(math.prod(shape[axis] for axis in axes))
+    root = root_up(math.prod(shape[axis] for axis in axes))
     growth = known.slope if known.growth is None else known.growth
     radius, largest = growth * x.radius + known.at_zero * root, growth * x.largest + known.at_zero
     if known.ceiling is not None:
@@ -146,7 +145,7 @@ def _linear(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
     (x,), parts = reads, c["parts"]
     bounds = Bounds(*(each[..., None] if parts > 1 else each for each in x.bounds))
     size = _along(claims[0].values, bounds.gain.ndim, parts)
-    shift = _along(claims[1].values, bounds.gain.ndim, parts) if len(claims) > 1 else decimals(0)
+    shift = _along(claims[1].values, bounds.gain.ndim, parts) if len(claims) > 1 else uppers(0)
     radius = size * bounds.radius + shift * tokens_of(x, x.shape[-1])
     return Bounds(radius, size * bounds.gain, radius)
 
@@ -155,7 +154,7 @@ def _linear(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
 def _average(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """`|y_i| <= sum_j |P_ij| max_j |x_j|` of tokens that are groups apart; `|P|` if they are in one group."""
     (x,) = reads
-    size = decimals(claims[0].values).reshape([*c["parts"], 1, 1])
+    size = uppers(claims[0].values).reshape([*c["parts"], 1, 1])
     if claims[0].measure == "row_sum":
         along = len(x.shape) - 2
         return Bounds(*(size * each.max(along, keepdims=True) for each in x.bounds))
@@ -173,33 +172,33 @@ def _matrix_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequenc
 @primitive("margin")
 def _margin(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """`|(w_a - w_b) . x + b_a - b_b|`, and `|w_a - w_b|` times the change of x."""
-    (x,), factor = reads, decimals(c["factor"]).item()
-    size = factor * decimals(claims[0].values).item()
-    shift = 2 * factor * decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
+    (x,), factor = reads, uppers(c["factor"]).item()
+    size = factor * uppers(claims[0].values).item()
+    shift = 2 * factor * uppers(claims[1].values).item() if len(claims) > 1 else uppers(0).item()
     radius = size * x.bounds.radius + shift
     return Bounds(radius, size * x.bounds.gain, radius)
 
 
-def tokens_of(read: Read, inside: int) -> Decimal:
+def tokens_of(read: Read, inside: int) -> Upper:
     """Square root of how many vectors of so many entries lie in a group."""
-    return sqrt_up(math.prod(read.shape[axis] for axis in read.axes) // inside)
+    return root_up(math.prod(read.shape[axis] for axis in read.axes) // inside)
 
 
-def _along(values: Sequence[float], axes: int, parts: int) -> Decimals:
+def _along(values: Sequence[float], axes: int, parts: int) -> Uppers:
     """Numbers for each part, along the last axis but one."""
-    return decimals(values).reshape([1] * (axes - 2) + [parts, 1]) if parts > 1 else decimals(values[0])
+    return uppers(values).reshape([1] * (axes - 2) + [parts, 1]) if parts > 1 else uppers(values[0])
 
 
 @primitive("convolution")
 def _convolution(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """The norm of the operator; a bias stands at every pixel of a group."""
-    (x,), size = reads, decimals(claims[0].values).item()
+    (x,), size = reads, uppers(claims[0].values).item()
     bounds = x.bounds
     if len(c["axes"]) == 1:  # the largest over pixels
         over = tuple(range(2, len(x.shape)))
         bounds = Bounds(*(each.max(over, keepdims=True) for each in bounds))
     pixels = math.prod(c["shape"][axis] for axis in c["axes"] if axis > 1)
-    shift = decimals(claims[1].values).item() * sqrt_up(pixels) if len(claims) > 1 else decimals(0).item()
+    shift = uppers(claims[1].values).item() * root_up(pixels) if len(claims) > 1 else uppers(0).item()
     radius = size * bounds.radius + shift
     return Bounds(radius, size * bounds.gain, radius)
 
@@ -207,31 +206,31 @@ def _convolution(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[C
 @primitive("convex_potential")
 def _convex_potential(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """`I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`; zero goes to `-f A^T relu(b)`."""
-    (x,), factor = reads, decimals(c["factor"]).item()
-    norm = decimals(claims[0].values).item()
+    (x,), factor = reads, uppers(c["factor"]).item()
+    norm = uppers(claims[0].values).item()
     squared = abs(factor) * norm * norm
     slope = max(ONE, squared - 1) if factor >= 0 else ONE + squared
-    shift = decimals(claims[1].values).item() if len(claims) > 1 else decimals(0).item()
+    shift = uppers(claims[1].values).item() if len(claims) > 1 else uppers(0).item()
     radius = slope * x.bounds.radius + abs(factor) * norm * shift * _vectors(x, claims[0])
     return Bounds(radius, slope * x.bounds.gain, np.asarray(radius))
 
 
-def _vectors(x: Read, claim: Claim) -> Decimal:
+def _vectors(x: Read, claim: Claim) -> Upper:
     """Square root of how many times the bias stands in a group, at most."""
     if claim.measure == "spectral":
         return tokens_of(x, x.shape[-1])
     # the result of the first convolution has no more pixels than the padded image
     samples = math.prod(x.shape[axis] for axis in x.axes) // math.prod(x.shape[1:])
-    return sqrt_up(samples * math.prod(claim.constants["size"]))
+    return root_up(samples * math.prod(claim.constants["size"]))
 
 
 @primitive("normalization")
 def _normalization(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """Root mean square at most 1, and slope at most `1 / sqrt(eps)`: never 1."""
     ((shape, axes, x),) = reads
-    slope = sqrt_up(ONE / decimals(c["eps"]).item())
-    radius = least(slope * x.radius, sqrt_up(math.prod(shape[axis] for axis in axes)))
-    vector = sqrt_up(math.prod(shape[axis] for axis in c["over"]))
+    slope = root_up(ONE / uppers(c["eps"]).item())
+    radius = least(slope * x.radius, root_up(math.prod(shape[axis] for axis in axes)))
+    vector = root_up(math.prod(shape[axis] for axis in c["over"]))
     return Bounds(radius, slope * x.gain, least(radius, vector))
 
 
@@ -239,8 +238,8 @@ def _normalization(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence
 def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """1-Lipschitz for each vector, and none is longer than the radius."""
     ((shape, axes, x),) = reads
-    one = sqrt_up(math.prod(shape[axis] for axis in c["over"]) / decimals(c["scale"]).item())
-    all_vectors = sqrt_up(math.prod(shape[axis] for axis in axes) / decimals(c["scale"]).item())
+    one = root_up(math.prod(shape[axis] for axis in c["over"]) / uppers(c["scale"]).item())
+    all_vectors = root_up(math.prod(shape[axis] for axis in axes) / uppers(c["scale"]).item())
     radius = least(x.radius, all_vectors)
     return Bounds(radius, x.gain, least(least(x.largest, one), radius))
 
@@ -249,9 +248,9 @@ def _ball(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
 def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """Outside the ball of radius eps a projection onto the sphere, over eps."""
     ((shape, axes, x),) = reads
-    slope = ONE / decimals(c["eps"]).item()
+    slope = ONE / uppers(c["eps"]).item()
     vectors = math.prod(shape[axis] for axis in axes) // math.prod(shape[axis] for axis in c["over"])
-    radius = least(slope * x.radius, sqrt_up(vectors) if vectors > 1 else ONE)
+    radius = least(slope * x.radius, root_up(vectors) if vectors > 1 else ONE)
     return Bounds(radius, slope * x.gain, least(radius, ONE))
 
 
@@ -259,7 +258,7 @@ def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
 def _contraction(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and entries of so many times those."""
     ((_, _, x),) = reads
-    return Bounds(x.radius, x.gain, least(x.radius, decimals(c["growth"]) * x.largest) if "growth" in c else x.largest)
+    return Bounds(x.radius, x.gain, least(x.radius, uppers(c["growth"]) * x.largest) if "growth" in c else x.largest)
 
 
 @primitive("attention")
@@ -272,7 +271,7 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
     too, without a bias, `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
     """
     q, k, v = (read.bounds for read in reads[:3])
-    scale, tokens, batch = abs(decimals(c["scale"]).item()), len(c["shape"]) - 2, c["shape"][:-2]
+    scale, tokens, batch = abs(uppers(c["scale"]).item()), len(c["shape"]) - 2, c["shape"][:-2]
     lk, lv, rk, rv = (each.max(tokens, keepdims=True) for each in (k.gain, v.gain, k.radius, v.radius))
     gain = lv + scale * rv * (q.radius * lk + rk * q.gain)
     if len(reads) > 3:
@@ -283,8 +282,8 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
         joint = change * hypotenuse(wv, scale * q.radius * rv * wk) + scale * rk * rv * q.gain
         gain = least(gain, joint)
         if "query" in c:
-            both = abs(decimals(c["query"][0]).item() * decimals(c["key"][0]).item())
-            t = scale * size * size * both * decimals(claims[2].values).reshape([1, *batch[1:], 1, 1])
+            both = abs(uppers(c["query"][0]).item() * uppers(c["key"][0]).item())
+            t = scale * size * size * both * uppers(claims[2].values).reshape([1, *batch[1:], 1, 1])
             gain = least(gain, change * wv * (hypotenuse(ONE, t) + t))
     largest = v.radius.max(tokens, keepdims=True)
     return Bounds(largest, gain, largest)
@@ -294,8 +293,8 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
 def _softmax(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     (x,) = reads
     count = math.prod(x.shape[axis] for axis in x.axes) // x.shape[c["over"]]
-    one = decimals(np.ones([1] * len(x.shape), dtype=int))
-    return Bounds(one * sqrt_up(count) if count > 1 else one, HALF * x.bounds.gain, one)
+    one = uppers(np.ones([1] * len(x.shape), dtype=int))
+    return Bounds(one * root_up(count) if count > 1 else one, HALF * x.bounds.gain, one)
 
 
 @primitive("log_softmax")
@@ -303,11 +302,11 @@ def _log_softmax(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[C
     """`|log p_i| <= log n + max x - min x`."""
     (x,) = reads
     n = x.shape[c["over"]]
-    largest = decimals(math.nextafter(math.log(n) * (1 + 1e-15), math.inf)).item() + 2 * x.bounds.largest
-    radius = sqrt_up(math.prod(x.shape[axis] for axis in x.axes)) * largest
-    return Bounds(radius, sqrt_up(n) * x.bounds.gain if n > 1 else x.bounds.gain, largest)
+    largest = uppers(math.nextafter(math.log(n) * (1 + 1e-15), math.inf)).item() + 2 * x.bounds.largest
+    radius = root_up(math.prod(x.shape[axis] for axis in x.axes)) * largest
+    return Bounds(radius, root_up(n) * x.bounds.gain if n > 1 else x.bounds.gain, largest)
 
 
-def _by_head(factor: float, heads: Sequence[int], values: Sequence[float], batch: Sequence[int]) -> Decimals:
-    size = abs(decimals(factor).item())
-    return size * decimals([values[int(head)] for head in heads]).reshape([1, *batch[1:], 1, 1])
+def _by_head(factor: float, heads: Sequence[int], values: Sequence[float], batch: Sequence[int]) -> Uppers:
+    size = abs(uppers(factor).item())
+    return size * uppers([values[int(head)] for head in heads]).reshape([1, *batch[1:], 1, 1])

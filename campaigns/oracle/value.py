@@ -15,7 +15,6 @@ by squares need no rules. For a group y made of groups x_g of bases, `y = sum_g 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from campaigns.oracle.combining import UNIT, Part, alike, one_group, slack
-from campaigns.oracle.decimals import ZERO, Decimals, decimals, rounding_up
+from campaigns.oracle.upper import ZERO, Upper, Uppers, uppers
 
 LARGEST = 2.0**1000
 """The largest constant: products and sums of squares of so scaled ones stay floats."""
@@ -35,11 +34,11 @@ class Bounds(NamedTuple):
     They hold for every input of the domain.
     """
 
-    radius: Decimals
+    radius: Uppers
     """Largest Euclidean norm."""
-    gain: Decimals
+    gain: Uppers
     """Largest Euclidean norm of a change, over the size of the input's change in the certificate's norm."""
-    largest: Decimals
+    largest: Uppers
     """Largest absolute value of an entry."""
 
 
@@ -161,8 +160,7 @@ class Value:
         """
         key = tuple(sorted(axis % len(self.shape) for axis in axes))
         if key not in self._gathered:
-            with rounding_up():
-                self._gathered[key] = _gather(self, key)
+            self._gathered[key] = _gather(self, key)
         return self._gathered[key]
 
 
@@ -183,7 +181,7 @@ def collapse(bounds: Bounds) -> Bounds:
     return Bounds(*map(_collapse, bounds))
 
 
-def _collapse(array: Decimals) -> Decimals:
+def _collapse(array: Uppers) -> Uppers:
     for axis, size in enumerate(array.shape):
         first = array.take([0], axis)
         if size > 1 and bool((array == first).all()):
@@ -199,7 +197,7 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     elif moving:
         bounds = _combined(moving, value.shape, axes)
     else:
-        nothing = decimals(np.zeros([1] * len(value.shape), dtype=int))
+        nothing = uppers(np.zeros([1] * len(value.shape), dtype=int))
         bounds = Bounds(nothing, nothing, nothing)
     for term in constants:
         radius, largest = _constant_norms(term, value.shape, axes, bounds.radius.shape)
@@ -220,7 +218,7 @@ def _aligned_sum(terms: list[Term]) -> Bounds:
     total: Bounds | None = None
     for term in terms:
         assert isinstance(term.base, Base)
-        size = ZERO + Decimal(1 if term.factor is None else abs(float(term.factor)) * slack(term.roundings))
+        size = ZERO + Upper(1 if term.factor is None else abs(float(term.factor)) * slack(term.roundings))
         part = Bounds(*(size * each for each in term.base.bounds))
         total = part if total is None else Bounds(*(a + b for a, b in zip(total, part, strict=True)))
     assert total is not None
@@ -229,7 +227,7 @@ def _aligned_sum(terms: list[Term]) -> Bounds:
 
 def _constant_norms(
     term: Term, shape: tuple[int, ...], axes: tuple[int, ...], kept: tuple[int, ...]
-) -> tuple[Decimals, Decimals]:
+) -> tuple[Uppers, Uppers]:
     """Euclidean norm and largest entry of every group of a constant, the largest over axes that are not kept."""
     assert isinstance(term.base, Tensor)
     index = term.positions(shape).numpy()
@@ -244,7 +242,7 @@ def _constant_norms(
     over = tuple(axis for axis, (a, b) in enumerate(zip(norms.shape, kept, strict=True)) if a > b)
     tiny = 2.0**-1000  # what underflow may have taken
     grown = [np.where(x > 0, x * margin + tiny, 0.0).max(axis=over, keepdims=True) for x in (norms, largest)]
-    return decimals(grown[0]), decimals(grown[1])
+    return uppers(grown[0]), uppers(grown[1])
 
 
 def _combined(terms: list[Term], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds:
@@ -285,7 +283,7 @@ def _label_shape(base: Base) -> tuple[int, ...]:
     return np.broadcast_shapes(*(each.shape for each in base.bounds))
 
 
-def _as_array(values: list[Decimal], shape: list[int]) -> Decimals:
+def _as_array(values: list[Upper], shape: list[int]) -> Uppers:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from decimal import ROUND_CEILING, Context
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -128,6 +127,7 @@ class Verify:
         import wellnormed as wn
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import require_model
+        from wellnormed.proof.decimals import shown
 
         require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
@@ -135,14 +135,13 @@ class Verify:
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
         try:
             model, example, weights = certified(self.folder)
-            report = wn.verify(path, weights if weights.is_file() else model.state_dict())
             certificate = wn.certificates.Certificate.load(path)
+            report = wn.verify(certificate, weights if weights.is_file() else model.state_dict())
             wn.certificates.require_same_model(certificate, model, example)
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        bound = Context(6, ROUND_CEILING).plus(certificate.exact_lipschitz)
-        print(f"verified: the Lipschitz bound {bound} holds for {weights}\n{report}")
+        print(f"verified: the Lipschitz bound {shown(report.lipschitz)} holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)

@@ -380,8 +380,8 @@ def test_the_words_of_a_dtype_are_those_of_its_numbers() -> None:
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     document["rows"][0]["constants"]["dtype"] = "float64"
     assert "float64 input.input of shape (1, 3) with entries from -3.4" in check(document, tensors).inputs[0]
-    document["rows"][0]["constants"].update(dtype="float32", low=-3.4e38)
-    assert "with entries from -3.4e+38 to 3.4028" in check(document, tensors).inputs[0]
+    document["rows"][0]["constants"].update(dtype="float32", low=-(2.0**127))
+    assert "with entries from -1.7014118346046923e+38 to 3.4028" in check(document, tensors).inputs[0]
 
 
 TABLES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {

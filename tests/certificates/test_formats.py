@@ -124,3 +124,16 @@ def test_largest_entries_leave_no_hooks():
     with pytest.raises(RuntimeError):
         largest_entries(model, torch.zeros(1, 4))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_only_the_result_of_a_layer_is_observed_beside_it():
+    """A gated layer has a row for its gate, too, whose entries are not those of the layer's result."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GLU(), nn.Linear(4, 3)).double()
+    x = 50 * torch.randn(8, 4).double()
+    table = number_formats(wn.certify(model, x[:1], radius=100.0), largest_entries(model, x))
+    shown = {each.name: each.observed for each in table.ranges if each.name.startswith("1.glu")}
+    (gate, result) = shown.values()
+    assert gate is None
+    assert result == float(model[:2](x).detach().abs().max())
+    assert all(each.observed is None or each.observed <= each.proved for each in table.ranges)

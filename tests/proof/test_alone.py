@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy
 import torch
@@ -43,3 +45,18 @@ def test_the_package_and_the_kernel_import_and_prove(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "L-Lipschitz" in done.stdout
     assert "torch is kept out" in run("import wellnormed; wellnormed.Scion").stderr  # which shows that it is lazy
+
+
+def test_the_command_imports_nothing_from_the_folder_that_it_checks(tmp_path):
+    """`python -m` alone would: it looks for modules where it is run first."""
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    module, _, function = scripts["project"]["scripts"]["wellnormed-proof"].partition(":")
+    folder, script = tmp_path / "hostile", tmp_path / "bin" / "wellnormed-proof"
+    for each in (folder, script.parent):
+        each.mkdir()
+    (folder / "numpy.py").write_text("print('L = 0'); raise SystemExit(0)")
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())")
+    for command in ([script], ["-P", "-m", "wellnormed.proof"]):
+        done = subprocess.run([sys.executable, *command, "."], capture_output=True, text=True, cwd=folder)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "not proved: certificate.json cannot be read" in done.stderr

@@ -5,7 +5,9 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from wellnormed.proof import Base, Bounds, Term, Value, gather
+from wellnormed.proof import Bounds
+from wellnormed.proof.gather import gather
+from wellnormed.proof.value import Base, Term, Value
 
 
 def base(random: np.random.Generator, axes: tuple[int, ...]) -> Base:

@@ -13,7 +13,8 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates import require_same_model
-from wellnormed.proof import Claim, Parts, Promise, Proof, Row, check
+from wellnormed.proof import Claim, Promise, Proof, Row, check
+from wellnormed.proof.promises import Parts
 from wellnormed.proof.reading import CheckError
 
 WHOLE = Parts((1, 4, 3), 2.0, 0, (0, 3, 1))
@@ -48,6 +49,12 @@ def test_parts_that_are_halves_add_in_squares():
     assert halves.claim("spectral", "w").values == pytest.approx((8**0.5,))
 
 
+def test_a_part_far_smaller_than_another_has_its_own_bound():
+    """The square of its size, relative to the largest one, is below all floats."""
+    uneven = proof_of(Parts((1, 2, 3), 1.0, 0, (0, 3, 1)), Parts((1, 2, 3), 1e-170, 6, (0, 3, 1)))
+    assert min(uneven.claim("spectral", "w", **{"parts": 2}).values) >= 1e-170
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -57,9 +64,10 @@ def test_parts_that_are_halves_add_in_squares():
         (Parts((1, 4, 3), 2.0, 1, (0, 3, 1)),),  # beyond the end
         (Parts((1, 4, 3), -2.0, 0, (0, 3, 1)),),
         (Parts((1, 4, 3), float("inf"), 0, (0, 3, 1)),),
+        (Parts((1, 4, 3), 1e308, 0, (0, 3, 1)),),  # beyond 2^1000, as no tensor may be
         (Parts((12, 1), 2.0, 0, (1, 0)),),
     ],
-    ids=["nothing", "missing", "twice", "beyond", "negative", "infinite", "axes"],
+    ids=["nothing", "missing", "twice", "beyond", "negative", "infinite", "huge", "axes"],
 )
 def test_parts_that_are_not_all_entries_once_are_refused(parts):
     with pytest.raises(CheckError):
@@ -96,7 +104,7 @@ def test_a_certificate_within_caps_is_of_later_weights_and_of_no_larger_ones():
     model(torch.randn(5, 6)).square().sum().neg().backward()
     optimizer.step()
     report = wn.verify(certificate, model.state_dict())
-    assert "for every weight within these caps: no singular value of 0.weight beyond 1.83712" in str(report)
+    assert "for every weight within these caps: no singular value of 0.weight beyond 1.83711" in str(report)
     model[0].weight.data *= 4
     with pytest.raises(CheckError, match=r"0\.weight is not proved to keep its promise"):
         wn.verify(certificate, model.state_dict())
@@ -149,7 +157,7 @@ def test_what_an_earlier_proof_promised_is_not_proved():
 
 def test_promises_are_checked_without_assertions():
     code = (
-        "from wellnormed.proof import *\n"
+        "from wellnormed.proof import *\nfrom wellnormed.proof.promises import Parts\n"
         "proof = Proof()\n"
         "try:\n"
         "    proof.promise(Promise('w', (4, 3), (Parts((1, 4, 2), 2.0, 0, (0, 3, 1)),)))\n"

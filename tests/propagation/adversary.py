@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
-from wellnormed.proof import Bounds, Value
+from wellnormed.proof import Bounds
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.operations.source import source
 from wellnormed.propagation.walk import Walk

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from wellnormed.program.operation import name_of, record_of
-from wellnormed.proof import Base, Row, Value
+from wellnormed.proof import Row
+from wellnormed.proof.value import Base, Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.operations import movement
 

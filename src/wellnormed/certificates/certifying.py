@@ -20,7 +20,8 @@ from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import refusing
 from wellnormed.program.program import Example, Program, tensors_of
 from wellnormed.program.program import arguments_of as arguments_of_call
-from wellnormed.proof import Promise, conclude
+from wellnormed.proof import Promise
+from wellnormed.proof.check import conclude
 from wellnormed.proof.files import parse_json
 from wellnormed.propagation.promising import promise_of
 from wellnormed.propagation.walk import Walk

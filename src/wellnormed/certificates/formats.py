@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.sizes import short
-from wellnormed.proof import Base, Row, Term, Value, gather
+from wellnormed.proof import Row
 from wellnormed.proof.decimals import float_up
+from wellnormed.proof.gather import gather
 from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
+from wellnormed.proof.value import Base, Term, Value
 from wellnormed.propagation.stored import raw_tensor
 
 FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E3M0": 16.0, "E2M1": 6.0}
@@ -118,9 +120,9 @@ def number_formats(
         >>> _ = nn.init.constant_(model[0].weight, 3.0)
         >>> print(number_formats(wn.certify(model, torch.zeros(1, 2)), largest_entries(model, torch.ones(1, 2))))
         largest entry of      proved    observed  held by
-        input.input           1.4142           -  E5M2 E4M3 E3M0 E2M1
-        input of 0            1.4142           1  E5M2 E4M3 E3M0 E2M1
-        0.weight              6.0000           3  E5M2 E4M3 E3M0
+        input.input           1.4143           -  E5M2 E4M3 E3M0 E2M1
+        input of 0            1.4143           1  E5M2 E4M3 E3M0 E2M1
+        0.weight              6.0001           3  E5M2 E4M3 E3M0
         0.linear              8.4853           6  E5M2 E4M3 E3M0
         1.relu                8.4853           6  E5M2 E4M3 E3M0
         output                8.4853           -  E5M2 E4M3 E3M0
@@ -129,11 +131,12 @@ def number_formats(
     seen = dict(observed or {})
     proved = _proved(certificate, dict(weights or {}))
     rows = [row for row in certificate.rows if row.operation not in ("pick", "rounding") and "/" not in row.name]
-    last = {_layer(row.name): _operation(row.name) for row in rows}
+    last = {_layer(row.name): (_operation(row.name), row.operation) for row in rows}
+    primitive = {row.name: row.operation for row in rows}
     ranges = []
     for name, size in proved:
         layer = _layer(name)
-        of_layer = seen.get(layer) if last.get(layer) == _operation(name) else None
+        of_layer = seen.get(layer) if last.get(layer) == (_operation(name), primitive.get(name)) else None
         sufficient = tuple(name for name, largest in FORMATS.items() if size <= Decimal(largest))
         if name.startswith(_LOGITS):
             of_layer = seen.get(layer)

@@ -7,6 +7,7 @@ from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
+from wellnormed.proof.decimals import assumed, between, shown
 from wellnormed.proof.reading import word
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ def table(certificate: "Certificate") -> str:
     """All that `print` shows: the bound, what it holds for, and one line for every row that has bounds."""
     l2, replaced = certificate.exact_l2_lipschitz, certificate.exact_substitution
     euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
+    log10 = shown(certificate.log10_lipschitz, ".4f")
     lines = [
-        f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {certificate.log10_lipschitz:.4f}{euclidean})",
+        f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {log10}{euclidean})",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
         f"proof: {PROOF}",
@@ -40,7 +42,7 @@ def table(certificate: "Certificate") -> str:
     if replaced is not None:
         lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
     if certificate.lower_bound is not None:
-        lines.append(f"largest gain found: {certificate.lower_bound:.6g}")
+        lines.append(f"largest gain found: {shown(certificate.lower_bound, up=False)}")
     names = [(word(row.name), word(row.operation)) for row in certificate.layers]
     width, kind = (max(map(len, column)) for column in zip(*names, strict=True))
     lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
@@ -65,9 +67,9 @@ def domain(certificate: "Certificate") -> str:
         if limit == math.inf:
             which, where = "all finite", " in real arithmetic (executed, large ones may overflow)"
         elif isinstance(limit, Box):
-            where = f" with entries from {limit.low} to {limit.high}"
+            where = f" with entries {between(limit.low, limit.high)}"
         else:
-            where = f" with {_groups(row)} of RMS <= {limit}"
+            where = f" with {_groups(row)} of RMS <= {assumed(limit)}"
         looked_up = f", the rows of `{word(row.claims[0].tensors[0])}` among them" if row.claims else ""
         dtype = word(row.constants["dtype"])
         parts.append(f"{which} {dtype} `{word(row.name)}` of shape {row.shape}{where}{looked_up}")

@@ -4,7 +4,7 @@ import math
 from decimal import Decimal
 
 from wellnormed.proof import Row
-from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up
+from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown
 
 
 def largest_rms(row: Row, what: str) -> Decimal:
@@ -24,5 +24,5 @@ def log10_up(x: Decimal) -> float:
 
 
 def short(x: Decimal) -> str:
-    """The number with five digits, as tables show it."""
-    return f"{x:.5g}" if Decimal("1e-4") < x < Decimal("1e6") or not x else f"{x:.4e}"
+    """A bound with five digits, rounded up, as tables show it."""
+    return shown(x, ".5g" if Decimal("1e-4") < x < Decimal("1e6") or not x else ".4e")

@@ -61,7 +61,7 @@ def export(
       program on batches of 2 and 7 samples, and not proved; `manifest.json` says so;
     - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`): for a batch of any size,
       compared and not proved, where there is a `batched.pt2`; else for one sample, as `program.pt2`;
-    - `certificate.json`, which `python -m wellnormed.proof FOLDER` proves;
+    - `certificate.json`, which `wellnormed-proof FOLDER` proves;
     - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
       `models.load` and every command read the folder.
 

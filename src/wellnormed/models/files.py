@@ -100,7 +100,7 @@ def require_model(folder: str | Path) -> None:
     if (folder / MANIFEST).exists() and not any((folder / name).exists() for name in ("config.json", WEIGHTS)):
         raise ValueError(
             f"{folder} holds a model that is none of wellnormed.models; its certificate, if it was exported with one, "
-            f"is proved by `python -m wellnormed.proof {folder}`"
+            f"is proved by `wellnormed-proof {folder}`"
         )
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder / 'config.json'} is missing; {_REMEDY}")

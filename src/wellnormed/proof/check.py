@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
-from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.decimals import assumed, between, decimals, root_down, rounding_up, shown
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
 from wellnormed.proof.promises import read_promise
@@ -55,12 +55,14 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"for {each}" for each in self.inputs]
-        constant = f"L = {self.lipschitz:.6g}"
+        constant = f"L = {shown(self.lipschitz)}"
         lines += [f"{self.output} is L-Lipschitz with {constant}, from the largest RMS to the largest RMS"]
-        lines += [] if self.l2_lipschitz is None else [f"and L = {self.l2_lipschitz:.6g} in Euclidean norms"]
-        lines += [] if self.margin is None else [f"differences of its entries change by at most {self.margin:.6g}"]
-        if self.substitution is not None:
-            lines += [f"replacing any tokens changes a group of it by an RMS of at most {self.substitution:.6g}"]
+        for bound, words in (
+            (self.l2_lipschitz, "and L = {} in Euclidean norms"),
+            (self.margin, "differences of its entries change by at most {}"),
+            (self.substitution, "replacing any tokens changes a group of it by an RMS of at most {}"),
+        ):
+            lines += [] if bound is None else [words.format(shown(bound))]
         lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
         if self.promises:
             lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
@@ -121,21 +123,19 @@ def _require_intact(document: dict[str, Any], proof: Proof) -> None:
 
 
 def read_row(document: Any) -> Row:
-    """Read a row of a document; `Proof.add` checks the types of its fields."""
-    return Row(
-        name=field(document, "name", "the row"),
-        operation=field(document, "operation", "the row"),
-        inputs=_list(document, "inputs"),
-        shape=_list(document, "shape"),
-        constants=field(document, "constants", "the row"),
-        claims=tuple(
-            Claim(field(each, "measure", "a claim"), _list(each, "tensors"), _list(each, "values"), each["constants"])
-            for each in _list(document, "claims")
-        ),
-        reads=tuple(tuple(of_type(each, list, "reads")) for each in _list(document, "reads")),
-        axes=_list(document, "axes"),
-        bounds=_bounds(document),
-    )
+    """Read a row of a document, whose fields have their types from here on; those of its constants belong to rules."""
+    name, operation = (of_type(field(document, key, "the row"), str, key) for key in ("name", "operation"))
+    constants = of_type(field(document, "constants", "the row"), dict, "constants")
+    inputs = texts(_list(document, "inputs"), "inputs")
+    shape, axes = integers(_list(document, "shape"), "shape", 1), integers(_list(document, "axes"), "axes")
+    reads = tuple(integers(each, "reads") for each in _list(document, "reads"))
+    claims = tuple(map(_claim, _list(document, "claims")))
+    return Row(name, operation, inputs, shape, constants, claims, reads, axes, _bounds(document))
+
+
+def _claim(document: Any) -> Claim:
+    measure, constants = (field(document, key, "a claim") for key in ("measure", "constants"))
+    return Claim(measure, _list(document, "tensors"), _list(document, "values"), constants)
 
 
 def _list(document: Any, key: str) -> tuple[Any, ...]:
@@ -145,9 +145,7 @@ def _list(document: Any, key: str) -> tuple[Any, ...]:
 def _bounds(document: dict[str, Any]) -> Bounds | None:
     """Read the bounds that a row states, if it states any; a move has none."""
     arrays = [field(document, key, "the row") for key in Bounds._fields]
-    if all(each is None for each in arrays):
-        return None
-    return Bounds(*(_array(each, key) for each, key in zip(arrays, Bounds._fields, strict=True)))
+    return None if all(each is None for each in arrays) else Bounds(*map(_array, arrays, Bounds._fields))
 
 
 def _array(document: Any, what: str) -> Any:
@@ -168,12 +166,10 @@ def conclude(document: dict[str, Any], proof: Proof) -> Report:
             raise CheckError("the last row is not the output")
         output, gain, inputs = rows[-1], last.bounds.gain.max(), [row for row in rows if row.operation == "input"]
         require(len(inputs) > 0, "there is no input")
-        lipschitz, l2 = _result(document, "lipschitz", gain, output.entries()), None
-        sizes = {row.entries() for row in inputs}
-        if len(sizes) == 1:
-            l2 = _result(document, "l2_lipschitz", gain, sizes.pop())
-        else:
-            require(document.get("l2_lipschitz") is None, "l2_lipschitz must be null: groups of inputs differ")
+        lipschitz, sizes = _result(document, "lipschitz", gain, output.entries()), {row.entries() for row in inputs}
+        l2 = _result(document, "l2_lipschitz", gain, sizes.pop()) if len(sizes) == 1 else None
+        null = l2 is not None or document.get("l2_lipschitz") is None
+        require(null, "l2_lipschitz must be null: groups of inputs differ")
         margins = [row for row in rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
@@ -235,11 +231,11 @@ def _domain(row: Inference) -> str:
     """The domain of an input, in words, from its numbers."""
     (box, radius), dtype = domain_of(row), row.constants["dtype"]
     if box is None:
-        words = f"RMS <= {float(radius)}"
+        words = f"RMS <= {assumed(float(radius))}"
     elif box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]:
         words = "any finite entries (executed, large ones may overflow)"
     else:
-        words = f"entries from {box[0]} to {box[1]}"
+        words = f"entries {between(*box)}"
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
     return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
 

@@ -6,6 +6,7 @@ The values of a claim carry a slack of 1e-9, so that a machine that rounds other
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,20 +40,9 @@ def complete(claim: Claim) -> Claim:
     unknown = constants.keys() - defaults.keys()
     require(not unknown, f"{measure} has no settings {sorted(unknown)}")
     settings: dict[str, Any] = {}
-    for key, default in defaults.items():
-        setting = constants.get(key, default)
-        require(setting is not None, f"{measure} lacks {key}")
-        if key == "pairs":
-            settings[key] = [integers(pair, key) for pair in of_type(setting, (list, tuple), key)]
-            require(all(len(pair) == 2 for pair in settings[key]), "a pair of heads has two numbers")
-        elif key == "transposed" and measure == "product":
-            settings[key] = tuple(of_type(each, bool, key) for each in of_type(setting, (list, tuple), key))
-        elif key == "transposed":
-            settings[key] = of_type(setting, bool, key)
-        elif key == "groups" or default is not None:
-            settings[key] = integer(setting, key, 1)
-        else:
-            settings[key] = integers(setting, key, 1)
+    for key, (read, default) in defaults.items():
+        require(key in constants or default is not None, f"{measure} lacks {key}")
+        settings[key] = read(constants.get(key, default), key)
     return Claim(measure, names, claim.values, settings)
 
 
@@ -128,8 +118,8 @@ def _spectral_below(w: np.ndarray, values: Values, parts: int, transposed: bool)
 
 def _factors(
     left: np.ndarray, right: np.ndarray, pairs: Sequence, parts: tuple, transposed: tuple
-) -> Iterator[tuple[np.ndarray, float, list[float]]]:
-    """Yield, for every pair of parts A and B of the rows, `A^T B` as computed, its error, and the scales of A and B.
+) -> Iterator[tuple[np.ndarray, float, int]]:
+    """Yield, for every pair of parts A and B of the rows, `A^T B / 2^n` as computed, its error, and n.
 
     The error is at most `gamma_k |A|_F |B|_F`, where k is the number of rows of a part.
     """
@@ -139,29 +129,27 @@ def _factors(
     for pair in pairs:
         require(all(i < n for i, n in zip(pair, parts, strict=True)), f"there is no pair {pair}")
         a, b = (matrices[i] for matrices, i in zip(factors, pair, strict=True))
-        scales = [2.0 ** math.frexp(largest_entry(w))[1] if w.any() else 1.0 for w in (a, b)]
-        a, b = a / scales[0], b / scales[1]
+        exponents = [math.frexp(largest_entry(w))[1] for w in (a, b)]
+        a, b = (np.ldexp(w, -exponent) for w, exponent in zip((a, b), exponents, strict=True))
         error = gamma(len(a) + 1) * float(np.linalg.norm(a)) * float(np.linalg.norm(b)) * (1 + 1e-6)
-        yield a.T @ b, error + TINY if error else 0.0, scales
+        yield a.T @ b, error + TINY if error else 0.0, sum(exponents)
 
 
 def _product(left: np.ndarray, right: np.ndarray, **settings: Any) -> Values:
     """Largest singular value of `A_i^T B_j` for every pair (i, j)."""
-    return tuple(
-        _times(proved_norm(w[None]) + error, *scales) for w, error, scales in _factors(left, right, **settings)
-    )
+    factors = _factors(left, right, **settings)
+    return tuple(_shifted_up(proved_norm(w[None]) + error, exponent) for w, error, exponent in factors)
 
 
-def _times(value: float, *scales: float) -> float:
-    """Multiply by powers of two, and round up where the product underflows."""
-    for scale in scales:
-        value = math.nextafter(value * scale, math.inf) if value else 0.0
-    return value
+def _shifted_up(value: float, exponent: int) -> float:
+    """`value * 2^exponent`, rounded up where that underflows; infinity beyond the floats."""
+    return float(np.nextafter(np.ldexp(value, exponent), np.inf)) if value else 0.0
 
 
 def _product_below(left: np.ndarray, right: np.ndarray, values: Values, **settings: Any) -> bool:
-    for (w, error, scales), value in zip(_factors(left, right, **settings), values, strict=True):
-        rest = value / scales[0] / scales[1] * (1 - 4 * UNIT) - error
+    for (w, error, exponent), value in zip(_factors(left, right, **settings), values, strict=True):
+        # where this underflows it is less than the error; where it overflows no product is as large
+        rest = float(np.ldexp(value, -exponent)) * (1 - 4 * UNIT) - error
         if error and not (rest > 0 and norms_below(w[None], rest)):
             return False
     return True
@@ -172,10 +160,10 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     largest = largest_entry(rows) if rows.size else 0.0
     if not largest:
         return np.zeros(len(rows))
-    scale = 2.0 ** math.frexp(largest)[1]
-    squares = np.square(rows / scale).sum(1)
+    exponent = math.frexp(largest)[1]
+    squares = np.square(np.ldexp(rows, -exponent)).sum(1)
     lengths = np.sqrt(squares + TINY) * (1 + (rows.shape[1] + 8) * UNIT)
-    return np.where(rows.any(1), np.nextafter(lengths * scale, np.inf), 0.0)
+    return np.where(rows.any(1), np.nextafter(np.ldexp(lengths, exponent), np.inf), 0.0)
 
 
 def _group_norm(x: np.ndarray, parts: int = 1) -> Values:
@@ -209,30 +197,21 @@ def _diameter(x: np.ndarray) -> Values:
     """
     if not (largest := largest_entry(x)):
         return (0.0,)
-    scale = 2.0 ** math.frexp(largest)[1]
-    rows = x.reshape(-1, x.shape[-1]) / scale
+    exponent = math.frexp(largest)[1]
+    rows = np.ldexp(x.reshape(-1, x.shape[-1]), -exponent)
     count, bound = max(1, _BLOCK // rows.shape[1]), math.inf
     for centre in (rows.mean(0), 0.0):
         blocks = [rows[start : start + count] - centre for start in range(0, len(rows), count)]
         distances = np.sort(np.concatenate([np.sqrt(np.square(block).sum(1)) for block in blocks]))
         bound = min(bound, float(distances[-2:].sum()) * (1 + (rows.shape[1] + 12) * UNIT) + math.sqrt(TINY))
-    return (_times(bound, scale),)
+    return (_shifted_up(bound, exponent),)
 
 
-def _convolution(w: np.ndarray, **settings: Any) -> Values:
-    """Largest gain of a convolution without padding, in the Euclidean norm."""
-    _require_kernel(w, **settings)
-    return (convolution_norm(w, **settings),)
-
-
-def _convolution_below(w: np.ndarray, values: Values, **settings: Any) -> bool:
-    _require_kernel(w, **settings)
-    return convolution_below(w, values[0], **settings)
-
-
-def _require_kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> None:
+def _kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> np.ndarray:
+    """Check the kernel of a convolution without padding, whose largest gain is claimed, in the Euclidean norm."""
     require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
     require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
+    return w
 
 
 def _taps(w: np.ndarray, groups: int) -> Values:
@@ -242,31 +221,52 @@ def _taps(w: np.ndarray, groups: int) -> Values:
     return (math.fsum(proved_norm(parts_of(tap, groups)) for tap in taps) * (1 + 4 * UNIT),)
 
 
+def _flag(x: Any, key: str) -> bool:
+    return of_type(x, bool, key)
+
+
+def _flags(x: Any, key: str) -> tuple[bool, ...]:
+    return tuple(_flag(each, key) for each in of_type(x, (list, tuple), key))
+
+
+def _pairs(x: Any, key: str) -> list[tuple[int, ...]]:
+    pairs = [integers(pair, key) for pair in of_type(x, (list, tuple), key)]
+    require(all(len(pair) == 2 for pair in pairs), "a pair of heads has two numbers")
+    return pairs
+
+
 class Measure(NamedTuple):
     """A number of stored tensors that claims bound."""
 
     bound: Callable[..., Values]
     """Computes proved values from the tensors and settings."""
-    settings: dict[str, Any] = {}  # noqa: RUF012 (a field of a tuple)
-    """Name of every setting -> its default, or None for a setting that a claim must have."""
+    settings: dict[str, tuple[Callable[[Any, str], Any], Any]] = {}  # noqa: RUF012 (a field of a tuple)
+    """Name of every setting -> its reader, and its default, or None for a setting that a claim must have."""
     below: Callable[..., bool] | None = None
     """Decides from the tensors, stated values and settings whether the values are proved, in less time than `bound`
     takes; None to compare them with those of `bound`."""
 
 
+_positive, _sizes = partial(integer, low=1), partial(integers, low=1)
+_PARTS, _TURNED, _ONE = (_positive, 1), (_flag, False), (_positive, None)
+_CONVOLUTION = {**dict.fromkeys(("size", "stride", "dilation"), (_sizes, None)), "groups": _ONE}
 MEASURES = {
-    "spectral": Measure(_spectral, {"parts": 1, "transposed": False}, _spectral_below),
-    "product": Measure(_product, {"pairs": None, "parts": None, "transposed": None}, _product_below),
-    "group_norm": Measure(_group_norm, {"parts": 1}),
+    "spectral": Measure(_spectral, {"parts": _PARTS, "transposed": _TURNED}, _spectral_below),
+    "product": Measure(
+        _product, {"pairs": (_pairs, None), "parts": (_sizes, None), "transposed": (_flags, None)}, _product_below
+    ),
+    "group_norm": Measure(_group_norm, {"parts": _PARTS}),
     "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
     "row_norm": Measure(_row_norm),
-    "row_difference": Measure(_row_difference, {"transposed": False}),
-    "row_sum": Measure(_row_sum, {"parts": 1}),
+    "row_difference": Measure(_row_difference, {"transposed": _TURNED}),
+    "row_sum": Measure(_row_sum, {"parts": _PARTS}),
     "diameter": Measure(_diameter),
     "max_abs": Measure(lambda x: (largest_entry(x),)),
     "convolution": Measure(
-        _convolution, {"size": None, "stride": None, "dilation": None, "groups": None}, _convolution_below
+        lambda w, **c: (convolution_norm(_kernel(w, **c), **c),),
+        _CONVOLUTION,
+        lambda w, values, **c: convolution_below(_kernel(w, **c), values[0], **c),
     ),
-    "taps": Measure(_taps, {"groups": None}),
-}
+    "taps": Measure(_taps, {"groups": _ONE}),
+}  # fmt: skip
 """All measures by name."""

@@ -69,6 +69,37 @@ def decimals(values: Any) -> Decimals:
     return np.asarray(np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object)), dtype=object)
 
 
+def shown(x: Decimal | float, form: str = ".6g", up: bool = True) -> str:
+    """A number as sentences and tables print it, in a format that rounds.
+
+    A claimed bound is rounded up, so that what is read back is not less; a radius, or what a search found, down.
+
+    Example:
+        >>> shown(Decimal("1.0000001")), shown(2.0, ".3f"), shown(1.9999999, up=False)
+        ('1.00001', '2.000', '1.99999')
+    """
+    with decimal.localcontext(UP, rounding=decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR):
+        return format(Decimal(x), form) if Decimal(x).is_finite() else str(float(x))
+
+
+def assumed(x: float, form: str = "") -> str:
+    """A number that a claim assumes, such as the radius of its domain: the digits of the float, unless these exceed it.
+
+    Example:
+        >>> assumed(0.1), assumed(0.3)  # the float of 0.3 is a little less
+        ('0.1', '0.29999999999999998')
+    """
+    digits = format(x, form)
+    if Decimal(digits) <= Decimal(x):
+        return digits
+    return shown(x, ".17g" if float(digits) == x else form, up=False)
+
+
+def between(low: float, high: float) -> str:
+    """The ends of a box that a claim assumes; none is printed outside."""
+    return f"from {f'-{assumed(-low)}'.removeprefix('--')} to {assumed(high)}"
+
+
 def float_up(x: Decimal) -> float:
     """Return the least float that is not below a decimal; infinity beyond the floats."""
     nearest = float(x)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,10 @@ _KINDS = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?",
     "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1",
 }  # fmt: skip
+
+
+_TEXT, _CONTENT = 2**26, 2**36
+"""The most bytes of JSON, which take some ten times as many in memory, and of a file of tensors."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,10 @@ def parse_json(content: bytes, what: str) -> Any:
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Read all tensors of a file, whose header must describe every byte of it exactly once."""
-    content = _read(path)
+    content = _read(path, _CONTENT)
     start = 8 + int.from_bytes(content[:8], "little")
     require(8 <= start <= len(content), f"{path} is too short for a safetensors file")
+    require(start <= _TEXT, f"the header of {path} has {start} bytes, more than {_TEXT}")
     header = dict(of_type(parse_json(content[8:start], f"the header of {path}"), dict, f"the header of {path}"))
     header.pop("__metadata__", None)
     placed = []
@@ -90,7 +96,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
     """Read `certificate.json` and the tensors of all safetensors files beside it."""
-    document = parse_json(_read(folder / "certificate.json"), str(folder / "certificate.json"))
+    document = parse_json(_read(folder / "certificate.json", _TEXT), str(folder / "certificate.json"))
     tensors: dict[str, Stored] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in read_safetensors(path).items():
@@ -99,8 +105,14 @@ def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
     return document, tensors
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
+    """Read a regular file of at most so many bytes: no pipe, which may never end, and no device."""
     try:
+        status = path.stat()
+        require(stat.S_ISREG(status.st_mode), f"{path} is no regular file")
+        require(status.st_size <= most, f"{path} has {status.st_size} bytes, more than {most}")
         return path.read_bytes()
-    except (OSError, ValueError) as error:
+    except CheckError:
+        raise
+    except (OSError, ValueError, MemoryError) as error:
         raise CheckError(f"{path} cannot be read: {error}") from error

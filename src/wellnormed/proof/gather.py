@@ -23,6 +23,8 @@ from wellnormed.proof.value import LARGE, SMALL, UNIT, Base, Term, Value
 
 _GROUPS = 2**20
 """The most groups of a value, each of which has decimals of its own."""
+_ENTRIES, _KINDS, _PAIRS = 2**23, 2**18, 2**23
+"""The most entries of all terms of a value, of terms of all kinds of its groups, and of products in a Gram matrix."""
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
@@ -52,6 +54,12 @@ def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     return value.gathered[axes]
 
 
+def require_few_groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """Refuse a tensor that has more groups along the given axes than memory holds decimals."""
+    groups = math.prod(n for axis, n in enumerate(shape) if axis not in axes)
+    require(groups <= _GROUPS, f"{groups} groups of a tensor of shape {shape} are more than {_GROUPS}")
+
+
 class _Part(NamedTuple):
     """One term, its entries sorted by groups of the value: in arrays `(groups, entries)`."""
 
@@ -70,7 +78,7 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     """As `gather`, derived anew: from the terms that depend on the input, plus the norms of the constant ones."""
     shape, rank = value.shape, len(value.shape)
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
-    require(math.prod(outer) <= _GROUPS, f"{math.prod(outer)} groups of {word(value.name)} are more than {_GROUPS}")
+    require_few_groups(shape, axes)
 
     def by_group(array: np.ndarray) -> np.ndarray:
         """Broadcast to the value's shape and sort by groups: `(groups, entries)`."""
@@ -80,6 +88,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     moving = [(term.base, term) for term in value.terms if isinstance(term.base, Base)]
     bounds = _unmoved(moving, shape, axes)
     if bounds is None:
+        entries = len(moving) * math.prod(shape)
+        require(entries <= _ENTRIES, f"the terms of {word(value.name)} have {entries} entries, more than {_ENTRIES}")
         parts = []
         for whole, term in moving:
             factor = by_group(np.ones(()) if term.factor is None else term.factor)
@@ -88,6 +98,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
             parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
         first, inverse = _alike(parts)
+        few = len(first) * len(parts) <= _KINDS
+        require(few, f"{word(value.name)} has {len(first)} kinds of groups of {len(parts)} terms")
         derived = np.empty((3, len(first)), dtype=object)
         for i, row in enumerate(first):
             derived[:, i] = _one_group(parts, row)
@@ -115,9 +127,8 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
     bases, total = [], [zero] * 3
     for base, term in terms:
         factor = np.ones(()) if term.factor is None else term.factor
-        if term.index is not base.order or factor.ndim or any(base is each for each in bases):
-            return None
-        if [axis for axis in base.axes if shape[axis] > 1] != wide:
+        moved = term.index is not base.order or factor.ndim or any(base is each for each in bases)
+        if moved or [axis for axis in base.axes if shape[axis] > 1] != wide:
             return None
         size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
         total = [a + size * b for a, b in zip(total, base.bounds, strict=True)]
@@ -237,7 +248,8 @@ def _size(
         moves_only = len(np.unique(column[here])) == here.sum()
         norm += most if moves_only else _gram_norm(entry[here], column[here], factor[here], count)
         largest_sum += most
-    if len(roundings) > 1:
+    pairs = int(np.square(np.bincount(entry)).sum())
+    if len(roundings) > 1 and pairs <= _PAIRS:  # a sum of norms is a bound, too
         norm = min(norm, _gram_norm(entry, column, factor, max(roundings.values())))
     return norm, largest_sum
 

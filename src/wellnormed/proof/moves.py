@@ -24,11 +24,6 @@ def _constant(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dic
     return Value(name, content.shape, (Term(content.astype(float).reshape(-1), index),))
 
 
-def _add(inputs: Sequence[Value], name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
-    require(len(inputs) > 0, "it adds nothing")
-    return value.add(inputs, name, shape)
-
-
 def _idle_ball(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """A projection onto balls in which all vectors of the domain lie already."""
     scale = Decimal(number(field(c, "scale", "its constants"), "scale"))
@@ -50,7 +45,7 @@ def _rounding(x: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], te
 
 
 _OF_ONE = {"pick": value.pick, "times": value.times, "idle_ball": _idle_ball, "rounding": _rounding}
-_OF_SEVERAL = {"add": _add, "constant": _constant}
+_OF_SEVERAL = {"add": value.add, "constant": _constant}
 MOVES = (*_OF_ONE, *_OF_SEVERAL)
 
 

@@ -50,9 +50,8 @@ def average(row: Inference) -> Bounds:
     require(not claim.constants.get("transposed"), "its matrix is transposed")
     tensor, tokens = row.shape_of(claim.tensors[0]), x.shape[-2]
     require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
-    require(
-        tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens, "its matrix misfits"
-    )
+    fits = tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens
+    require(fits, "its matrix misfits")
     require(all(n in (1, m) for n, m in zip(lead, row.shape, strict=False)), "its matrices are too many")
     require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
     require(not any(lead[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
@@ -98,10 +97,8 @@ def convolution(row: Inference) -> Bounds:
     require(len(stride) == len(dilation) == count, f"it needs a stride and a dilation for each of {count} axes")
     groups = integer(row.constants.get("groups"), "groups", 1)
     token_wise = row.axes == (1,) and not adjoint
-    settings = {"groups": groups} if token_wise else {"groups": groups, "size": image[2:], "stride": stride}
-    claim = (
-        row.claim(0, "taps", **settings) if token_wise else row.claim(0, "convolution", **settings, dilation=dilation)
-    )
+    settings = {} if token_wise else {"size": image[2:], "stride": stride, "dilation": dilation}
+    claim = row.claim(0, "taps" if token_wise else "convolution", groups=groups, **settings)
     kernel = row.shape_of(claim.tensors[0])
     require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
@@ -170,10 +167,7 @@ def margin(row: Inference) -> Bounds:
     size, shift = factor * Decimal(claim.values[0]), ZERO
     if len(row.claims) > 1:
         bias = row.claim(1, "max_abs")
-        require(
-            math.prod(row.shape_of(bias.tensors[0])) == math.prod(row.shape_of(claim.tensors[0])) // columns,
-            "its bias misfits",
-        )
+        require(math.prod(row.shape_of(bias.tensors[0])) == math.prod(shape) // columns, "its bias misfits")
         shift = TWO * factor * Decimal(bias.values[0])
     return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
 
@@ -193,6 +187,6 @@ def margin_of(row: Inference, logits: Value) -> Decimal:
     require(biases[0] == biases[1], "the margin has another bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
-    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT)), row.number("factor")
+    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01)), row.number("factor")
     require(in_order and needed <= abs(Decimal(factor)), "the margin has a factor that is too small")
     return row.bounds[0].gain.max() * abs(Decimal(factor)) * Decimal(claim.values[0])

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof.claims import matrix, parts_of
-from wellnormed.proof.matrices import norms_below, proved_norm
+from wellnormed.proof.decimals import assumed
+from wellnormed.proof.matrices import TINY, norms_below, proved_norm
 from wellnormed.proof.reading import field, integers, number, of_type, require, word
 from wellnormed.proof.rows import Claim
-from wellnormed.proof.value import UNIT, positions_of
+from wellnormed.proof.value import LARGE, SMALL, UNIT, positions_of
 
-_ENTRIES = 2**30
-"""The most entries of a promised parameter: the memory of a machine must hold a position for each."""
+_ENTRIES = 2**26
+"""The most entries of a promised parameter, each of which has a position: 1 GB with what is made of these."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Promise:
     def __str__(self) -> str:
         """The caps in words, from their numbers."""
         caps, name = [], word(self.name)
-        for (count, rows, columns), size in ((each.shape, f"{each.size:.6g}") for each in self.parts):
+        for each in self.parts:
+            (count, rows, columns), size = each.shape, assumed(each.size, ".6g")
             if rows == columns == 1:
                 caps.append(f"no entry of {name} beyond {size}")
             elif min(rows, columns) > 1:
@@ -68,7 +70,8 @@ class Promise:
             require(len(shape) == 3 and math.prod(shape) <= count, f"the parts of {word(self.name)} misfit")
             positions = positions_of(shape, of_type(each.tables, (list, tuple), "tables"), each.offset, count)
             size = number(each.size, "the size of promised parts")
-            require(size >= 0 and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
+            moderate = size == 0 or SMALL <= size <= LARGE
+            require(moderate and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
             blocks.append((positions, size))
         every = np.concatenate([np.zeros(0, int), *(positions.reshape(-1) for positions, _ in blocks)])
         once = bool((np.bincount(every, minlength=count) == 1).all())
@@ -168,7 +171,7 @@ class Promise:
         for positions, size in self.blocks:
             part = np.arange(len(positions))[:, None] * count
             met = np.unique(part + groups[positions].reshape(len(positions), -1)) % count  # each once for a part
-            squares += np.bincount(met, minlength=count) * (size / scale) ** 2
+            squares += np.bincount(met, minlength=count) * (max((size / scale) ** 2, TINY) if size else 0.0)
         margin = 1 + (len(self.blocks) + 8) * 2 * UNIT  # of the sum, its products, and the root
         return tuple((np.sqrt(squares) * margin * scale).tolist())
 
@@ -177,9 +180,8 @@ def read_promise(document: Any) -> Promise:
     """Read a promise from a certificate's file; `Promise.blocks` checks its numbers."""
     parts = []
     for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise"):
-        size, offset, tables = (field(each, key, "promised parts") for key in ("size", "offset", "tables"))
-        sizes = integers(field(each, "shape", "promised parts"), "the shape of promised parts", 1)
-        parts.append(Parts(sizes, size, offset, tuple(of_type(tables, (list, tuple), "tables"))))
+        shape, size, offset, tables = (field(each, key, "promised parts") for key in Parts.__annotations__)
+        parts.append(Parts(integers(shape, "the shape of promised parts", 1), size, offset, tuple(tables)))
     name = of_type(field(document, "name", "a promise"), str, "the name of a parameter")
     shape = integers(field(document, "shape", "a promise"), "a promised shape", 1)
     return Promise(name, shape, tuple(parts))

@@ -9,17 +9,17 @@ import numpy as np
 
 from wellnormed.proof import claims, files, promises
 from wellnormed.proof.decimals import decimals, rounding_up
-from wellnormed.proof.gather import collapse, gather
+from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
-from wellnormed.proof.reading import CheckError, integers, of_type, require, texts, word
+from wellnormed.proof.reading import CheckError, of_type, require, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
-from wellnormed.proof.value import Base, Term, Value
+from wellnormed.proof.value import LARGE, Base, Term, Value
 
-_ENTRIES = (2**27, 2**30)
-"""The most entries of one row, and of all rows: the memory of a machine must hold a position for each."""
+_ENTRIES, _HELD = 2**26, 2**27
+"""The most entries of a row, and the most positions and factors of all values: 1 GB."""
 
 
 class Proof:
@@ -60,7 +60,7 @@ class Proof:
         self.proved: dict[str, tuple[files.Stored | None, ...]] = {}
         """Every proved claim, as text, -> its stored tensors, with None for a parameter that is only promised."""
         self._earlier = {} if earlier is None else earlier.proved
-        self._entries = 0
+        self._arrays, self._held = set[int](), 0
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
@@ -104,15 +104,11 @@ class Proof:
             CheckError: The row does not follow; the message says why.
         """
         with rounding_up():
-            name, inputs = self._named(row), []
-            for each in texts(row.inputs, "inputs"):
+            name, shape, constants, inputs = self._named(row), tuple(row.shape), row.constants, []
+            for each in row.inputs:
                 require(each in self.values, f"its input {each!r} is no earlier row")
                 inputs.append(self.values[each])
-            shape = integers(row.shape, "shape", 1)
-            constants = of_type(row.constants, dict, "constants")
-            self._entries += math.prod(shape)
-            few = math.prod(shape) <= _ENTRIES[0] and self._entries <= _ENTRIES[1]
-            require(few, f"it has {math.prod(shape)} entries, all rows so far {self._entries}, which are too many")
+            require(math.prod(shape) <= _ENTRIES, f"it has {math.prod(shape)} entries, more than {_ENTRIES}")
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
@@ -121,29 +117,37 @@ class Proof:
                 result, bounds = Value(name, shape, moved_value.terms), None
             else:
                 result, bounds = self._infer(row, inputs, shape, constants)
+            self._hold(result)
             self.values[name] = result
             self.rows[name] = replace(row, bounds=bounds)
             return result
 
+    def _hold(self, result: Value) -> None:
+        """Refuse a result whose positions and factors, with those of all earlier ones, need too much memory."""
+        arrays = {id(each): each for term in result.terms for each in (term.index, term.factor) if each is not None}
+        self._held += sum(each.size for key, each in arrays.items() if key not in self._arrays)
+        require(self._held <= _HELD, f"the rows up to it hold {self._held} positions and factors, more than {_HELD}")
+        self._arrays |= arrays.keys()  # which stay taken, as values live as long as the proof
+
     def _named(self, row: Row) -> str:
         """Return the name of a row, if it and the operation may stand at this place of the proof."""
-        name = of_type(row.name, str, "the name of a row")
-        require(name.isprintable(), f"the name {name!r} cannot be printed")
-        require(name not in self.values, f"another row is called {word(name)}")
-        require(of_type(row.operation, str, "operation") in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
+        require(row.name.isprintable(), f"the name {row.name!r} cannot be printed")
+        require(row.name not in self.values, f"another row is called {word(row.name)}")
+        require(row.operation in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
         last = next(reversed(self.rows.values()), None)
         require(last is None or last.operation != "output", "no row follows the output")
-        return name
+        return row.name
 
     def _infer(
         self, row: Row, inputs: list[Value], shape: tuple[int, ...], constants: dict[str, Any]
     ) -> tuple[Value, Bounds]:
         """Check the claims and groups of a primitive's row, and return its result with its bounds."""
-        axes, *reads = (integers(each, "axes or reads") for each in (row.axes, *row.reads))
+        axes, *reads = map(tuple, (row.axes, *row.reads))
         require(len(reads) == len(inputs), "it must say for every input which groups it reads")
         for along, of in [(axes, shape), *((read, x.shape) for read, x in zip(reads, inputs, strict=True))]:
             rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)
             require(rising, f"{along} are no axes of {of}")
+            require_few_groups(of, along)
         inference = Inference(
             name=row.name, operation=row.operation, inputs=inputs, shape=shape, constants=constants,
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
@@ -226,10 +230,10 @@ class Proof:
 
 
 def _finite(name: str, stored: files.Stored) -> np.ndarray:
-    """Return the entries of a tensor; refuse one without entries, or with entries that float64 does not hold."""
+    """Return the entries of a tensor; refuse one without entries, or with entries whose sums float64 may not hold."""
     array = stored.array()
-    finite = array.size > 0 and bool(np.isfinite(array).all())
-    require(finite, f"{word(name)} is empty or has entries that are not finite")
+    moderate = array.size > 0 and bool((abs(array) <= LARGE).all())
+    require(moderate, f"{word(name)} is empty or has entries that are not finite, or beyond 2^1000")
     exact = array.dtype != np.int64 or bool((abs(array) < 2**53).all())
     require(exact, f"{word(name)} has integers that float64 does not hold")
     return array
@@ -239,6 +243,7 @@ def _stated(stated: Bounds, derived: Bounds, shape: tuple[int, ...], axes: tuple
     """Return the bounds that a row states, if they have the shape of its groups and are not less than the derived."""
     for what, least, bound in zip(Bounds._fields, derived, stated, strict=True):
         sizes = list(zip(bound.shape, shape, strict=False))
+        require(all(each.is_finite() for each in bound.flat), f"its {what} is not finite")
         fits = bound.ndim == len(shape) and all(n == 1 or (n == m and i not in axes) for i, (n, m) in enumerate(sizes))
         require(fits, f"its {what} has a shape {bound.shape} that does not fit its groups")
         enough = bool((np.broadcast_to(least, np.broadcast_shapes(least.shape, bound.shape)) <= bound).all())

@@ -8,9 +8,11 @@ their own.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ UNIT = 2.0**-53
 """The largest relative error of one rounding to float64."""
 SMALL, LARGE = 2.0**-1000, 2.0**1000
 """Values are multiplied by constants between these only, so that sums of their squares neither over- nor underflow."""
+_TERMS, _MOVED = 2**12, 2**25
+"""The most terms of a value, and the most entries that one row moves, all terms together: 1 GB with their positions."""
 _ABSENT = -(2**56)
 """A gap in a table: so negative that a sum with it is negative, while a sum of 64 of them still has 64 bits."""
 
@@ -48,7 +52,7 @@ class Base:
     @cached_property
     def order(self) -> np.ndarray:
         """The flat positions of all entries, in the base's shape: the index of a term that moves nothing."""
-        return np.arange(math.prod(self.shape)).reshape(self.shape)
+        return _order(self.shape)
 
     @cached_property
     def groups(self) -> np.ndarray:
@@ -68,6 +72,12 @@ class Base:
 
     def _spread(self, shape: Sequence[int]) -> np.ndarray:
         return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), self.shape).reshape(-1)
+
+
+@lru_cache(2**10)
+def _order(shape: tuple[int, ...]) -> np.ndarray:
+    """The same array for all bases of a shape."""
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +109,7 @@ class Value:
 def move(value: Value, name: str, positions: np.ndarray) -> Value:
     """Take the entries at flat positions, and zero where a position is -1; the result has the shape of `positions`."""
     terms = []
+    _require_few(value, positions.size)
     for term in value.terms:
         index = np.where(positions < 0, -1, term.index.reshape(-1)[positions])
         factor = term.factor
@@ -108,8 +119,14 @@ def move(value: Value, name: str, positions: np.ndarray) -> Value:
     return Value(name, positions.shape, tuple(terms))
 
 
+def _require_few(value: Value, entries: int) -> None:
+    """Refuse to make so many entries of every term, before memory is asked for."""
+    require(len(value.terms) * entries <= _MOVED, f"it moves {entries} entries of {len(value.terms)} terms, too many")
+
+
 def pick(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], tensor: Callable) -> Value:
     """Apply a row `pick`, which has a stored tensor of positions or a table for every axis."""
+    _require_few(value, math.prod(shape))
     count = math.prod(value.shape)
     if "positions" in c:
         positions = tensor(c["positions"])
@@ -181,6 +198,8 @@ def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], te
         with np.errstate(all="ignore"):
             new = 1 / new
     value, terms = spread(value, shape, new.shape), []
+    shapes = [new.shape, *(term.factor.shape for term in value.terms if term.factor is not None)]
+    _require_few(value, math.prod(np.broadcast_shapes(*shapes)))
     for term in value.terms:
         with np.errstate(all="ignore"):
             factor = new if term.factor is None else term.factor * new
@@ -192,7 +211,27 @@ def times(value: Value, name: str, shape: tuple[int, ...], c: dict[str, Any], te
     return Value(name, value.shape, tuple(terms))
 
 
-def add(values: Sequence[Value], name: str, shape: tuple[int, ...]) -> Value:
-    """Add values, whose shapes broadcast to `shape`."""
-    shapes = [value.shape for value in values]
-    return Value(name, shape, tuple(term for value in values for term in spread(value, shape, *shapes).terms))
+def add(values: Sequence[Value], name: str, shape: tuple[int, ...], *_: Any) -> Value:
+    """Add values, whose shapes broadcast to `shape`; terms that take the same entries become one."""
+    require(len(values) > 0, "it adds nothing")
+    shapes, alike = [value.shape for value in values], dict[Any, list[Term]]()
+    terms = [term for value in values for term in spread(value, shape, *shapes).terms]
+    count = Counter(id(term.base) for term in terms)
+    for place, term in enumerate(terms):
+        several = count[id(term.base)] > 1
+        same = alike.setdefault((id(term.base), sha256(term.index.tobytes()).digest()) if several else place, [])
+        joined = _joined(same[-1], term) if same else None
+        same[-1:] = [*same[-1:], term] if joined is None else [joined]
+    result = tuple(term for same in alike.values() for term in same)
+    require(len(result) <= _TERMS, f"it is a sum of {len(result)} terms, more than {_TERMS}")
+    return Value(name, shape, result)
+
+
+def _joined(a: Term, b: Term) -> Term | None:
+    """The sum of two terms that take the same entries; None if its factors cannot be rounded without a large error."""
+    first, second = (np.ones(()) if each.factor is None else each.factor for each in (a, b))
+    factor, exact = first + second, a.roundings == b.roundings == 0
+    moderate = (factor == 0) | ((abs(factor) >= SMALL) & (abs(factor) <= LARGE))
+    if not bool((moderate & (exact | (np.sign(first) * np.sign(second) >= 0))).all()):
+        return None
+    return Term(a.base, a.index, factor, max(a.roundings, b.roundings) + 1)

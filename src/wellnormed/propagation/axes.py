@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from wellnormed.proof import Base, Term, Value
+from wellnormed.proof.value import Base, Term, Value
 
 
 def inner_axes(x: Value, *others: Value) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.ledger import Ledger
 from wellnormed.propagation.matching import SQUARE, Anything, Found, Number, Op, X, match, op

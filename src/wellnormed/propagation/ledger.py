@@ -11,8 +11,9 @@ from torch import Tensor
 
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.proof import Base, Bounds, CheckError, Claim, Promise, Proof, Row, Value, gather
-from wellnormed.proof.value import LARGE
+from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
+from wellnormed.proof.gather import gather
+from wellnormed.proof.value import LARGE, Base, Value
 from wellnormed.propagation.axes import parts_of_outputs
 from wellnormed.propagation.stored import raw_tensor
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 
 Move = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from wellnormed.program.operation import name_of
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
 from wellnormed.propagation.moves import pick

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from wellnormed.norms import Norm
-from wellnormed.proof import Parts, Promise
+from wellnormed.proof import Promise
+from wellnormed.proof.promises import Parts
 from wellnormed.propagation.moves import tables_of
 
 

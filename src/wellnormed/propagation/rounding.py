@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from wellnormed.program.operation import name_of
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger
 
 

@@ -13,7 +13,8 @@ from wellnormed.program.interpreter import Interpreter, compute, draws, is_store
 from wellnormed.program.operation import kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program
-from wellnormed.proof import Promise, Value
+from wellnormed.proof import Promise
+from wellnormed.proof.value import Value
 from wellnormed.propagation import operations as operations  # registers the bounds of operations
 from wellnormed.propagation.contractions import CONTRACTIONS, rectified
 from wellnormed.propagation.ledger import Ledger, Stored
@@ -137,7 +138,7 @@ class Walk(Interpreter):
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
         table, *others = plain_tree(arguments)
-        if not _keeps_vectors(node, (table, *others), {}, table.shape[1:]):
+        if not _looks_up_rows(node, table, others):
             raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
         return self._checked(node, embedding(self.step, arguments[0], tuple(node.meta["val"].shape[:-1])))
 
@@ -234,6 +235,19 @@ def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) ->
     matrix = torch.empty(arguments[0].shape, device="meta")
     view: Tensor = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
     return (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())
+
+
+def _looks_up_rows(node: fx.Node, table: Tensor, others: Sequence[Any]) -> bool:
+    """Whether every vector of a result is a row of the table; found by looking up positions of entries."""
+    if table.ndim != 2:
+        return False
+    width = table.shape[1]
+    found: Tensor = node.target(torch.arange(table.numel()).view(table.shape), *others)  # type: ignore[operator]
+    return (
+        found.shape[-1] == width
+        and bool((found % width == torch.arange(width)).all())
+        and bool((found // width == found[..., :1] // width).all())
+    )
 
 
 def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any], vector: Sequence[int]) -> bool:

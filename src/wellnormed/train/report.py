@@ -4,7 +4,6 @@ import html
 import io
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from wellnormed.certificates.formats import number_formats
 from wellnormed.certificates.printing import PROOF
 from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
+from wellnormed.proof.decimals import shown
 from wellnormed.proof.reading import printable, word
 from wellnormed.train.run_folder import RunFolder
 
@@ -135,16 +135,18 @@ def facts(
     if certificate:
         limit = "" if asked is None else f"; at most {asked:g} was asked for"
         figures.append((short(certificate.exact_lipschitz), f"certified Lipschitz bound{limit}"))
-        figures.append((f"{certificate.log10_lipschitz:.4f}", "log10 of the certified Lipschitz bound"))
+        figures.append((shown(certificate.log10_lipschitz, ".4f"), "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
-            figures.append((f"{certificate.lower_bound:.4g}", "largest gain found by search"))
+            figures.append((shown(certificate.lower_bound, ".4g", up=False), "largest gain found by search"))
     if results:
         if results.get("log10_lipschitz_l2") is not None:
-            figures.append((f"{results['log10_lipschitz_l2']:.3f}", "log10 of the bound in Euclidean norms per token"))
+            figures.append(
+                (shown(results["log10_lipschitz_l2"], ".3f"), "log10 of the bound in Euclidean norms per token")
+            )
         if "observed_entries" in results:
             figures.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry seen"))
         if results.get("proved_norm_over_cap"):
-            figures.append((f"{results['proved_norm_over_cap']:.6f}", "largest proved norm / cap"))
+            figures.append((shown(results["proved_norm_over_cap"], ".6f"), "largest proved norm / cap"))
         figures.append((f"{results['parameters']:,}", "parameters"))
     return figures
 
@@ -242,12 +244,11 @@ def _growth_figure(certificate: Certificate) -> Figure:
 
 def _gap_figure(certificate: Certificate) -> Figure:
     figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
-    bars = [("certificate", certificate.log10_lipschitz, BLUE)]
-    if certificate.lower_bound:
-        bars.append(("largest gain found", math.log10(certificate.lower_bound), ORANGE))
-    for label, value, colour in bars:
+    bars = [("certificate", certificate.log10_lipschitz, short(certificate.exact_lipschitz), BLUE)]
+    if found := certificate.lower_bound:
+        bars.append(("largest gain found", math.log10(found), shown(found, ".5g", up=False), ORANGE))
+    for label, value, plain, colour in bars:
         axes.barh(label, value, color=colour, height=0.5)
-        plain = f"{10**value:.4g}" if value < sys.float_info.max_10_exp else f"10^{value:.1f}"
         axes.annotate(f" {plain}", (value, label), va="center")
     axes.margins(x=0.15)
     axes.grid(visible=False)
@@ -280,7 +281,7 @@ def _certificate_table(certificate: Certificate) -> str:
     for number, row in enumerate(certificate.layers, 1):
         numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
-        bounds = [f"{largest_rms(row, what):.4g}" for what in ("radius", "gain")]
+        bounds = [shown(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
         rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
     about = f"{certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
     return f"<p>{html.escape(about)}</p>{_table(rows)}"
@@ -297,7 +298,7 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
     for each in formats.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
-        rows.append(_row([each.shown, " ".join(each.formats) or "none"], [f"{each.proved:.4g}", seen]))
+        rows.append(_row([each.shown, " ".join(each.formats) or "none"], [shown(each.proved, ".4g"), seen]))
     return f"<p>All entries are held by: {' '.join(formats.holding_all) or 'none'}.</p>{_table(rows)}"
 
 

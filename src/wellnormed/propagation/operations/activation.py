@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import pick

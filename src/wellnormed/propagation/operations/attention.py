@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Claim, Value
+from wellnormed.proof import Claim
 from wellnormed.proof.attention import Origin, origin_of
 from wellnormed.proof.inference import weight_of
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import with_inner_axes
 from wellnormed.propagation.ledger import Ledger

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Base, Value
 from wellnormed.proof.inference import weight_of
-from wellnormed.proof.value import UNIT
+from wellnormed.proof.value import UNIT, Base, Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import add, number, pick, side_by_side, spread
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Value
 from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.value import Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes, with_inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
@@ -109,13 +109,17 @@ def batch_norm_training(step: Ledger, *arguments: Any) -> Value:
 def _with_statistics(
     step: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
 ) -> Value:
-    deviation = (variance.tensor.detach().double() + eps).sqrt()
+    unit = torch.finfo(torch.float64).eps / 2
+    # two roundings below, so that the rounded scale is no less than the exact one
+    deviation = (variance.tensor.detach().double() + eps).sqrt() * (1 - 4 * unit)
     if step.unknown(weight) or step.unknown(bias):
         normal = _with_statistics(step, x, None, None, mean, variance, eps)
         return _by_channel(step, normal, weight, bias)
     scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
-    shift = -mean.tensor.detach().double() * scale
-    shift = shift if bias is None else shift + bias.tensor.detach().double()
+    offset = torch.zeros(()) if bias is None else bias.tensor.detach().double()
+    moved = mean.tensor.detach().double() * scale
+    shift = offset - moved
+    shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # no less in size either
     stored = (step.computed(f"{step.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
     return _by_channel(step, x, *stored)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wellnormed.proof import Value
+from wellnormed.proof.value import Value
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger, Stored
 from wellnormed.propagation.moves import each_axis

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellnormed.program.operation import operation
-from wellnormed.proof import Base, Value
+from wellnormed.proof.value import Base, Value
 from wellnormed.propagation import moves
 from wellnormed.propagation.axes import inner_axes
 from wellnormed.propagation.ledger import Ledger

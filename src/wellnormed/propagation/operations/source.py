@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from wellnormed.program.domain import DTYPES, Box, constants_of, default_axes
-from wellnormed.proof import Value
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
+from wellnormed.proof.value import Value
 from wellnormed.propagation.ledger import Ledger, Stored
 
 

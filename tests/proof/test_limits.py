@@ -1,0 +1,109 @@
+"""Checking ends: small documents of large sizes are refused with a reason, in bounded time and memory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wellnormed.proof import CheckError, Proof, Row, check_folder
+from wellnormed.proof.files import read_safetensors
+
+
+def vector(entries: int) -> Proof:
+    proof = Proof()
+    proof.add(Row("x0", "input", (), (1, entries), {"dtype": "float32", "radius": 1.0}, axes=(1,)))
+    return proof
+
+
+def turned(name: str, source: str, entries: int, by: int) -> Row:
+    """The entries in another order, from a place on."""
+    table = [(i + by) % entries for i in range(entries)]
+    return Row(name, "pick", (source,), (1, entries), {"offset": 0, "tables": [0, table]})
+
+
+def grown(proof: Proof, entries: int, turns: int, *by: int | None) -> float:
+    """The gain of x, where each turn adds to x its entries in other orders, or rounded (None)."""
+    for turn in range(turns):
+        x, names = f"x{turn}", [f"x{turn}"]
+        for number, each in enumerate(by):
+            names.append(f"{x}/{number}")
+            rounded = Row(names[-1], "rounding", (x,), (1, entries), {"dtype": "bfloat16"})
+            proof.add(rounded if each is None else turned(names[-1], x, entries, each * 2**turn))
+        proof.add(Row(f"x{turn + 1}", "add", tuple(names), (1, entries), {}))
+    proof.add(Row("y", "output", (f"x{turns}",), (1, entries), {}, reads=((1,),), axes=(1,)))
+    return float(proof.rows["y"].bounds.gain.max() / proof.rows["x0"].bounds.gain.max())
+
+
+def test_a_sum_of_equal_terms_is_one_term() -> None:
+    proof = vector(4)
+    for turn in range(40):
+        proof.add(Row(f"x{turn + 1}", "add", (f"x{turn}", f"x{turn}"), (1, 4), {}))
+    (term,) = proof.values["x40"].terms
+    assert term.factor == 2.0**40
+    (both,) = proof.add(Row("y", "add", ("x1", "x2", "x0"), (1, 4), {})).terms
+    assert both.factor == 7
+    proof.add(Row("-x", "times", ("x0",), (1, 4), {"factor": -1.0}))
+    proof.add(Row("0", "add", ("x0", "-x"), (1, 4), {}))
+    proof.add(Row("z", "output", ("0",), (1, 4), {}, reads=((1,),), axes=(1,)))
+    assert proof.rows["z"].bounds.gain.max() == 0
+
+
+def test_terms_that_nearly_cancel_stay_apart() -> None:
+    """Relative to a small difference, the rounding errors of its factors are large."""
+    proof = vector(1)
+    proof.add(Row("a", "times", ("x0",), (1, 1), {"divisor": 3.0}))
+    proof.add(Row("b", "times", ("x0",), (1, 1), {"factor": -1 / 3}))
+    assert len(proof.add(Row("c", "add", ("a", "b"), (1, 1), {})).terms) == 2
+    assert len(proof.add(Row("d", "add", ("a", "a", "b"), (1, 1), {})).terms) == 2
+
+
+def test_sums_of_a_vector_and_its_turns() -> None:
+    assert grown(vector(64), 64, 12, 1) == pytest.approx(2**12)  # 4,096 terms, of which 64 differ
+
+
+@pytest.mark.parametrize(("entries", "turns", "by"), [(4, 30, (None,)), (2**13, 30, (1, 3)), (4096, 12, (1, None))])
+def test_sums_that_double_without_end_are_refused(entries: int, turns: int, by: tuple) -> None:
+    with pytest.raises(CheckError, match=r"terms, (more than|which are too many)|entries, more|kinds of groups|hold"):
+        grown(vector(entries), entries, turns, *by)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("y", "pick", ("x0",), (2**13, 2**13), {"offset": 0, "tables": [0, 0]})],
+        [("y", "pick", ("x0",), (2**14, 2**13), {"offset": 0, "tables": [0, 0]})],
+        [("y", "pick", ("x0",), (2**39, 2**39), {"offset": 0, "tables": [0, 0]})],
+        [("c", "constant", (), (), {"number": 1.0}), ("y", "add", ("x0", "c"), (2**30, 4), {})],
+        [("y", "input", (), (2**24, 2), {"dtype": "float32", "radius": 1.0})],
+        [(f"y{i}", "pick", ("x0",), (2**12, 2**12 + i), {"offset": 0, "tables": [0, 0]}) for i in range(8)],
+    ],
+    ids=["square", "wide", "huge", "broadcast", "groups", "many"],
+)
+def test_large_shapes_are_refused(rows: list[tuple]) -> None:
+    proof = vector(4)
+    *few, last = (Row(*row, axes=(1,) if row[1] == "input" else ()) for row in rows)
+    for row in few:
+        proof.add(row)
+    with pytest.raises(CheckError, match=r"too many|more than|shape must be"):
+        proof.add(last)
+
+
+FOLDERS = {
+    "a pipe of tensors": lambda folder: os.mkfifo(folder / "x.safetensors"),
+    "a pipe of JSON": lambda folder: os.mkfifo(folder / "certificate.json"),
+    "a device": lambda folder: (folder / "x.safetensors").symlink_to("/dev/zero"),
+    "a folder": lambda folder: (folder / "x.safetensors").mkdir(),
+    "a large file": lambda folder: os.truncate(folder / "certificate.json", 2**40),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_files_that_are_none_are_refused(tmp_path: Path, kind: str) -> None:
+    if "JSON" not in kind:
+        (tmp_path / "certificate.json").write_text("{}")
+    FOLDERS[kind](tmp_path)
+    with pytest.raises(CheckError, match=r"no regular file|more than|cannot be read"):
+        check_folder(tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        with pytest.raises(CheckError, match=r"no regular file|cannot be read"):
+            read_safetensors(path)
