@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak mutations paper golden pages docs clean
+.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -80,10 +80,12 @@ types: $(STAMP)  ## Static types
 	$(BIN)/pyrefly check
 
 # gram-newton-schulz asks for CUDA kernels that its plain path, the one that runs on a CPU, does not use.
-bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: one table, results/matrix/
+bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: results/matrix/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
-	$(BIN)/python -m benchmarks.matrix.table
+	$(BIN)/python -m benchmarks.matrix.operations
+	$(BIN)/python -m benchmarks.matrix.accuracy
+	$(BIN)/python -m benchmarks.matrix.speed
 
 bench-gpu: $(STAMP)  ## msign and whole steps on a CUDA device, against the peers: results/matrix/gpu.json, first_on_gpu.json
 	$(BIN)/python -m benchmarks.matrix.gpu
@@ -99,9 +101,6 @@ soundness: $(STAMP)  ## Attack the certificates of 5,000 random small models, fo
 soak: $(STAMP)  ## 20,000 steps on four processes that are killed at random, half an hour: results/soak.json
 	$(BIN)/python -m campaigns.soak
 
-mutations: $(STAMP)  ## Forge 10,000 certificates, half an hour: results/mutations.json
-	$(BIN)/python -m campaigns.mutations
-
 # NAME of an experiment, then options: make paper NAME="rates --jobs 2". Without NAME, all with their state.
 paper: $(STAMP)  ## Run an experiment of a paper, or go on with it: make paper NAME=rates
 	$(BIN)/python -m papers $(or $(NAME),--list)
@@ -112,7 +111,6 @@ golden: $(STAMP)  ## Show that certificates, steps, runs and the guide are what 
 pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
 	$(BIN)/python -m docs.make_results
 	$(BIN)/python -m docs.make_reproduction
-	$(BIN)/python -m docs.make_scaling
 	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment

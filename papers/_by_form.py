@@ -46,8 +46,8 @@ class Kind:
 
 
 POSITIONS = {"attention_blocks": 0, "token_width": 32, "mixing_heads": 8, "hidden": 1280}
-"""What is read of the past depends on positions alone, in wider vectors of tokens: chosen among the changes
-of `benchmarks.token_levers`, which tries one seed at four times the tokens; there, vectors of 48 are as good."""
+"""What is read of the past depends on positions alone, in wider vectors of tokens: chosen among 18 changes, with one
+seed at four times the tokens; there, vectors of 48 are as good."""
 
 KINDS = {
     "NanoGPT, Muon": Kind("nanogpt", "muon", {1: (0.0125, 0.025, 0.05, 0.1), 4: (0.0125, 0.025, 0.05, 0.1)}),
