@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
+.PHONY: help install train test test-lab test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,8 +25,12 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)  ## Train the character transformer on Shakespeare, certify it, and write a report
 	$(BIN)/wellnormed train --preset cpu
 
-test: $(STAMP)  ## Fast tests and doctests
-	$(PYTEST) -m "not slow and not gpu"
+LAB := tests/papers tests/campaigns tests/benchmarks tests/test_documents.py papers
+test: $(STAMP)  ## Fast tests and doctests of the library, the command and README.md
+	$(PYTEST) -m "not slow and not gpu" $(addprefix --ignore=,$(LAB))
+
+test-lab: $(STAMP)  ## Fast tests and doctests of papers, campaigns, benchmarks and their documents
+	$(PYTEST) -m "not slow and not gpu" $(LAB)
 
 test-slow: $(STAMP)  ## Tests that take minutes or are statistical
 	$(PYTEST) -m "slow and not gpu"

@@ -35,7 +35,7 @@ text is refused.
 Below are the committed rows. The preset `paper` is a paper's own setting, judged "reached" or "not reached". Where
 `cpu` is smaller, the verdict is about the shape of a curve. "Measured" stands where nothing was published, or where
 size or number of runs forbid a comparison. Intervals reach from the least to the largest value over the seeds; the
-tables linked in each section also count the runs."""
+`table.md` of each folder also counts the runs."""
 SHOWN = {name: COLUMNS.index(name) for name in ("", "published", "ours", "interval", "verdict", "why")}
 """The columns of an experiment's table that the page shows, where they are not empty."""
 
@@ -96,7 +96,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
         yield from ("", f"{missing}.")
     yield from (
         "",
-        f"[rows](../results/reproduce/{name}/rows.jsonl), [table](../results/reproduce/{name}/table.md): "
+        f"[rows](../results/reproduce/{name}/rows.jsonl): "
         f"`{rows[0]['command']}`; {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; "
         f"{machines}; {commits}.",
         "",

@@ -103,6 +103,15 @@ def test_every_file_that_a_page_names_exists(page):
     for target in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)", prose):
         made_by_sphinx = target.startswith(("api/", "auto_gallery/"))
         assert made_by_sphinx or (page.parent / target).exists(), f"{page.name} links to {target}"
+        in_site = page.parent == ROOT or not target.endswith(".md") or "/" not in target
+        assert in_site, f"{page.name} links to {target}, which is no page of the site"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_heading_is_two_levels_below_the_one_before(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", prose, re.MULTILINE)]
+    assert all(below <= above + 1 for above, below in itertools.pairwise(levels))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
