@@ -5,13 +5,11 @@ Nothing there is typed by hand; a test compares the page with what this script w
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import get_args
 
 from papers._experiment import MODULES, Experiment, Preset, Verdict, load
 from papers._table import Row, Table, cell_key
-from papers.reproduce import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
@@ -33,11 +31,9 @@ Shakespeare in `$WELLNORMED_DATA`, else the plays that the package installs; a c
 text is refused.
 
 Below are the committed rows. The preset `paper` is a paper's own setting, judged "reached" or "not reached". Where
-`cpu` is smaller, the verdict is about the shape of a curve. "Measured" stands where nothing was published, or where
-size or number of runs forbid a comparison. Intervals reach from the least to the largest value over the seeds; the
+`cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where nothing was published, or where
+size or number of runs forbid a comparison. Intervals reach from the least to the largest value over the seeds;
 `table.md` of each folder also counts the runs."""
-SHOWN = {name: COLUMNS.index(name) for name in ("", "published", "ours", "interval", "verdict", "why")}
-"""The columns of an experiment's table that the page shows, where they are not empty."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
@@ -65,12 +61,18 @@ def state() -> Iterator[str]:
 
 
 def shown(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """The table of an experiment, without the columns that say nothing there."""
-    rows = [[str(value).replace("|", "\\|") for value in astuple(verdict)] for verdict in verdicts]
-    kept = {name: place for name, place in SHOWN.items() if any(row[place] not in ("", "-") for row in rows)}
-    yield f"| {' | '.join(kept)} |"
+    """The table of an experiment, without the columns that say nothing there and reasons that stand a line above."""
+    rows, why = [], ""
+    for verdict in verdicts:
+        reason, why = ("as above" if verdict.why and verdict.why == why else verdict.why), verdict.why
+        judged = "" if verdict.verdict == "measured" else verdict.verdict
+        cells = (verdict.what, verdict.published, verdict.ours, verdict.interval if verdict.runs > 1 else "-", judged)
+        rows.append([cell.replace("|", "\\|") for cell in (*cells, reason)])
+    names = ("", "published", "ours", "interval", "verdict", "why")
+    kept = [place for place in range(len(names)) if any(row[place] not in ("", "-") for row in rows)]
+    yield f"| {' | '.join(names[place] for place in kept)} |"
     yield f"|{'---|' * len(kept)}"
-    yield from (f"| {' | '.join(row[place] for place in kept.values())} |" for row in rows)
+    yield from (f"| {' | '.join(row[place] for place in kept)} |" for row in rows)
 
 
 def not_run(experiment: Experiment, preset: Preset, rows: list[Row]) -> str:

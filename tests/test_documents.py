@@ -95,6 +95,7 @@ def test_every_file_that_a_page_names_exists(page):
         "runs/",
         "input.txt",
         "rows.jsonl",
+        "table.md",
     }
     for name in spans:
         places = (ROOT, ROOT / "src" / "wellnormed", ROOT / "src", page.parent)
@@ -185,8 +186,9 @@ def test_the_page_of_reproductions_says_what_was_not_run():
 
 def test_the_page_of_reproductions_shows_what_is_not_empty():
     module = script("make_reproduction")
-    verdict = module.Verdict("a | b", "-", "1", "-", 3, "measured")
-    assert list(module.shown([verdict])) == ["|  | ours | verdict |", "|---|---|---|", "| a \\| b | 1 | measured |"]
+    verdicts = [module.Verdict("a | b", "-", "1", "-", 3, verdict, "so") for verdict in ("measured", "reached")]
+    lines = ["| a \\| b | 1 |  | so |", "| a \\| b | 1 | reached | as above |"]
+    assert list(module.shown(verdicts)) == ["|  | ours | verdict | why |", "|---|---|---|---|", *lines]
 
 
 def test_tasks_that_are_passed_are_counted():

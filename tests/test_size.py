@@ -31,7 +31,7 @@ AT_MOST = {
     "propagation": 3262,
     "routing": 784,
     "train": 2108,
-    "tests": 22041,
+    "tests": 22043,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
