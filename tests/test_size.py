@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 1770,
     "campaigns": 3357,
-    "papers": 5705,
+    "papers": 5671,
     "src/wellnormed": 603,
     "certificates": 1138,
     "constraints": 997,
@@ -31,7 +31,7 @@ AT_MOST = {
     "propagation": 3262,
     "routing": 784,
     "train": 2108,
-    "tests": 22043,
+    "tests": 22015,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
