@@ -107,7 +107,7 @@ def cells(preset: Preset) -> list[Cell | Matched]:
     rows = {name: row for name, row in ROWS.items() if row.rate is None or preset == "cpu"}
     runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in rows.items())
     longest_first = sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
-    return longest_first if preset == "paper" else [*longest_first, *_by_form.cells()]
+    return [*longest_first, *(() if preset == "paper" else _by_form.cells())]
 
 
 def config_of(cell: Cell) -> TrainConfig:
