@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
+.PHONY: help install train test test-lab test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,8 +25,12 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)  ## Train the character transformer on Shakespeare, certify it, and write a report
 	$(BIN)/wellnormed train --preset cpu
 
-test: $(STAMP)  ## Fast tests and doctests
-	$(PYTEST) -m "not slow and not gpu"
+LAB := tests/papers tests/campaigns tests/benchmarks tests/test_documents.py papers
+test: $(STAMP)  ## Fast tests and doctests of the library, the command and README.md
+	$(PYTEST) -m "not slow and not gpu" $(addprefix --ignore=,$(LAB))
+
+test-lab: $(STAMP)  ## Fast tests and doctests of papers, campaigns, benchmarks and their documents
+	$(PYTEST) -m "not slow and not gpu" $(LAB)
 
 test-slow: $(STAMP)  ## Tests that take minutes or are statistical
 	$(PYTEST) -m "slow and not gpu"
@@ -69,7 +73,7 @@ test-wheel:  ## A wheel in empty environments: the checker, the three lines of R
 	cd $(WHEEL) && venv/bin/wellnormed --help > help.txt && grep -q train help.txt
 	rm -rf $(WHEEL)/empty && mkdir $(WHEEL)/empty
 	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5 --name run
-	$(WHEEL)/numpy/bin/wellnormed-proof $(WHEEL)/empty/runs/run
+	$(WHEEL)/numpy/bin/python -I -m wellnormed.proof $(WHEEL)/empty/runs/run
 	@echo "the wheel serves NumPy alone, the README's lines, and the command"
 
 lint: $(STAMP)  ## Style and formatting
@@ -80,10 +84,12 @@ types: $(STAMP)  ## Static types
 	$(BIN)/pyrefly check
 
 # gram-newton-schulz asks for CUDA kernels that its plain path, the one that runs on a CPU, does not use.
-bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: one table, results/matrix/
+bench: $(STAMP)  ## Matrix functions against the paper's forms and the peers: results/matrix/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gram-newton-schulz -c constraints.txt
-	$(BIN)/python -m benchmarks.matrix.table
+	$(BIN)/python -m benchmarks.matrix.operations
+	$(BIN)/python -m benchmarks.matrix.accuracy
+	$(BIN)/python -m benchmarks.matrix.speed
 
 bench-gpu: $(STAMP)  ## msign and whole steps on a CUDA device, against the peers: results/matrix/gpu.json, first_on_gpu.json
 	$(BIN)/python -m benchmarks.matrix.gpu
@@ -109,7 +115,6 @@ golden: $(STAMP)  ## Show that certificates, steps, runs and the guide are what 
 pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from results/ and from their examples
 	$(BIN)/python -m docs.make_results
 	$(BIN)/python -m docs.make_reproduction
-	$(BIN)/python -m docs.make_scaling
 	$(BIN)/python docs/run_examples.py
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment

@@ -7,10 +7,13 @@ LSTM, and nanoGPT's `model.py`, whose path is an argument. Every certificate is 
 """
 
 import argparse
+import importlib.util
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,8 +22,6 @@ from torch import nn
 import wellnormed as wn
 from papers.header import header, write_result
 from wellnormed.certificates import UncertifiableError
-
-from .tied_tables import nanogpt
 
 SEED = 0
 OUTPUT = Path("results/public-models.json")
@@ -42,6 +43,16 @@ class LSTMClassifier(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """From integers `(batch, tokens)` to logits."""
         return self.output(self.lstm(self.embedding(tokens))[0].mean(1))
+
+
+def nanogpt(path: Path) -> ModuleType:
+    """The module `model.py`."""
+    specification = importlib.util.spec_from_file_location("nanogpt_model", path)
+    if specification is None or specification.loader is None:
+        raise ValueError(f"{path} is no Python file; pass nanoGPT's model.py")
+    module = sys.modules["nanogpt_model"] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def cases(nanogpt_model: Path | None) -> Iterator[tuple[str, Callable[[], Case]]]:

@@ -45,9 +45,8 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
     )
     said = (
         f"Validation loss after 500 steps, at the best of the cells of seed 0. {lacking}{none} Ours begin with "
-        f"`wn-`; with `-caps` they have a hard cap of {content['cap']:g} on every matrix of the blocks. The norms are "
-        "the largest of all cells, proved at their end. Commit and machine above are those of the last row; every row "
-        "of the file has its own."
+        f"`wn-`; with `-caps` they have a hard cap of {content['cap']:g} on every matrix of the blocks, whose norms "
+        "are the largest of all cells. Commit and machine are those of the last row."
     )
     return said, [(place, *line) for place, line in enumerate(lines, 1)]
 
@@ -67,15 +66,11 @@ def pass_rates(content: dict[str, Any]) -> tuple[str, Lines]:
     tasks = MATRICES + VECTORS
     easy = [task for task in tasks if any((task, "easy", name) in passed for name in names)]
     versions = ", ".join(f"{package} {version}" for package, version in content["versions"].items())
-    left_out = "; ".join(f"{which} ({reason})" for which, reason in content["left_out"].items())
     said = (
-        f"A task is passed if one of {content['trials']} trials reaches its loss ({versions}). A trial has "
-        f"{content['steps']} steps, of which LightBench runs whole groups: 480 of the two constrained tasks, 256 "
-        f"of the others. `benchmarks/lightbench.py` names the {len(tasks)} tasks, of whose parameters {len(MATRICES)} "
-        f"have matrices. Left out are {left_out}. "
-        "Muon and Scion of this package have their default norms: a vector takes steps of one length, which does not "
-        'shrink with the gradient, for all of its entries. With `recipe="muon"` and `adjust_lr_fn="match_rms_adamw"` '
-        "Muon takes torch-muon's steps, which leave vectors to AdamW."
+        f"A task is passed if one of {content['trials']} trials of {content['steps']} steps reaches its loss "
+        f"({versions}). `benchmarks/lightbench.py` names the {len(tasks)} tasks, {len(MATRICES)} with matrices, and "
+        "says what is left out. Ours have their default norms, with which a vector takes steps of one length, however "
+        'small its gradient; with `recipe="muon"` and `adjust_lr_fn="match_rms_adamw"` Muon leaves vectors to AdamW.'
     )
 
     def row(name: str) -> tuple[str, ...]:

@@ -1,31 +1,30 @@
-"""Write docs/results.md and the table of README.md from the files under results/: `python docs/make_results.py`.
+"""Write docs/results.md and the table of README.md from the files under results/: `python -m docs.make_results`.
 
 No figure there is typed by hand; a test compares both with what this script writes.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
-from docs import on_gpu
 from docs.harnesses import pass_rates, ranks
 from papers._table import Table
 from papers._transfer import drifts
-from papers.frontier import best_losses
+from papers.frontier import best_losses, best_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
+MUON = "torch.optim.Muon"
 HEAD = """# Measured results
 
-Every figure that this project reports, as it stands in the committed files under `results/`. This page is written by
-`python docs/make_results.py`; a test fails when a file changes and the page does not. Each section names its file,
-the command that made it, the commit, the machine and the seed (`+changes`: uncommitted changes were present). Losses
-are in nats over the whole validation split, per character of Shakespeare, per byte of books for token levers, and per
-token in the benchmarks of others. Times are medians; compare ratios within one file, and never times of different
-files."""
+Figures as they stand in the committed files under `results/`; a test fails when a file changes and this page does
+not. Each section names its file, command, commit, machine and seed (`+changes`: uncommitted changes were present).
+Losses are in nats over the whole validation split, times are medians: compare ratios within one file, never times of
+two. [The four papers](reproduction.md) have a page of their own."""
+Lines = Iterator[str]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -33,28 +32,23 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
 
 
-def origin(name: str, content: dict[str, Any]) -> list[str]:
+def origin(name: str, content: Mapping[str, Any]) -> list[str]:
     """The line that says where the numbers of a file come from."""
     commit, _, changed = content["commit"].partition("+")
-    seed = content["seed"]
-    seeds = (
-        f"seeds {', '.join(map(str, seed))}"
-        if isinstance(seed, list) and len(seed) > 1
-        else f"seed {seed[0] if isinstance(seed, list) else seed}"
-    )
+    seeds = content["seed"] if isinstance(content["seed"], list) else [content["seed"]]
     return [
-        f"[{name}](../results/{name}): `{content['command']}`; commit {commit[:10]}{'+' * bool(changed)}{changed}, "
-        f"{content['machine']}, {seeds}.",
+        f"[{name}](../results/{name}): `{content['command']}`; {commit[:10]}{'+' * bool(changed)}{changed}, "
+        f"{content['machine']}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
         "",
     ]
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """A Markdown table."""
-    columns = list(columns)
+def table(columns: str, rows: Iterable[Iterable[object]]) -> list[str]:
+    """A Markdown table; the names of its columns are separated by bars."""
+    names = columns.split(" | ")
     return [
-        f"| {' | '.join(columns)} |",
-        f"|{'---|' * len(columns)}",
+        f"| {columns} |",
+        f"|{'---|' * len(names)}",
         *(f"| {' | '.join(map(str, row))} |" for row in rows),
         "",
     ]
@@ -65,188 +59,93 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def frontier() -> Iterator[str]:
-    """Transformers with a certificate, and nanoGPT's settings."""
+def span(values: Iterable[float | None], form: str = ".3g") -> str:
+    """From the least to the largest, or the one value that there is."""
+    known = [format(value, form) for value in sorted(value for value in values if value is not None)]
+    return "-" if not known else known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """The rows by what they have under these keys, in their order."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def frontier() -> Lines:
+    """Transformers with a certificate, and their peers."""
+    points = [load(f"frontier/{path.name}") for path in sorted((ROOT / "results" / "frontier").glob("*.json"))]
+    runs: dict[tuple[float, str, int], list[dict[str, Any]]] = {}
+    capped = []
+    for point in points:
+        found, config = point["results"], point["config"]
+        if config.get("lipschitz") is None:
+            capped.append((point["point"], found))
+        else:
+            reads = "content, position" if config["model"]["attention_blocks"] else "position"
+            runs.setdefault((config["lipschitz"], reads, found["training_tokens"]), []).append(found)
+    first, commits = points[0], sorted({point["commit"][:10] for point in points})
     yield from ("## Character transformers: loss and certificate", "")
     yield from ("![Validation loss against the certified Lipschitz constant](../results/frontier/frontier.png)", "")
-    paths = sorted(
-        (ROOT / "results" / "frontier").glob("*.json"),
-        key=lambda path: load(f"frontier/{path.name}")["results"]["log10_lipschitz"],
-    )
-    rows = []
-    seeds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for path in paths:
-        point = load(f"frontier/{path.name}")
-        found, config, commit = point["results"], point["config"], point["commit"][:10]
-        model, caps = config["model"], ", ".join(f"{cap:g}" for cap in config["caps"].values())
-        if config.get("lipschitz") is None:
-            settings = f"{config['constraint']}; blocks {model['blocks']}, expansion {model['expansion']}; caps {caps}"
-        else:
-            settings = f"asked for {config['lipschitz']:g}; attention blocks {model['attention_blocks']}"
-            reads = "content and position" if model["attention_blocks"] else "position"
-            seeds.setdefault((f"{config['lipschitz']:g}", reads, f"{found['training_tokens']:,}"), []).append(found)
-        rows.append(
-            (
-                f"[{path.stem}](../results/frontier/{path.name})",
-                point["seed"],
-                settings,
-                f"{found['training_tokens']:,}",
-                f"{found['parameters']:,}",
-                f"{found['validation_loss']:.4f}",
-                f"{found['log10_lipschitz']:.3f}",
-                f"{found['lower_bound']:.3g}",
-                f"{10 ** found['log10_lipschitz'] / found['lower_bound']:.2f}",
-                commit,
-            )
-        )
-    first = load(f"frontier/{paths[0].name}")
-    command = "python -m papers.frontier run --only NAME"
     yield from (
-        f"Each file: `{command}`, {first['machine']}; {first['results']['steps']:,} steps on "
-        f"{first['results']['source']}. First the runs that were asked for a constant, by seeds, then all.",
+        f"`python -m papers.frontier run`, one file a run in `results/frontier/`; {', '.join(commits)}, "
+        f"{first['machine']}; {first['results']['source']}. First by the constant that was asked for, then by caps.",
         "",
     )
     yield from table(
-        (
-            "asked for",
-            "reads the past by",
-            "training tokens",
-            "seeds",
-            "validation loss, mean",
-            "least",
-            "largest",
-            "largest gain found",
-            "proved / found, largest",
-        ),
+        "asked for | reads the past by | training tokens | seeds | validation loss | most of proved over found",
         [
-            (
-                *key,
-                len(runs),
-                f"{fmean(run['validation_loss'] for run in runs):.4f}",
-                f"{min(run['validation_loss'] for run in runs):.4f}",
-                f"{max(run['validation_loss'] for run in runs):.4f}",
-                f"{max(run['lower_bound'] for run in runs):.3g}",
-                f"{max(10 ** run['log10_lipschitz'] / run['lower_bound'] for run in runs):.2f}",
-            )
-            for key, runs in sorted(seeds.items(), key=lambda item: (float(item[0][0]), item[0][1:]))
+            (f"{constant:g}", reads, f"{tokens:,}", len(each), span((run["validation_loss"] for run in each), ".4f"),
+             f"{max(10 ** run['log10_lipschitz'] / run['lower_bound'] for run in each):.2f}")
+            for (constant, reads, tokens), each in sorted(runs.items())
         ],
-    )
+    )  # fmt: skip
     yield from table(
-        (
-            "point",
-            "seed",
-            "settings (caps: query, key, value, output; feed in, feed out; head)",
-            "training tokens",
-            "parameters",
-            "validation loss",
-            "log10 of the certified constant",
-            "found by search",
-            "proved / found",
-            "commit",
-        ),
-        rows,
-    )
-    peer = load("nanogpt.json")
-    yield from ("The peer without constraints, nanoGPT's settings for a CPU:", "")
-    yield from origin("nanogpt.json", peer)
-    yield from table(
-        ("parameters", "training tokens", "validation loss", "training seconds"),
+        "caps | parameters | validation loss | log10 of the proved constant | gain found",
         [
-            (
-                f"{peer['parameters']:,}",
-                f"{peer['training_tokens']:,}",
-                f"{peer['validation_loss']:.4f}",
-                f"{peer['training_seconds']:.0f}",
-            )
+            (name.removeprefix("caps-"), f"{found['parameters']:,}", f"{found['validation_loss']:.4f}",
+             f"{found['log10_lipschitz']:.3f}", number(found["lower_bound"]))
+            for name, found in sorted(capped, key=lambda each: each[1]["log10_lipschitz"])
         ],
-    )
+    )  # fmt: skip
+    content = load("frontier_peers.json")
+    yield from ("Peers without a certificate, at the best of the rates that were tried for seed 0:", "")
+    yield from origin("frontier_peers.json", content)
+    yield from table(
+        "model, optimizer | parameters | best rate | validation loss | seeds",
+        [
+            (kind, f"{rows[0]['parameters']:,}", f"{best_rate(content['rows'], kind):g}", span(losses, ".4f"),
+             len(losses))
+            for (kind,), rows in grouped(content["rows"], "kind").items()
+            for losses in [best_losses(content["rows"])[kind]]
+        ],
+    )  # fmt: skip
 
 
-def levers() -> Iterator[str]:
-    """What each choice is worth at a constant of 10, and what reading content is worth at a length of 256."""
-    files = {path.stem: load(f"levers/{path.name}") for path in sorted((ROOT / "results" / "levers").glob("*.json"))}
-    for title, constant, prefix in (
-        ("One change of the default run at a time", "constant 10", ""),
-        ("Reading the content of 256 characters", "constant 10 at the start", "long-"),
-        ("One change of the published architecture at a time", "the preset `caps`, whose constant is 21.3", "caps-"),
-    ):
-        names = [name for name in files if (name[:5] if name[:5] in ("long-", "caps-") else "") == prefix]
-        if not names:
-            continue
-        yield from (f"## {title}", "")
-        yield from (
-            f"Each file: `python -m benchmarks.levers NAME`, {files[names[0]]['machine']}; seed 0, one run each; "
-            f"{constant}. The training loss is over the first characters of that split, as many as validation has.",
-            "",
-        )
-        yield from table(
-            (
-                "run",
-                "training tokens",
-                "validation loss",
-                "training loss",
-                "constant before the head",
-                "proved constant",
-                "found",
-                "commit",
-            ),
-            [
-                (
-                    f"[{name.removeprefix(prefix)}](../results/levers/{name}.json)",
-                    f"{found['training_tokens']:,}",
-                    f"{found['validation_loss']:.4f}",
-                    f"{found['training_loss']:.4f}",
-                    f"{found['body_lipschitz']:.3f}",
-                    f"{10 ** found['log10_lipschitz']:.2f}",
-                    f"{found['lower_bound']:.3g}",
-                    files[name]["commit"][:10],
-                )
-                for name, found in sorted(
-                    ((name, files[name]["results"]) for name in names), key=lambda item: item[1]["validation_loss"]
-                )
-            ],
-        )
-
-
-def steps() -> Iterator[str]:
+def steps() -> Lines:
     """Times of training steps and optimizer steps."""
     content = load("step_time.json")
     yield from ("## A training step", "")
     yield from origin("step_time.json", content)
+    peers = ("adamw", "torch_muon", "without_constraints", "ours")
     yield from table(
-        (
-            "preset",
-            "tokens a step",
-            "AdamW, ms",
-            "torch's Muon with AdamW, ms",
-            "ours without constraints, ms",
-            "ours, ms",
-            "norm estimates, ms",
-            "ours over AdamW",
-            "with caps that project every 8 steps",
-        ),
+        "preset | tokens | AdamW, ms | torch's Muon with AdamW | ours without constraints | ours | norm estimates | "
+        "ours over AdamW | with `every=8`",
         [
-            (
-                name,
-                f"{row['tokens_per_step']:,}",
-                *(
-                    f"{1e3 * row[f'{peer}_seconds']:.1f}"
-                    for peer in ("adamw", "torch_muon", "without_constraints", "ours")
-                ),
-                f"{1e3 * row['norm_estimates_seconds']:.1f} every {row['log_every']} steps",
-                f"{row['ratio']:.2f}",
-                f"{row['amortised_ratio']:.2f}" if "amortised_ratio" in row else "-",
-            )
+            (name, f"{row['tokens_per_step']:,}", *(f"{1e3 * row[f'{peer}_seconds']:.1f}" for peer in peers),
+             f"{1e3 * row['norm_estimates_seconds']:.1f} every {row['log_every']} steps", f"{row['ratio']:.2f}",
+             f"{row['amortised_ratio']:.2f}" if "amortised_ratio" in row else "-")
             for name, row in content.items()
             if isinstance(row, dict) and "ratio" in row
         ],
-    )
+    )  # fmt: skip
     content = load("optimizer_step.json")
     yield from ("## An optimizer step on the 72 hidden matrices of GPT-2 small", "")
     yield from origin("optimizer_step.json", content)
     seconds = content["seconds"]
     yield from table(
-        ("optimizer", "seconds", "ours over it", "ours with a hard cap over it"),
+        "optimizer | seconds | ours over it | ours with a hard cap over it",
         [
             (name, f"{value:.3f}", f"{seconds['ours'] / value:.2f}", f"{seconds['ours with a hard cap'] / value:.2f}")
             for name, value in seconds.items()
@@ -254,207 +153,203 @@ def steps() -> Iterator[str]:
     )
     yield from (f"Memory beyond weights and gradients, on {content['memory_blocks']} blocks:", "")
     yield from table(
-        ("optimizer", "MiB of torch's tensors", "MiB of the process"),
+        "optimizer | MiB of torch's tensors | MiB of the process",
         [
             (name, *(f"{found[key] / 2**20:.1f}" for key in ("tensors", "resident")))
             for name, found in content["memory_bytes"].items()
         ],
     )
+    content = load("small_matrices.json")
+    yield from ("## An optimizer step on small matrices", "")
+    yield from origin("small_matrices.json", content)
+    yield from table(
+        "threads | matrices | soft caps | ours, ms | torch's Muon, ms | ratio",
+        [
+            (row["threads"], f"{row['count']} x {row['side']} x {row['side']}", "yes" if row["soft_caps"] else "no",
+             f"{1e3 * row['ours']:.2f}", f"{1e3 * row['torch_muon']:.2f}", f"{row['ratio']:.2f}")
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
     content = load("parallel.json")
     yield from ("## Two processes", "")
     yield from origin("parallel.json", content)
     yield from table(
-        ("weights and oracles", "ms a step", "MB sent a step"),
+        "weights and oracles | ms a step | MB sent a step",
         [(row["name"], f"{1e3 * row['seconds']:.0f}", f"{row['sent_bytes'] / 1e6:.2f}") for row in content["rows"]],
     )
     content = load("soak.json")
     yield from (f"## {content['steps']:,} steps on {content['ranks']} processes that are killed", "")
     yield from origin("soak.json", content)
-    losses, memory = (content[key] for key in ("first_and_last_validation_loss", "peak_memory_mib_first_and_last_row"))
-    yield from table(
-        ("what", "found"),
-        [
-            ("kills of a random process at a random moment", content["kills"]),
-            ("times that it was started", content["starts"]),
-            ("whether it reached its end", "yes" if content["finished"] else "no"),
-            ("whether the rows of metrics are in order, none twice", "yes" if content["rows_in_order"] else "no"),
-            ("checkpoints, at which all ranks have the same bits", content["checkpoints"]),
-            ("largest proved norm over its cap", f"{content['largest_proved_norm_over_cap']:.6f}"),
-            ("validation loss at the first and the last checkpoint", " and ".join(f"{x:.3f}" for x in losses)),
-            ("peak memory of a rank at the first and the last step, MiB", " and ".join(map(str, memory))),
-        ],
+    losses = " and ".join(f"{loss:.3f}" for loss in content["first_and_last_validation_loss"])
+    memory = " and ".join(map(str, content["peak_memory_mib_first_and_last_row"]))
+    yield from (
+        f"{content['kills']} kills at random moments, {content['starts']} starts; the end was "
+        f"{'' if content['finished'] else 'not '}reached, with the rows of metrics "
+        f"{'in order and none twice' if content['rows_in_order'] else 'out of order'}. {content['checkpoints']} "
+        "checkpoints, at which all ranks have the same bits; largest proved norm over its cap "
+        f"{content['largest_proved_norm_over_cap']:.6f}; first and last loss {losses}; MiB of a rank {memory}.",
+        "",
     )
 
 
-def matrix() -> Iterator[str]:
+def matrix() -> Lines:
     """Speed, accuracy and operations of the matrix functions."""
     content = load("matrix/speed.json")
     yield from ("## Matrix functions: time", "")
     yield from origin("matrix/speed.json", content)
+    yield from ("From the least to the largest over the shapes, whose rows are in the file.", "")
+    rows = [row | {"on": row["input"].partition(", ")[2]} for row in content["rows"]]
     yield from table(
-        ("function", "input", "peer", "ours, ms", "peer, ms", "ours over peer", "our error", "peer's error"),
+        "function | on | peer | shapes | time over the peer's | our error | peer's error",
         [
-            (
-                row["function"],
-                row["input"],
-                row["peer"],
-                f"{1e3 * row['ours_seconds']:.2f}",
-                *((f"{1e3 * row['peer_seconds']:.2f}", f"{row['ratio']:.2f}") if row["ratio"] else ("-", "-")),
-                number(row["ours_error"]),
-                number(row["peer_error"]),
-            )
-            for row in content["rows"]
+            (function, on or "weights", peer.partition(", 1")[0].removesuffix(", well").removesuffix(", ill"),
+             len(each), span((row["ratio"] for row in each), ".2f"), span((row["ours_error"] for row in each), ".1e"),
+             span((row["peer_error"] for row in each), ".1e"))
+            for (function, on, peer), each in grouped(rows, "function", "on", "peer").items()
         ],
-    )
+    )  # fmt: skip
+    content = load("matrix/bfloat16.json")
+    ratios = span((row["bfloat16_over_float32"] for row in content["rows"]), ".2f")
+    yield from (f"Products in bfloat16 take {ratios} of the time of those in float32 on this processor:", "")
+    yield from origin("matrix/bfloat16.json", content)
     content = load("matrix/accuracy.json")
     limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in content["limits"].items())
     yield from ("## Matrix functions: error against a float64 SVD", "")
     yield from origin("matrix/accuracy.json", content)
-    yield from (f"Errors are relative to the largest singular value; the limit is {limits}.", "")
+    yield from (f"Errors are over the largest singular value; the limit is {limits}.", "")
     yield from table(
-        ("function", "method", "dtype", "matrices", "miss the limit", "largest error", "on", "norm above the cap by"),
+        "function | method | dtype | miss the limit | largest error | norm above the cap by",
         [
-            (
-                row["function"],
-                row["method"],
-                row["dtype"],
-                row["cases"],
-                row["missed"],
-                number(row["worst_error"]),
-                row["worst_case"],
-                number(row["worst_excess"]),
-            )
+            (row["function"], row["method"], row["dtype"], f"{row['missed']} of {row['cases']}",
+             number(row["worst_error"]), number(row["worst_excess"]))
             for row in content["summary"]
         ],
-    )
+    )  # fmt: skip
     content = load("matrix/operations.json")
     yield from ("## Matrix functions: operations", "")
     yield from origin("matrix/operations.json", content)
     yield from (f"Of a training step of NanoGPT-140M at {content['tokens']:,} tokens; SC is the clipping paper.", "")
     yield from table(
-        ("function", "row in SC", "share of a step", "as SC prints it", "share of a step of GPT-2 small"),
+        "function | share of a step | as SC prints it | share of a step of GPT-2 small",
         [
-            (
-                row["function"],
-                row["paper_row"],
-                f"{row['overhead']:.2%}",
-                f"{row['paper_printed_percent']:.2f}%",
-                f"{row['overhead_gpt2']:.2%}",
-            )
+            (row["function"], f"{row['overhead']:.2%}", f"{row['paper_printed_percent']:.2f}%",
+             f"{row['overhead_gpt2']:.2%}")
             for row in content["rows"]
+        ],
+    )  # fmt: skip
+
+
+def gpu() -> Lines:
+    """What was measured on a GPU."""
+    content = load("first_on_gpu.json")
+    peers = {row["model"]: row["seconds"] for row in content["rows"] if row["optimizer"] == MUON}
+    yield from ("## On a GPU", "")
+    yield from origin("first_on_gpu.json", content)
+    yield from (
+        "A step of Muon on hidden matrices, launches and waits included. Memory is beside weights, gradients and "
+        "state. A wait is one of the host for the device. The run was cut after 22 seconds.",
+        "",
+    )
+    yield from table(
+        "model | optimizer | ms | over torch's Muon | MiB at most | waits | a CUDA graph records it",
+        [
+            (row["model"], row["optimizer"], f"{row['seconds'] * 1e3:.1f}",
+             f"{row['seconds'] / peers[row['model']]:.2f}" if row["model"] in peers else "-",
+             f"{row['peak_bytes'] / 2**20:.0f}", row["waits"], "yes" if row["graph"] == "yes" else "no")
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
+    content = load("matrix/gpu.json")
+    yield from origin("matrix/gpu.json", content)
+    yield from (f"The matrix sign by jordan-5 in bfloat16, on {content['gpu']}, over the time of torch's Muon.", "")
+    ratios = {key: row["ratio"] for key, (row, *_) in grouped(content["rows"], "contender", "input").items()
+              if "missing" not in row}  # fmt: skip
+    names = [name for name in dict.fromkeys(name for name, _ in ratios) if name != MUON]
+    yield from table(
+        " | ".join(("input", *names)),
+        [
+            (shape, *(f"{ratios[name, shape]:.2f}" if (name, shape) in ratios else "-" for name in names))
+            for shape in dict.fromkeys(shape for _, shape in ratios)
         ],
     )
 
 
-def soundness() -> Iterator[str]:
-    """Random models, attacked."""
+def attacks() -> Lines:
+    """Random models, public models and images, attacked."""
     content = load("soundness.json")
     yield from ("## Attacks on certificates of random models", "")
     yield from origin("soundness.json", content)
     yield from (
-        f"{content['models']:,} random models, of them {content['sound']:,} sound, {len(content['violations'])} with a "
-        f"violated bound, {len(content['crashes'])} crashed, {content['refused']} refused and {content['not_finite']} "
-        f"beyond float64. Of one in {content['config']['verified_one_of']}, {content['verified']} in all, the whole "
-        f"certificate was made and proved again; {len(content['not_proved'])} such the checker refused. "
-        "For each primitive, and for each layer in models of it alone: the share of the proved gain that a short "
-        "search found, at best and in the median. A small share is a loose bound, or too short a search.",
+        f"{content['models']:,} random models: {content['sound']:,} sound, {len(content['violations'])} with a "
+        f"violated bound, {len(content['crashes'])} crashed, {content['refused']} refused, {content['not_finite']} "
+        f"beyond float64. Of {content['verified']} the whole certificate was made and proved again, and "
+        f"{len(content['not_proved'])} were refused. The share is that of the proved gain that a short search found; a "
+        "small one is a loose bound, or too short a search.",
         "",
     )
-    for kind in ("primitive", "layer alone", "logits", "model of depth"):
-        rows = [row for row in content["rows"] if row["kind"] == kind]
-        yield from table(
-            (kind, "models", "best share", "median share"),
-            [
-                (row["name"], row["models"], f"{row['best_share']:.3f}", f"{row['median_share']:.3f}")
-                for row in sorted(rows, key=lambda row: (row["best_share"], row["name"]))
-            ],
-        )
+    yield from table(
+        "kind | names | models | median of the best shares | best shares below 0.9",
+        [
+            (kind, len(rows), sum(row["models"] for row in rows),
+             f"{median(row['best_share'] for row in rows):.3f}",
+             ", ".join(f"{row['name']} {row['best_share']:.3f}" for row in least) or "-")
+            for (kind,), rows in grouped(content["rows"], "kind").items()
+            for least in [sorted((r for r in rows if r["best_share"] < 0.9), key=lambda row: row["best_share"])]
+        ],
+    )  # fmt: skip
+    content = load("public-models.json")
+    yield from ("## Public models with random weights", "")
+    yield from origin("public-models.json", content)
+    yield from table(
+        "model | parameters | rows | log10 of the constant | seconds | of the checker",
+        [
+            (name, f"{found['parameters']:,}", found["rows"], f"{found['log10_lipschitz']:.2f}",
+             f"{found['seconds']:.1f}", f"{found['seconds_of_the_checker']:.1f}")
+            if "refused" not in found else (name, "-", "-", f"refused: {found['refused'].split('` in')[0]}`", "-", "-")
+            for name, found in content["results"].items()
+        ],
+    )  # fmt: skip
+    content = load("certified-mnist.json")
+    yield from ("## Certified MNIST", "")
+    yield from origin("certified-mnist.json", content)
+    keys = ("certified", "certified_of_attacked", "not_broken_of_attacked", "broken_inside_radius")
+    yield from table(
+        "radius | certified | certified of attacked | not broken of attacked | broken inside the radius",
+        [(row["radius"], *(f"{row[key]:.4g}" for key in keys)) for row in content["rows"]],
+    )
 
 
-def harnesses() -> Iterator[str]:
+HARNESSES: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, list[Any]]], str], ...] = (
+    ("EPFL's llm-optimizer-benchmark, characters of Shakespeare", "llm_optimizer_benchmark.json", ranks,
+     " | optimizer | loss | rate, decay | cells | mean (seeds) | largest proved norm over cap"),
+    ("LightBench", "lightbench.json", pass_rates, "optimizer | matrices: trivial | easy | vectors: trivial | easy"),
+)  # fmt: skip
+
+
+def harnesses() -> Lines:
     """Benchmarks of optimizers that others wrote."""
-    for title, name, lines, columns in (
-        (
-            "EPFL's llm-optimizer-benchmark, characters of Shakespeare",
-            "llm_optimizer_benchmark.json",
-            ranks,
-            ("", "optimizer", "loss", "rate, decay", "cells", "mean (seeds)", "largest proved norm over cap"),
-        ),
-        (
-            "LightBench",
-            "lightbench.json",
-            pass_rates,
-            ("optimizer", "matrices: trivial", "easy", "vectors: trivial", "easy"),
-        ),
-    ):
+    for title, name, lines, columns in HARNESSES:
         content = load(name)
         said, rows = lines(content)
-        yield from (f"## {title}", "")
-        yield from origin(name, content)
-        yield from (said, "")
-        yield from table(columns, rows)
-
-
-def gpu() -> Iterator[str]:
-    """What was measured on a GPU."""
-    yield from ("## On a GPU", "")
-    before, now = load("first_on_gpu_before.json"), load("first_on_gpu.json")
-    yield from origin("first_on_gpu_before.json", before)
-    yield from origin("first_on_gpu.json", now)
-    yield from (on_gpu.SAID, "")
-    columns = ("ms", "over torch's Muon", "before, over torch's Muon", "MiB at most", "waits", "graph")
-    yield from table(("model", "optimizer", *columns), on_gpu.steps(before, now))
-    content = load("matrix/gpu.json")
-    yield from origin("matrix/gpu.json", content)
-    yield from (
-        f"The matrix sign by jordan-5 in bfloat16, on {content['gpu']}; "
-        "the share of the peak counts the operations that are needed at least.",
-        "",
-    )
-    yield from table(("input", "by", "ms", "over torch's Muon", "of peak"), on_gpu.signs(content))
-
-
-def others(page: str) -> Iterator[str]:
-    """Files that no section above names: the numbers and words of their rows, as they stand."""
-    for path in sorted((ROOT / "results").rglob("*.json")):
-        name = str(path.relative_to(ROOT / "results"))
-        if f"](../results/{name})" in page:
-            continue
-        content = load(name)
-        yield from (f"## {path.stem.replace('-', ' ').replace('_', ' ').capitalize()}", "")
-        yield from origin(name, content)
-        lists = (value for value in content.values() if isinstance(value, list) and value)
-        rows = next((value for value in lists if isinstance(value[0], dict)), [content])
-        columns = [key for key, value in rows[0].items() if isinstance(value, int | float | str)]
-        shown = [[x if isinstance(x := row.get(key), int | str) else number(x, 5) for key in columns] for row in rows]
-        yield from table((column.replace("_", " ") for column in columns), shown)
+        yield from (f"## {title}", "", *origin(name, content), said, "", *table(columns, rows))
 
 
 def facts() -> str:
     """The table of README.md, between its two comments."""
-    names = [f"frontier/attention-10-seed-{seed}.json" for seed in (0, 1, 2)]
-    runs = [load(name)["results"] for name in names if (ROOT / "results" / name).exists()]
+    runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
     loss, found = fmean(run["validation_loss"] for run in runs), max(run["lower_bound"] for run in runs)
-    (source,) = {run["source"] for run in (*runs, load("nanogpt.json"))}
-    peer, own = load("nanogpt.json"), best_losses(load("frontier_peers.json")["rows"])
+    own = best_losses(load("frontier_peers.json")["rows"])
     seeds, peers = min(map(len, own.values())), [fmean(losses) for losses in own.values()]
     step, folder = load("step_time.json"), "results/reproduce/lr-transfer-mlp-cpu"
-    cells = Table(ROOT / folder / "rows.jsonl").read()[0].values()
-    moved = [fmean(drifts(list(cells), "width", method=method)) for method in ("dualized", "Adam (SP)", "Adam (muP)")]
-    caps = [
-        row["ratio"]
-        for row in load("matrix/speed.json")["rows"]
-        if row["function"] == "spectral_hardcap" and row["peer"].startswith("SC nested, 1.5")
-    ]
-    rows = [
+    cells = list(Table(ROOT / folder / "rows.jsonl").read()[0].values())
+    moved = [2 ** abs(fmean(drifts(cells, "width", method=m))) for m in ("dualized", "Adam (SP)", "Adam (muP)")]
+    rows = load("matrix/speed.json")["rows"]
+    caps = [r["ratio"] for r in rows if r["function"] == "spectral_hardcap" and r["peer"].startswith("SC nested, 1.5")]
+    lines = [
         (
-            f"[transformer, preset `cpu`](docs/results.md): loss on the validation split of {source}, "
-            f"{len(runs)} seed{'s' * (len(runs) > 1)}",
+            f"[transformer, preset `cpu`](docs/results.md): loss on the validation split of {runs[0]['source']}, "
+            f"{len(runs)} seeds",
             f"**{loss:.3f}** at a proved constant of {10 ** runs[0]['log10_lipschitz']:.2f} (search finds {found:.1f})",
-        ),
-        (
-            "[nanoGPT's CPU settings, AdamW](results/nanogpt.json) on the same text, one seed",
-            f"{peer['validation_loss']:.3f}, no certificate",
         ),
         (
             "[nanoGPT's and the speedrun's models](results/frontier_peers.json) on it, our optimizer at its best "
@@ -473,12 +368,10 @@ def facts() -> str:
         ),
         (
             f"[best rate]({folder}/table.md), width 32 to 512, moves by",
-            "a factor of {:.1f} dualized, {:.1f} with Adam, {:.1f} in muP".format(
-                *(2 ** abs(power) for power in moved)
-            ),
+            "a factor of {:.1f} dualized, {:.1f} with Adam, {:.1f} in muP".format(*moved),
         ),
     ]
-    return "\n".join(table(("measured on 2 CPU cores", ""), rows)).rstrip()
+    return "\n".join(table("measured on 2 CPU cores | ", lines)).rstrip()
 
 
 def readme(text: str) -> str:
@@ -490,10 +383,8 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), levers(), steps(), matrix(), gpu(), soundness(), harnesses())
-    lines = [HEAD, "", *(line for part in parts for line in part)]
-    lines += others("\n".join(lines))
-    return "\n".join(lines).rstrip() + "\n"
+    parts = (frontier(), steps(), matrix(), gpu(), attacks(), harnesses())
+    return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ class Reproduce:
     """Processes that run cells at the same time."""
     cluster: str | None = None
     """Submit cells as jobs to a cluster that `submitit` knows, such as slurm."""
-    dry_run: bool = False
-    """Print the memory that the largest cells need, and start none; fails if the device has less."""
     folder: Path = Path("results/reproduce")
     """Holds a folder for every experiment and preset."""
     list: bool = False
@@ -52,18 +50,8 @@ class Reproduce:
             return 0
         if self.name is None:
             raise ValueError("name the experiment, or pass --list to see all")
-        here = self.dry_run or self.cluster is None  # a cluster has other devices than this machine
-        device = str(device_of(self.device)) if here else self.device
-        if self.dry_run:
-            from papers._experiment import load
-            from papers._grid import chosen
-            from papers._memory import dry_run
-
-            experiment = load(self.name)
-            cells = chosen(experiment.cells(self.preset), self.only)
-            dry_run(experiment, cells, device, self.jobs, Console())
-            return 0
-        arguments = {key: value for key, value in vars(self).items() if key not in ("list", "dry_run")}
+        device = str(device_of(self.device)) if self.cluster is None else self.device  # a cluster has other devices
+        arguments = {key: value for key, value in vars(self).items() if key != "list"}
         return int(reproduce.reproduce(**arguments | {"device": device}) > 0)
 
 

@@ -6,28 +6,25 @@ weights are. Here models with equal numbers of parameters in their blocks, 1.0 m
 of 128, 32 in a step, at rates that fall to 0 linearly; a peer is trained by Muon with AdamW for tables, as LT does it,
 or by Scion alone. The rate of each is the best of its `rates` for seed 0, at the table's steps and at four times as
 many; seed 0 counts in the means as well. Products of the models are in bfloat16 while they train, and in float32 when
-they are evaluated, which is what the certificates are about. At the size 10m they read GPT-2's tokens of books in
-windows of 256: shards in a folder `books-gpt2`, which `wellnormed tokens` made.
+they are evaluated, which is what the certificates are about.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
 
 from papers._experiment import Verdict
 from papers._figures import legend_below, panels
-from papers._table import ADDED, Row
+from papers._table import Row
 from papers._tokens import byte_corpus, results
-from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.models import build
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.presets import Size, Variant, token_preset
+from wellnormed.train.presets import Variant, token_preset
 from wellnormed.train.setup import blocks, with_vocabulary
 
 
@@ -46,8 +43,8 @@ class Kind:
 
 
 POSITIONS = {"attention_blocks": 0, "token_width": 32, "mixing_heads": 8, "hidden": 1280}
-"""What is read of the past depends on positions alone, in wider vectors of tokens: chosen among the changes
-of `benchmarks.token_levers`, which tries one seed at four times the tokens; there, vectors of 48 are as good."""
+"""What is read of the past depends on positions alone, in wider vectors of tokens: chosen among 18 changes, with one
+seed at four times the tokens; there, vectors of 48 are as good."""
 
 KINDS = {
     "NanoGPT, Muon": Kind("nanogpt", "muon", {1: (0.0125, 0.025, 0.05, 0.1), 4: (0.0125, 0.025, 0.05, 0.1)}),
@@ -74,31 +71,8 @@ WIDE = ("NanoGPT, Muon", "by form, proved 10", "by position, proved 10")
 """The kinds that are trained with a context of 512 as well."""
 
 
-class Scale(NamedTuple):
-    """What differs between the sizes."""
-
-    corpus: Callable[[], Corpus]
-    steps: int
-    """With the least tokens."""
-    tokens: int
-    """Of a step."""
-    length: int
-    positions: dict[str, Any]
-    """What replaces `POSITIONS`."""
-
-
-SCALES = {
-    "1m": Scale(byte_corpus, 105, 32 * 128, 128, POSITIONS),
-    "10m": Scale(
-        partial(load_corpus, "books-gpt2"), 600, 32 * 256, 256,
-        {"attention_blocks": 0, "token_width": 64, "mixing_heads": 10, "hidden": 3072},
-    ),
-}  # fmt: skip
-LARGER = {
-    "NanoGPT, Muon": (0.025, 0.05, 0.1), "speedrun, Muon": (0.025, 0.05, 0.1), "speedrun, Scion": (0.02, 0.04, 0.08),
-    "by form, proved 10": (0.01, 0.02, 0.04), "by position, proved 10": (0.01, 0.02, 0.04),
-}  # fmt: skip
-"""The kinds of that size, with the rates that are tried."""
+STEPS, TOKENS = 105, 32 * 128
+"""Of the shortest runs, and of a step."""
 ALLOWED = {"by form, proved 3": 0.10, "by form, proved 10": 0.02, "by position, proved 10": 0.02}
 """How far a loss may be above the better peer's, as the project asks of itself."""
 
@@ -110,10 +84,9 @@ class Matched:
     kind: str
     rate: float
     tokens: int
-    """As a multiple of 430,080, those of the table's other rows; of 4,915,200 at the size 10m."""
+    """As a multiple of 430,080, those of the table's other rows."""
     length: int = 128
     seed: int = 0
-    size: Size = field(default="1m", metadata=ADDED)
 
 
 def rate(kind: str, tokens: int) -> float:
@@ -130,26 +103,14 @@ def cells() -> list[Matched]:
     return list(dict.fromkeys(searched + main + wide + long))
 
 
-def larger_cells() -> list[Matched]:
-    """The size 10m, one seed: rates about that of the smaller size, and four times the tokens at that one."""
-    length = SCALES["10m"].length
-    searched = [Matched(name, each, 1, length, size="10m") for name in LARGER for each in LARGER[name]]
-    return searched + [Matched(name, rate(name, 4), 4, length, size="10m") for name in LARGER]
-
-
-def corpus_for(size: Size) -> Corpus:
-    """What a model of a size reads."""
-    return SCALES[size].corpus()
-
-
 def config_of(cell: Matched) -> TrainConfig:
     """The training run of a cell."""
-    kind, scale = KINDS[cell.kind], SCALES[cell.size]
-    run = token_preset(cell.size, kind.variant)
-    model = replace(run.model, length=cell.length, **(scale.positions if kind.model else {}))
+    kind = KINDS[cell.kind]
+    run = token_preset("1m", kind.variant)
+    model = replace(run.model, length=cell.length, **kind.model)
     settings: dict[str, Any] = {} if kind.lipschitz is None else {"lipschitz": kind.lipschitz}
     return replace(
-        run, model=model, steps=scale.steps * cell.tokens, batch=scale.tokens // cell.length, seed=cell.seed,
+        run, model=model, steps=STEPS * cell.tokens, batch=TOKENS // cell.length, seed=cell.seed,
         schedule="linear", optimizer=kind.optimizer, learning_rate=cell.rate,
         attack_steps=20 if kind.lipschitz else 0, validation_tokens=2**19, precision="bfloat16", **settings,
     )  # fmt: skip
@@ -157,7 +118,7 @@ def config_of(cell: Matched) -> TrainConfig:
 
 def run(cell: Matched, device: torch.device, folder: Path) -> dict[str, Any]:
     """Loss, accuracy, proved bound and largest gain found of a trained model, and its parameters."""
-    corpus, config = corpus_for(cell.size), config_of(cell)
+    corpus, config = byte_corpus(), config_of(cell)
     model = build(with_vocabulary(config, corpus).model)
     counts = {"parameters": sum(p.numel() for p in model.parameters())}
     counts["block_parameters"] = sum(p.numel() for block in blocks(model) for p in block.parameters())
@@ -166,8 +127,8 @@ def run(cell: Matched, device: torch.device, folder: Path) -> dict[str, Any]:
 
 def found(rows: Sequence[Row], kind: str, key: str = "validation_loss", **config: Any) -> list[float]:
     """What was found of a kind, of every run with these settings that has it."""
-    wanted = {"kind": kind, "length": 128, "size": "1m"} | config
-    known = (({"size": "1m"} | row["config"], row["results"]) for row in rows)
+    wanted = {"kind": kind, "length": 128} | config
+    known = ((row["config"], row["results"]) for row in rows)
     return [results[key] for settings, results in known if wanted.items() <= settings.items() and key in results]
 
 
@@ -193,23 +154,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     return {"by-form": figure}
 
 
-def chosen_rate(rows: Sequence[Row], kind: str, tokens: int, size: Size) -> float | None:
-    """The rate at which a kind is judged: `RATE` for 1m; for 10m the best that was tried with so many tokens."""
-    if size == "1m":
-        return rate(kind, tokens)
-    length = SCALES[size].length
-    losses = {r: found(rows, kind, rate=r, tokens=tokens, size=size, length=length) for r in LARGER.get(kind, ())}
-    return min((r for r in losses if losses[r]), key=lambda r: fmean(losses[r]), default=None)
-
-
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
     """Every kind at its chosen rate and length of training; those with a proved constant beside the better peer."""
     lines = []
-    configs = [{"size": "1m"} | row["config"] for row in rows]
-    settings = {(config["size"], config["tokens"], config["length"]) for config in configs}
-    for size, tokens, length in sorted(settings, key=lambda each: (each[0] != "1m", *each[1:])):
-        rates = {name: chosen_rate(rows, name, tokens, size) for name in KINDS}
-        at = {"tokens": tokens, "length": length, "size": size}
+    for tokens, length in sorted({(row["config"]["tokens"], row["config"]["length"]) for row in rows}):
+        rates = {name: rate(name, tokens) for name in KINDS}
+        at = {"tokens": tokens, "length": length}
         losses = {name: found(rows, name, rate=rates[name], **at) for name in KINDS}
         peers = {name: fmean(losses[name]) for name, kind in KINDS.items() if not kind.lipschitz and losses[name]}
         for name, kind in KINDS.items():
@@ -228,7 +178,6 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 why = f"{above:+.3f} beside {best}, the best peer here"
                 why += f"; at most {ALLOWED[name]:+.2f} was asked for" if name in ALLOWED else ""
             interval = f"loss {min(losses[name]):.3f} to {max(losses[name]):.3f}"
-            where = "" if size == "1m" else f"; {size} parameters"
-            what = f"{name}{where}; {tokens} times the tokens, context {length}"
+            what = f"{name}; {tokens} times the tokens, context {length}"
             lines.append(Verdict(what, "-", ", ".join(words), interval, len(losses[name]), "measured", why))
     return lines

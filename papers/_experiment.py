@@ -26,7 +26,6 @@ MODULES: dict[str, str] = {
     "caps": "papers.caps",
     "cifar-robustness": "papers.cifar_robustness",
     "cifar-tradeoff": "papers.cifar_tradeoff",
-    "five-minutes": "papers.five_minutes",
     "grokking": "papers.grokking",
     "hardcap-cost": "papers.hardcap_cost",
     "hardcap-stability": "papers.hardcap_stability",
@@ -35,7 +34,6 @@ MODULES: dict[str, str] = {
     "lr-transfer-gpt": "papers.lr_transfer_gpt",
     "lr-transfer-mlp": "papers.lr_transfer_mlp",
     "memory": "papers.memory",
-    "modula-gpt": "papers.modula_gpt",
     "nanogpt-table1": "papers.nanogpt_table1",
     "rates": "papers.rates",
     "scion-3b": "papers.scion_3b",
@@ -43,7 +41,6 @@ MODULES: dict[str, str] = {
     "shakespeare-tradeoff": "papers.shakespeare_tradeoff",
     "sign-only": "papers.sign_only",
     "stability-grid": "papers.stability_grid",
-    "ttt": "papers.ttt",
     "watermark": "papers.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""

@@ -29,8 +29,6 @@ def legend_below(figure: Figure, title: str) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG with the resolution that all figures share, and an SVG beside it; the same figure, the same bytes."""
+    """Write a PNG with the resolution that all figures share; the same figure, the same bytes."""
     figure.savefig(path, dpi=140)
-    with plt.rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)

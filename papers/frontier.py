@@ -30,7 +30,7 @@ from wellnormed.train.presets import PRESETS
 
 FOLDER = Path("results/frontier")
 RUNS = Path("runs/frontier")
-PEER, OWN_PEERS = Path("results/nanogpt.json"), Path("results/frontier_peers.json")
+PEERS = Path("results/frontier_peers.json")
 CONSTANTS = (2, 3, 5, 10, 21, 50)
 SEEDS = (0, 1, 2)
 CURVES: dict[str, tuple[str, str]] = {
@@ -117,10 +117,8 @@ def draw(folder: Path = FOLDER) -> None:
     if not points:
         raise ValueError(f"{folder} holds no points; run `python -m papers.frontier run` first")
     peers = {}
-    if PEER.exists():
-        peers["nanoGPT's settings, AdamW"] = read_json(PEER, "run benchmarks.nanogpt again")["validation_loss"]
-    if OWN_PEERS.exists():
-        rows = read_json(OWN_PEERS, "run benchmarks.frontier_peers again")["rows"]
+    if PEERS.exists():
+        rows = read_json(PEERS, "run benchmarks.frontier_peers again")["rows"]
         for model, name in (("nanoGPT", "nanoGPT's model"), ("speedrun", "the speedrun's model")):
             losses = [at_best for kind, at_best in best_losses(rows).items() if kind.startswith(model)]
             if losses:

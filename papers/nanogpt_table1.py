@@ -27,7 +27,7 @@ from papers._by_form import Matched
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._table import Row
-from papers._tokens import corpus_of, results
+from papers._tokens import byte_corpus, corpus_of, results
 from papers.training import PaperVariant, paper_preset
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import Caps, ConstraintName, TrainConfig
@@ -107,7 +107,7 @@ def cells(preset: Preset) -> list[Cell | Matched]:
     rows = {name: row for name, row in ROWS.items() if row.rate is None or preset == "cpu"}
     runs = (Cell(name, *shape, steps * row.tokens, batch, seed) for seed in range(seeds) for name, row in rows.items())
     longest_first = sorted(runs, key=lambda cell: -cell.steps)  # so that none of the longest runs alone at the end
-    return [*longest_first, *(_by_form.larger_cells() if preset == "paper" else _by_form.cells())]
+    return [*longest_first, *(() if preset == "paper" else _by_form.cells())]
 
 
 def config_of(cell: Cell) -> TrainConfig:
@@ -140,7 +140,7 @@ def run(cells: Sequence[Cell | Matched], device: torch.device, folder: Path) -> 
 
 def text_of(cell: Cell | Matched) -> str:
     """The name of what a cell reads."""
-    return (_by_form.corpus_for if isinstance(cell, Matched) else corpus_of)(cell.size).name
+    return (byte_corpus() if isinstance(cell, Matched) else corpus_of(cell.size)).name
 
 
 def _parts(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -1,11 +1,9 @@
-"""`python -m papers`: the experiments of the four papers, their state, and one page about them all.
+"""`python -m papers`: the experiments of the four papers, and their state.
 
 Every experiment and preset has a folder with `rows.jsonl`, one line for each finished cell, from which all else is
-drawn: figures as PNG and SVG, and `table.md`, which puts what was found beside what was published.
+drawn: figures, and `table.md`, which puts what was found beside what was published.
 """
 
-import base64
-import html
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -22,7 +20,6 @@ from papers._grid import run_missing
 from papers._table import Row, Table, cell_key
 from wellnormed._files import write_atomically
 from wellnormed.train.lock import locked
-from wellnormed.train.report import STYLE
 
 FOLDER = Path("results/reproduce")
 COLUMNS = ("", "published", "ours", "interval", "runs", "verdict", "why")
@@ -62,7 +59,6 @@ def reproduce(
         rows = table.rows_of(experiment.cells(preset))
         if rows:
             draw(experiment, preset, rows, path)
-            write_page(folder)
             console.print(_printed(experiment.verdicts(rows, preset)))
         left = len(failures)
         console.print(
@@ -86,41 +82,6 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(str(x).replace('|', chr(92) + '|') for x in astuple(verdict))} |" for verdict in verdicts]
     return "\n".join(lines) + "\n"
-
-
-def write_page(folder: Path = FOLDER) -> Path:
-    """One self-contained `index.html` of all experiments that have rows: tables and figures beside what they show."""
-    parts = []
-    for name in MODULES:
-        experiment = load(name)
-        for preset in get_args(Preset):
-            path = folder / f"{name}-{preset}"
-            rows = Table(path / "rows.jsonl").rows_of(experiment.cells(preset))
-            if not rows:
-                continue
-            note = experiment.differs.get(preset)
-            parts += [f"<h2 id='{name}-{preset}'>{name}, preset {preset}</h2>",
-                      f"<p>{html.escape(f'{experiment.source}: {experiment.shows}.')}"
-                      f"{html.escape(f' Here: {note}.') if note else ''}</p>",
-                      _html_table(experiment.verdicts(rows, preset))]  # fmt: skip
-            for figure in sorted(path.glob("*.svg")):
-                image = base64.b64encode(figure.read_bytes()).decode()
-                parts.append(f"<img alt='{figure.stem}' src='data:image/svg+xml;base64,{image}'>")
-    text = (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Four papers, reproduced</title>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{STYLE} td, th {{ overflow-wrap: normal }}</style></head>"
-        f"<body><h1>Four papers, reproduced</h1>{''.join(parts) or '<p>Nothing has been run yet.</p>'}</body></html>"
-    )
-    write_atomically(folder / "index.html", text)
-    return folder / "index.html"
-
-
-def _html_table(verdicts: Sequence[Verdict]) -> str:
-    def line(tag: str, values: Sequence[object]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(str(value))}</{tag}>' for value in values)}</tr>"
-
-    return f"<table>{line('th', COLUMNS)}{''.join(line('td', astuple(verdict)) for verdict in verdicts)}</table>"
 
 
 def overview(folder: Path = FOLDER) -> Printed:

@@ -7,7 +7,7 @@ factor; polynomial ones to their set's own polynomial at the float64 singular va
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -107,7 +107,6 @@ def measure(case: Case, dtype: torch.dtype) -> Iterator[dict]:
             "dtype": str(dtype).removeprefix("torch."),
             "error": error,
             "excess": excess,
-            "demanded": method == "auto" and function != "msign jordan-5",  # not the default set
             "holds": holds,
         }
 
@@ -131,7 +130,6 @@ def summary(rows: list[dict]) -> list[dict]:
                 "worst_error": worst["error"],
                 "worst_case": f"{worst['case']}, {worst['shape']}",
                 "worst_excess": max(excesses, default=None),
-                "demanded": members[0]["demanded"],
             }
         )
     return result
@@ -144,15 +142,14 @@ def run(cases: list[Case]) -> dict:
             "summary": summary(rows), "rows": rows}  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure the suite, write it, and print the worst cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quiet", action="store_true", help="write the file only")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     results = run(suite())
-    for row in results["summary"] if not options.quiet else ():
+    for row in results["summary"]:
         error = "not finite" if row["worst_error"] is None else f"{row['worst_error']:.1e}"
         print(f"{row['dtype']:9}{row['function']:30} {row['method']:14} {error:>10} "
               f"{row['missed']:3} of {row['cases']:3} missed; worst: {row['worst_case']}")  # fmt: skip

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from papers import published_matrix
-from wellnormed.matrix import foreach, msign, spectral_hardcap, spectral_normalize
+from wellnormed.matrix import msign, spectral_hardcap, spectral_normalize
 
 from . import peers
-from .inputs import GPT2_LAYER, GPT2_LAYERS, gaussian, shown, with_singular_values
+from .inputs import gaussian, shown, with_singular_values
 from .reference import Reference, spectral_norm
 
 CAP = 1.0
@@ -34,13 +34,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: names of contenders of its group, and the ratio of times that is demanded."""
+    """One row of the table: names of contenders of its group."""
 
     function: str
     input: str
     ours: str
     peer: str
-    demand: float | None = None
 
 
 @dataclass
@@ -61,7 +60,6 @@ def caps(shape: tuple[int, ...]) -> Group:
     The block form does the same work whatever the values and takes seconds, so it is timed in one situation.
     """
     group = Group()
-    square = shape[-2] == shape[-1]
     base = gaussian(*shape)
     for ratio in (1.5, 10.0):
         w = (base * ratio).float()
@@ -70,8 +68,7 @@ def caps(shape: tuple[int, ...]) -> Group:
             return reference.error(_first(value), lambda s: s.clamp_max(CAP))
 
         situation = f"{ratio:g} x cap"
-        demands = {"SC nested": 0.35 if square else 0.2, "SC block": 0.05, "SC blockwise": None, "torch SVD": None}
-        for name, demand in demands.items():
+        for name in ("SC nested", "SC block", "SC blockwise", "torch SVD"):
             key = f"{name}, {situation}"
             if name == "SC blockwise" and (ratio != 1.5 or base.numel() > SMALL):
                 continue
@@ -83,7 +80,7 @@ def caps(shape: tuple[int, ...]) -> Group:
                 call = partial(published_matrix.clip, w, None, CAP, name.removeprefix("SC "))
                 group.contenders[key] = Contender(call, error)
             ours = f"ours, {situation}"
-            group.rows.append(Row("spectral_hardcap", f"{shown(shape)}, {situation}", ours, key, demand))
+            group.rows.append(Row("spectral_hardcap", f"{shown(shape)}, {situation}", ours, key))
         group.contenders[f"ours, {situation}"] = Contender(partial(spectral_hardcap, w, CAP), error)
     return group
 
@@ -95,7 +92,6 @@ def signs(shape: tuple[int, ...]) -> Group:
     in bfloat16 against `torch.optim.Muon`. The default set, of eight steps, is listed beside.
     """
     group = Group()
-    square = shape[-2] == shape[-1]
     n = min(shape[-2:])
     for situation, values in (("well", torch.linspace(0.5, 1, n)), ("ill", torch.logspace(-5, 0, n))):
         seeds = range(shape[0] if len(shape) == 3 else 1)
@@ -119,52 +115,20 @@ def signs(shape: tuple[int, ...]) -> Group:
             calls["gram-newton-schulz, float16"] = library if isinstance(library, str) else partial(library, x)
         group.contenders |= {f"{name}, {situation}": Contender(call, error) for name, call in calls.items()}
         pairs = (
-            ("ours, jordan-5", "plain jordan-5", 1.0 if square else 0.7),
-            ("ours", "plain jordan-5", None),
-            ("ours, jordan-5, bfloat16", "torch.optim.Muon, bfloat16", None),
-            ("ours", "torch.optim.Muon, bfloat16", None),
-            ("ours", "torch SVD", None),
-            ("ours", "gram-newton-schulz, float16", None),
+            ("ours, jordan-5", "plain jordan-5"),
+            ("ours", "plain jordan-5"),
+            ("ours, jordan-5, bfloat16", "torch.optim.Muon, bfloat16"),
+            ("ours", "torch.optim.Muon, bfloat16"),
+            ("ours", "torch SVD"),
+            ("ours", "gram-newton-schulz, float16"),
         )
-        for ours, peer, demand in pairs:
+        for ours, peer in pairs:
             if peer not in calls:
                 continue
             label = f"{shown(shape)}, {situation}-conditioned"
             function = "msign" + ours.removeprefix("ours")
-            group.rows.append(Row(function, label, f"{ours}, {situation}", f"{peer}, {situation}", demand))
+            group.rows.append(Row(function, label, f"{ours}, {situation}", f"{peer}, {situation}"))
     return group
-
-
-def gpt2(layers: int = GPT2_LAYERS, layer: tuple[tuple[int, int], ...] = GPT2_LAYER) -> Group:
-    """All hidden matrices of GPT-2 small: one `foreach` call, a loop over ours, and loops over the peers."""
-    matrices = [gaussian(*shape, norm=1.5, seed=seed).float() for seed in range(layers) for shape in layer]
-
-    def loop(function: Callable[[Tensor], Tensor]) -> Callable[[], object]:
-        return lambda: [function(w) for w in matrices]
-
-    cap = partial(spectral_hardcap, upper=CAP)
-    sign = partial(msign, coefficients="jordan-5")
-    calls = {
-        "foreach(msign)": lambda: foreach(msign, matrices),
-        "loop of msign": loop(msign),
-        "foreach(msign, jordan-5)": lambda: foreach(sign, matrices),
-        "loop of plain jordan-5": loop(peers.plain_newton_schulz),
-        "loop of torch.optim.Muon, bfloat16": loop(peers.torch_muon),
-        "foreach(spectral_hardcap)": lambda: foreach(cap, matrices),
-        "loop of spectral_hardcap": loop(cap),
-        "loop of SC nested": loop(partial(published_matrix.clip, lower=None, upper=CAP, method="nested")),
-    }
-    pairs = (
-        ("foreach(msign)", "loop of msign", None),
-        ("foreach(msign)", "loop of plain jordan-5", None),
-        ("foreach(msign, jordan-5)", "loop of plain jordan-5", None),
-        ("foreach(msign)", "loop of torch.optim.Muon, bfloat16", None),
-        ("foreach(spectral_hardcap)", "loop of spectral_hardcap", None),
-        ("foreach(spectral_hardcap)", "loop of SC nested", None),
-    )
-    label = f"GPT-2 small, {len(matrices)} matrices"
-    return Group({name: Contender(call) for name, call in calls.items()},
-                 [Row(ours, label, ours, peer, demand) for ours, peer, demand in pairs])  # fmt: skip
 
 
 def orthonormal(shape: tuple[int, int]) -> Group:

@@ -15,7 +15,7 @@ for `eigvalsh`, too, so `spectral_normalize` (4/3 n^3 instead of 9 n^3) is count
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 
@@ -41,8 +41,6 @@ from .record import write
 SIDE = 768
 SITUATIONS = (0.5, 1.5, 10.0)
 """Largest singular value over the cap. The exact clips choose their way by it; the most expensive is reported."""
-LIMIT = 0.01
-"""Demanded of the hard cap: share of the training step at the paper's configuration."""
 aten = torch.ops.aten
 
 PAPER: dict[str, Callable[[int], int]] = {
@@ -138,22 +136,19 @@ def run(side: int = SIDE, layer: tuple[tuple[int, int], ...] = GPT2_LAYER) -> li
                 "paper_overhead_5_steps": paper_overhead(row, 5, side),
                 "paper_overhead_6_steps": paper_overhead(row, 6, side),
                 "paper_printed_percent": published[row],
-                "demand": LIMIT if name == "spectral_hardcap" else None,
             }
         )
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Count, write and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quiet", action="store_true", help="write the file only")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = run()
-    if not options.quiet:
-        show(rows)
+    show(rows)
     content = {"side": SIDE, "tokens": GPT2_TOKENS, "matrices": GPT2_LAYERS * len(GPT2_LAYER), "rows": rows}
     write("operations", "python -m benchmarks.matrix.operations", content)
 

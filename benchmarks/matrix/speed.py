@@ -4,12 +4,12 @@ python -m benchmarks.matrix.speed
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .comparisons import Group, caps, gpt2, orthonormal, signs, unit_norm
+from .comparisons import Group, caps, orthonormal, signs, unit_norm
 from .inputs import SHAPES
 from .record import alternate, finite, median, write
 
@@ -25,7 +25,6 @@ def groups() -> Iterator[Group]:
     for shape in WEIGHT_SHAPES:
         yield orthonormal(shape)
         yield unit_norm(shape)
-    yield gpt2()
 
 
 @torch.no_grad()
@@ -55,8 +54,6 @@ def measure(group: Group, rounds: int, seconds: float) -> list[dict]:
                 "peer_error": errors.get(row.peer),
                 "peer_missing": reason if isinstance(reason, str) else None,
                 "ratio": ours / peer if peer else None,
-                "demand": row.demand,
-                "met": ours / peer <= row.demand if peer and row.demand else None,
             }
         )
     return rows
@@ -66,21 +63,19 @@ def line(row: dict) -> str:
     """One line for the terminal."""
     if row["peer_missing"]:
         return f"{row['function']:28} {row['input']:32} {row['peer']:36} {row['peer_missing']}"
-    demand = f" (at most {row['demand']:g}: {'met' if row['met'] else 'missed'})" if row["demand"] else ""
     return (
         f"{row['function']:28} {row['input']:32} {row['ours_seconds'] * 1e3:8.1f}ms  {row['peer']:36} "
-        f"{row['peer_seconds'] * 1e3:8.1f}ms {row['ratio']:6.2f}{demand}"
+        f"{row['peer_seconds'] * 1e3:8.1f}ms {row['ratio']:6.2f}"
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, print as it goes, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each contender, after which it sits out")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quiet", action="store_true", help="write the file only")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(False)
     for warm_up in (caps((8, 24)), signs((8, 24))):  # what torch loads at its first call, about a second
@@ -89,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for group in groups():
         for row in measure(group, options.rounds, options.seconds):
             rows.append(row)
-            if not options.quiet:
-                print(line(row), flush=True)
+            print(line(row), flush=True)
     settings = {"rounds": options.rounds, "seconds": options.seconds, "flush_denormal": False}
     write("speed", "python -m benchmarks.matrix.speed", {**settings, "rows": rows})
 

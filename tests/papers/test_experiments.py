@@ -16,9 +16,7 @@ from papers import (
     _nanogpt,
     _shakespeare,
     _tokens,
-    five_minutes,
     lr_transfer_mlp,
-    modula_gpt,
     stability_grid,
     watermark,
 )
@@ -40,20 +38,18 @@ OTHERS = {
     "caps": {"width": 8, "batch": 8},
     "cifar-robustness": OF_CIFAR,
     "cifar-tradeoff": OF_CIFAR,
-    "five-minutes": {"seconds": 0.1, "length": 16},
     "grokking": {"prime": 7, "width": 6, "steps": 10},
     "hardcap-cost": {"short": 16, "rounds": 1},
     "hardcap-stability": {"rows": 8, "columns": 12},
     "lr-transfer-cnn": OF_CNN,
     "memory": {"vocabulary": 32},
     "shakespeare-best": {"token_width": 2, "hidden": 8, "width": 8},
-    "ttt": {"width": 4, "tokens": 16},
     "watermark": {"width": 32, "batch": 8},
 }
 """Experiment -> other fields of its small cells."""
 LONG = {"shakespeare-tradeoff", "shakespeare-best", "nanogpt-table1"}
 """Whose cells take seconds, however small."""
-TIMED = {"airbench94", "hardcap-cost", "five-minutes"}
+TIMED = {"airbench94", "hardcap-cost"}
 """Whose results are times."""
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 
@@ -68,14 +64,14 @@ def tiny_data(monkeypatch):
     for module in (_airbench, _cifar):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
-    for module in (_tokens, five_minutes, stability_grid):
+    for module in (_tokens, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
     matplotlib.use("agg")
 
 
 @pytest.fixture(autouse=True)
 def tiny_shakespeare(monkeypatch):
-    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt, modula_gpt):
+    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt):
         monkeypatch.setattr(module, "shakespeare", lambda: TEXT)
     monkeypatch.setattr(corpus, "load_shakespeare", lambda source: TEXT)
 
@@ -132,7 +128,7 @@ def test_the_table_is_that_of_the_committed_rows(path):
 def test_the_figures_are_those_of_the_committed_rows(path):
     name, _, preset = path.parent.name.rpartition("-")
     figures = load(name).figures(committed(name, preset))
-    assert {f"{figure}.svg" for figure in figures} == {drawn.name for drawn in path.parent.glob("*.svg")}
+    assert {f"{figure}.png" for figure in figures} == {drawn.name for drawn in path.parent.glob("*.png")}
     for figure in figures.values():
         assert all(axes.has_data() for axes in figure.axes)
         figure.draw_without_rendering()  # where labels that do not fit, and missing letters, become warnings

@@ -1,9 +1,6 @@
 """Layers with 8-bit products compute what rounding gives, refuse what does not fit, and train as float32 does."""
 
 import copy
-import json
-from pathlib import Path
-from statistics import fmean
 
 import pytest
 import torch
@@ -252,21 +249,3 @@ def same_products(device, scale):
         results.append(((y - layer.bias).detach(), x.grad, layer.weight.grad))
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=2.0**-8, atol=1e-5 * float(expected.abs().max()))
-
-
-def test_the_page_quotes_what_was_measured():
-    root = Path(__file__).parents[2]
-    rows = json.loads((root / "results" / "float8.json").read_text(encoding="utf-8"))["rows"]
-
-    def mean(key, scale):
-        return fmean(row[key] for row in rows if row["gradients times"] == scale)
-
-    text = " ".join((root / "docs" / "low-precision.md").read_text(encoding="utf-8").split())
-    losses = [f"{mean('validation loss', scale):.3f}" for scale in ("-", 1.0, 384.0)]
-    assert "is {} in float32, {} in 8 bits, and {} with `gradient_scale=384`".format(*losses) in text
-    zero = [f"{mean('gradients that become 0', scale):.1%}" for scale in (1.0, 384.0)]
-    assert "training {} of the gradients' entries that are not zero become zero, and {} with".format(*zero) in text
-    others = [f"{mean(f'{what} that become 0', 1.0):.1%}" for what in ("inputs", "weights")]
-    assert "of inputs {} do, and of weights {}.".format(*others) in text
-    ranges = [f"{mean(f'largest input, {how}', 1.0):.1f}" for how in ("observed", "proved")]
-    assert "The largest input is {} as observed and {} as proved".format(*ranges) in text

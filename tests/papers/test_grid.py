@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
@@ -65,8 +64,7 @@ def test_every_cell_is_run_once_and_drawn(folder):
     assert failed == 0
     assert squares(folder) == SQUARES
     assert "6 of 6 cells" in text
-    for name in ("rows.jsonl", "squares.png", "squares.svg", "table.md"):
-        assert (folder / "toy-cpu" / name).stat().st_size > 50
+    assert plt.imread(folder / "toy-cpu" / "squares.png").std() > 0.01  # a picture, and not an empty one
     assert r"| largest \| square | 9801 | 9801 |" in (folder / "toy-cpu" / "table.md").read_text()
     row = json.loads((folder / "toy-cpu" / "rows.jsonl").read_text().splitlines()[0])
     assert {"command", "commit", "seed", "machine", "config", "results", "seconds"} <= row.keys()
@@ -262,42 +260,6 @@ def test_words_with_commas_are_chosen_whole():
     cells = load("nanogpt-table1").cells("cpu")
     kept = chosen(cells, ["kind=by form, proved 100", "tokens=16"])
     assert [(cell.kind, cell.tokens) for cell in kept] == [("by form, proved 100", 16)]
-
-
-def test_the_page_needs_no_other_file(inline, folder):
-    run(folder)
-    page = (folder / "index.html").read_text()
-    assert "toy, preset cpu" in page
-    assert "largest | square" in page
-    assert "data:image/svg+xml;base64," in page
-    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", page)
-
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no headless browser here")
-def test_a_browser_shows_the_page(inline, folder, tmp_path):
-    """Offline: every image is decoded, and its size is written into the document that the browser prints."""
-    run(folder)
-    page = tmp_path / "page.html"
-    script = "for (const i of document.images) i.setAttribute('data-shown', i.complete ? i.naturalWidth : 0)"
-    text = (folder / "index.html").read_text()
-    page.write_text(text.replace("</body>", f"<script>addEventListener('load', () => {{ {script} }})</script></body>"))
-    browser = next(filter(None, map(shutil.which, BROWSERS)))
-    options = (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        f"--user-data-dir={tmp_path}",
-    )
-    options += ("--virtual-time-budget=5000", "--dump-dom")
-    printed = subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True, text=True).stdout
-    shown = re.findall(r"data-shown=\"(\d+)\"", printed)
-    assert len(shown) == text.count("<img ")
-    assert all(int(width) > 100 for width in shown)
 
 
 def test_cells_may_be_jobs_of_a_cluster(folder, monkeypatch):

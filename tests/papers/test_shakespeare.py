@@ -1,18 +1,15 @@
-"""What the Shakespeare experiments and Modula's GPT are made of: formulas, shares of a step, forward passes."""
+"""What the Shakespeare experiments are made of: formulas, shares of a step, scores."""
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import wellnormed as wn
-from papers import _nanogpt, _shakespeare, as_published, modula_gpt, shakespeare_best, shakespeare_tradeoff
-from papers._first_modula import NormalizedAdam
+from papers import _nanogpt, _shakespeare, as_published, shakespeare_best, shakespeare_tradeoff
 from papers._shakespeare import LTRun, lt_model, lt_task, rate_factors, scores_as_published
-from papers.modula_gpt import Cell
 from wellnormed.certificates import certify
 from wellnormed.data.characters import CharacterText
 from wellnormed.routing import assign_norms
@@ -24,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def text(monkeypatch):
     line = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt, modula_gpt):
+    for module in (_shakespeare, _nanogpt):
         monkeypatch.setattr(module, "shakespeare", lambda: line)
     return line
 
@@ -142,52 +139,3 @@ def test_scores_as_published_see_the_first_windows_alone(text):
     changed = tokens.clone()
     changed[13:] = 0
     assert scores_as_published(model, changed, 8, windows=5) == published
-
-
-@pytest.mark.parametrize("library", ["Modula", "first Modula"])
-def test_shares_of_modula(library):
-    """As `hello-gpt` prints them, worked out by hand: 24 atoms share 5 of 7, eight residual connections."""
-    factors = modula_gpt.shares(modula_gpt.config_of(Cell(library, 0, width=8)))
-    query = "layers.0.block.query.0.weight" if library == "Modula" else "layers.0.block.query.weight"
-    expected = {"embedding.weight": Fraction(1, 7), "head.weight": Fraction(1, 7), query: Fraction(5, 7)}
-    expected |= {"layers.6.block.output.weight": Fraction(5, 21), "layers.1.block.input.weight": Fraction(5, 21)}
-    if library == "first Modula":
-        expected["position.weight"] = Fraction(1, 7)
-    for name, share in expected.items():
-        assert factors[name] == pytest.approx(float(share)), name
-
-
-def test_the_forward_pass_of_the_first_modula(text):
-    cell = Cell("first Modula", 0, steps=2, batch=2, length=6, width=8, blocks=1)
-    model = modula_gpt.task_of(cell, CPU).model
-    tokens = text.train[None, :6]
-
-    def norm(x):
-        x = x - x.mean(-1, keepdim=True)
-        return x / x.square().mean(-1, keepdim=True).sqrt()
-
-    with torch.no_grad():
-        x = 0.5 * model.embedding.weight[tokens] + 0.5 * model.position.weight[:6]
-        attend, feed = model.layers[0].block[1], model.layers[1].block[1]
-        heads = lambda part: (norm(x) @ part.weight.T).unflatten(-1, (4, 2)).transpose(1, 2) / 3  # noqa: E731
-        q, k, v = (heads(part) for part in (attend.query, attend.key, attend.value))
-        logits = (q @ k.mT / 2).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
-        x = 0.5 * x + 0.5 * (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attend.output.weight.T
-        x = 0.5 * x + 0.5 * math.sqrt(2) * F.gelu(norm(x) @ feed.input.weight.T) @ feed.output.weight.T
-        # layer norms have a floor of 1e-5 under the variance, which is about 1
-        torch.testing.assert_close(model(tokens), norm(x) @ model.head.weight.T, rtol=1e-3, atol=1e-4)
-
-
-def test_a_step_of_the_first_modula_has_the_norm_of_its_share():
-    generator = torch.Generator().manual_seed(0)
-    model = torch.nn.ModuleDict({"table": torch.nn.Embedding(5, 4), "matrix": torch.nn.Linear(4, 6, bias=False)})
-    norms = assign_norms(model, overrides={"matrix": wn.Spectral()})
-    optimizer = NormalizedAdam(norms, {"table.weight": 0.5, "matrix.weight": 0.25}, lr=0.2, decay=0.0)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
-    for _ in range(60):  # the power iteration settles: Adam's direction is that of the same gradient
-        before = model["matrix"].weight.detach().clone()
-        optimizer.step()
-    size = float(wn.Spectral().norm(model["matrix"].weight.detach() - before))
-    assert size == pytest.approx(0.2 * 0.25, rel=1e-3)
-    torch.testing.assert_close(model["table"].weight.square().mean(1), torch.ones(5))

@@ -34,7 +34,7 @@ from wellnormed.routing.assignment import Assignment
 from wellnormed.routing.roles import module_path
 
 LEAST_OF_VECTOR, LEAST_OF_TABLE, OF_GAIN = 0.25, 2.0, 0.5
-"""Radii in units of the size of the module around, chosen on half of the models of `benchmarks/public_defaults.py`.
+"""Radii in units of the size of the module around, chosen on half of the public models of `docs/rates.md`.
 
 A vector does as well with 1/16, and worse with 1. A table with 1 costs nanoGPT's model 0.06 on Shakespeare. A gain of
 radius 1 ends in noise, T5 at 2.68 after 300 steps (2.18 now, with 1/16 it is 2.62), and one of radius 1/4 leaves ViT at

@@ -1,0 +1,87 @@
+"""Lines of code of every room, without blank lines, comments and docstrings: a room grows by hand, in its commit.
+
+`python -m tests.test_size` writes today's numbers here.
+"""
+
+import ast
+import io
+import tokenize
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+AT_MOST = {
+    "benchmarks": 1770,
+    "campaigns": 3357,
+    "papers": 5671,
+    "src/wellnormed": 603,
+    "certificates": 1138,
+    "constraints": 997,
+    "data": 878,
+    "matrix": 1334,
+    "models": 654,
+    "modular": 366,
+    "nn": 410,
+    "norms": 605,
+    "optim": 1249,
+    "parallel": 352,
+    "proof": 1767,
+    "propagation": 3262,
+    "routing": 784,
+    "train": 2108,
+    "tests": 22015,
+}  # fmt: skip
+"""Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
+ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
+SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def lines_of(text: str) -> int:
+    """The lines on which some token of code stands."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {n for each in tokens if each.type not in SPACE for n in range(each.start[0], each.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
+
+
+@cache
+def sizes() -> dict[str, int]:
+    """Room -> its lines; the files beside the rooms of the library are one."""
+    found: dict[str, int] = {}
+    for room in sorted(path for pattern in ROOMS for path in ROOT.glob(pattern)):
+        if files := [room] if room.suffix == ".py" else sorted(room.rglob("*.py")):
+            name = (room.parent if room.suffix else room).relative_to(ROOT).as_posix().removeprefix("src/wellnormed/")
+            found[name] = found.get(name, 0) + sum(lines_of(file.read_text(encoding="utf-8")) for file in files)
+    return found
+
+
+@pytest.mark.parametrize("room", sizes())
+def test_no_room_has_grown_unnoticed(room):
+    assert sizes()[room] <= AT_MOST.get(room, 0), f"raise its number in {Path(__file__).name}, and say why"
+
+
+def test_the_kernel_is_frozen_and_every_room_has_its_number():
+    assert AT_MOST["proof"] <= 1800
+    assert AT_MOST.keys() == sizes().keys()
+
+
+def test_only_lines_of_code_are_counted():
+    code = ['"""A', 'docstring."""', "# a comment", "x = (", "    1)", "", "def f():", '    "Another."', "    return 1"]
+    assert lines_of("\n".join(code)) == 4
+
+
+def refresh() -> None:
+    """Write today's numbers."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    before, rest = text.split("AT_MOST = {\n", 1)
+    after = rest.split("}  # fmt: skip", 1)[1]
+    numbers = "".join(f'    "{room}": {size},\n' for room, size in sizes().items())
+    Path(__file__).write_text(f"{before}AT_MOST = {{\n{numbers}}}  # fmt: skip{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    refresh()
