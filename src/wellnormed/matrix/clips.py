@@ -46,8 +46,11 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
 
     Returns:
         Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,
-        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A matrix
-        within the bounds by more than that comes back bit for bit. The gradient (reverse mode, forward mode once,
+        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A floor
+        magnifies the rounding of float64, in every dtype: where `s` is the least singular value that it raises, it adds
+        an error of `max(m, n) 2^-52 lower / s` of the largest one, as an SVD does; and values at or below
+        `max(m, n) 2^-52` of the largest one are taken for zero. Nothing is added to the excess. A matrix within the
+        bounds by more than these errors comes back bit for bit. The gradient (reverse mode, forward mode once,
         `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
 
     Example:
@@ -89,7 +92,8 @@ def spectral_hardcap(
 def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
-    Everything else is as in `spectral_clip`.
+    Everything else is as in `spectral_clip`, also how the error grows under a small singular value. Errors are relative
+    to the larger of `lower` and the largest singular value.
 
     Example:
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
