@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from papers import published_matrix
-from wellnormed.matrix import foreach, msign, spectral_hardcap, spectral_normalize
+from wellnormed.matrix import msign, spectral_hardcap, spectral_normalize
 
 from . import peers
 from .inputs import GPT2_LAYER, GPT2_LAYERS, gaussian, shown, with_singular_values
@@ -136,7 +136,7 @@ def signs(shape: tuple[int, ...]) -> Group:
 
 
 def gpt2(layers: int = GPT2_LAYERS, layer: tuple[tuple[int, int], ...] = GPT2_LAYER) -> Group:
-    """All hidden matrices of GPT-2 small: one `foreach` call, a loop over ours, and loops over the peers."""
+    """All hidden matrices of GPT-2 small: loops over ours and over the peers."""
     matrices = [gaussian(*shape, norm=1.5, seed=seed).float() for seed in range(layers) for shape in layer]
 
     def loop(function: Callable[[Tensor], Tensor]) -> Callable[[], object]:
@@ -145,22 +145,18 @@ def gpt2(layers: int = GPT2_LAYERS, layer: tuple[tuple[int, int], ...] = GPT2_LA
     cap = partial(spectral_hardcap, upper=CAP)
     sign = partial(msign, coefficients="jordan-5")
     calls = {
-        "foreach(msign)": lambda: foreach(msign, matrices),
         "loop of msign": loop(msign),
-        "foreach(msign, jordan-5)": lambda: foreach(sign, matrices),
+        "loop of msign, jordan-5": loop(sign),
         "loop of plain jordan-5": loop(peers.plain_newton_schulz),
         "loop of torch.optim.Muon, bfloat16": loop(peers.torch_muon),
-        "foreach(spectral_hardcap)": lambda: foreach(cap, matrices),
         "loop of spectral_hardcap": loop(cap),
         "loop of SC nested": loop(partial(published_matrix.clip, lower=None, upper=CAP, method="nested")),
     }
     pairs = (
-        ("foreach(msign)", "loop of msign", None),
-        ("foreach(msign)", "loop of plain jordan-5", None),
-        ("foreach(msign, jordan-5)", "loop of plain jordan-5", None),
-        ("foreach(msign)", "loop of torch.optim.Muon, bfloat16", None),
-        ("foreach(spectral_hardcap)", "loop of spectral_hardcap", None),
-        ("foreach(spectral_hardcap)", "loop of SC nested", None),
+        ("loop of msign", "loop of plain jordan-5", None),
+        ("loop of msign, jordan-5", "loop of plain jordan-5", None),
+        ("loop of msign", "loop of torch.optim.Muon, bfloat16", None),
+        ("loop of spectral_hardcap", "loop of SC nested", None),
     )
     label = f"GPT-2 small, {len(matrices)} matrices"
     return Group({name: Contender(call) for name, call in calls.items()},

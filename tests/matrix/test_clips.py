@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from wellnormed.matrix import (
     msign,
     spectral_clip,
-    spectral_clipped_decoupled_weight_decay,
     spectral_clipped_weight_decay,
     spectral_hardcap,
     spectral_norm,
@@ -226,10 +225,6 @@ FUNCTIONS = {
         lambda w, **k: spectral_clipped_weight_decay(w, 1.0, 0.25, **k),
         lambda s: torch.where(s > 1, 1 + 0.75 * (s - 1), s),
     ),
-    "decoupled": (
-        lambda w, **k: spectral_clipped_decoupled_weight_decay(w, 1.0, 5.0, 0.1, **k),
-        lambda s: torch.where(s > 1, 1 + 0.5 * (s - 1), s),
-    ),
 }
 SPECTRA = [(3.0, 2.5, 0.2), (1.2, 1.2, 1.2), (0.5, 0.5, 0.1), (3.0, 3.0, 0.5), (2.5, 0.3, 0.0), (3.0, 0.0, 0.0)]
 
@@ -317,7 +312,6 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
         (lambda w: spectral_relu(w, float("inf")), "lower=inf"),
         (lambda w: spectral_relu(w, float("nan")), "lower=nan"),
         (lambda w: spectral_clipped_weight_decay(w, 1.0, 1.5), "decay=1.5"),
-        (lambda w: spectral_clipped_decoupled_weight_decay(w, 1.0, 3.0, 0.5), "decay \\* lr=1.5"),
         (lambda w: spectral_clip(w, torch.zeros(3), 1.0), "does not broadcast"),
     ],
 )

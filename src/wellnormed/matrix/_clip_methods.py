@@ -26,7 +26,7 @@ _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
 def accuracy(dtype: torch.dtype) -> float:
-    """What clips promise but for floors: the most of the error over the largest value, and of the excess over the cap."""
+    """What clips promise but for floors: bounds on the error over the largest value, and on the excess over the cap."""
     return {torch.float64: 1e-12, torch.float32: 5e-6}.get(dtype, torch.finfo(dtype).eps / 2)
 
 

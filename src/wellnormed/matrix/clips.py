@@ -109,7 +109,8 @@ def spectral_clipped_weight_decay(
 
     Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
     `clipped_weight_decay_equilibrium`. `decay`, a number or one per matrix, is the part of the excess that is removed,
-    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`). Everything else is as in `spectral_clip`.
+    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`); SC's decoupled form is `decay * lr`. Everything
+    else is as in `spectral_clip`.
 
     Example:
         >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
@@ -118,28 +119,12 @@ def spectral_clipped_weight_decay(
     return _clipped(w, 0.0, upper, decay, method)
 
 
-def spectral_clipped_decoupled_weight_decay(
-    w: Matrices, upper: float | Tensor, decay: float, lr: float, method: str = "auto"
-) -> Matrices:
-    """`spectral_clipped_weight_decay` with the decay `decay * lr`, which must lie in [0, 1] (SC section 3.4, end).
-
-    Applied before the step, its equilibrium `upper + 1 / decay` does not depend on the learning rate.
-
-    Example:
-        >>> w = torch.diag(torch.tensor([4.0, 0.5]))
-        >>> spectral_clipped_decoupled_weight_decay(w, 1.0, decay=5.0, lr=0.1).diagonal()
-        tensor([2.5000, 0.5000])
-    """
-    return _clipped(w, 0.0, upper, decay * lr, method, "decay * lr")
-
-
 def _clipped(
     w: Tensor,
     lower: float | Tensor,
     upper: float | Tensor,
     decay: float | Tensor,
     method: str,
-    name: str = "decay",
     **known: float,
 ) -> Tensor:
     check_matrix(w, "w")
@@ -148,7 +133,7 @@ def _clipped(
             f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
             "papers/published_matrix.py"
         )
-    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
+    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"
     raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
@@ -162,7 +147,7 @@ def _clipped(
                 f"lower={shown(least)} must be finite and lie between 0 and upper={shown(most)}; "
                 "no singular value is at least one and at most the other"
             )
-        check_share(share, name, "the excess")
+        check_share(share, "decay", "the excess")
         return clip(w, *bounds) if w.numel() else w.clone()
 
     return differentiable(w, compute, Clip, *bounds)

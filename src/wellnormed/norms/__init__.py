@@ -1,7 +1,6 @@
 """Norms of weights."""
 
 from wellnormed.norms.base import Norm as Norm
-from wellnormed.norms.conv_operator import ConvOperator as ConvOperator
 from wellnormed.norms.convolution import SpectralConv as SpectralConv
 from wellnormed.norms.entries import Gain as Gain
 from wellnormed.norms.entries import Sign as Sign

@@ -1,7 +1,7 @@
 """Norms of convolution kernels that have an oracle (Modular Duality, example 7; Norm-Constrained LMOs, released code).
 
-The kernel is taken as a collection of matrices. The norm of the operator on images, which has no oracle, is in
-`conv_operator`.
+The kernel is taken as a collection of matrices. The norm of the operator on images has no oracle, and certificates bound
+it.
 """
 
 import math

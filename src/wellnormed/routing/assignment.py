@@ -53,8 +53,6 @@ class AssignedParameter:
                 f"parameter {self.name!r} is complex, and norms are of real numbers; override it with None"
             )
         self.norm.check_shape(self.parameter.shape, self.name)
-        if not self.norm.has_oracle:
-            raise ValueError(f"parameter {self.name!r}: {self.norm!r} has no oracle to step by; use SpectralConv")
 
 
 class Weight(NamedTuple):
