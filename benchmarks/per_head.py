@@ -25,7 +25,8 @@ import wellnormed as wn
 from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed.data import load_shakespeare
-from wellnormed.norms import MatrixNorm, PerHead, Split
+from wellnormed.norms import PerHead, Split
+from wellnormed.norms.spectral import MatrixNorm
 
 from .tied_tables import BATCH, LENGTH, SEEDS, STEPS, Logits, finished, fit, nanogpt
 

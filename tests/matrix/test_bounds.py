@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import bounds, spectral_norm, spectral_norm_upper_bound, spectral_norm_within
-from wellnormed.matrix.bounds import ABOVE, proved_bound
+from wellnormed.matrix import bounds, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix.bounds import ABOVE, proved_bound, spectral_norm_within
 
 from .conftest import with_singular_values
 

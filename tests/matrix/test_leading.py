@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellnormed.matrix import (
-    Triplet,
     coefficients,
     leading,
     leading_singular_triplet,
@@ -12,6 +11,7 @@ from wellnormed.matrix import (
     spectral_weight_decay,
     stiefel_project,
 )
+from wellnormed.matrix.leading import Triplet
 
 from .conftest import with_singular_values
 

@@ -225,7 +225,7 @@ def test_deterministic_named_and_shared():
     assert optimal_coefficients(1e-3, 5) is chosen
     assert chosen.name == "minimax(lower=0.001, steps=5, degree=5, dtype=float32)"
     assert "Polar Express" in chosen.source
-    assert chosen.normalisation.scale * chosen.upper > 1
+    assert chosen.scale * chosen.upper > 1
     assert (chosen.lower, len(chosen.steps)) == (1e-3, 5)
     assert math.prod(step[0] for step in chosen.steps) == chosen.slope
     assert optimal_coefficients(1e-3, 5, dtype=torch.bfloat16).name != chosen.name

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 import wellnormed as wn
-from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, attention, compose, scale
+from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, attention, compose
 
 EXACT = wn.Spectral(method="svd")
 
@@ -28,7 +28,7 @@ def hello_gpt(blocks: int, blocks_mass: float, final_scale: float = 1.0) -> Norm
         mlp = linear(f"blocks.{i}.down") @ Bond("gelu / 1.1289") @ linear(f"blocks.{i}.up")
         stack = [*((1 - strength) * IDENTITY + strength * branch for branch in (mlp, attend)), *stack]
     embed = Atom("embed", wn.ColNorm())
-    return compose(scale(final_scale, linear("head")), *stack, embed).tare(blocks_mass, "blocks.*")
+    return compose(final_scale * linear("head"), *stack, embed).tare(blocks_mass, "blocks.*")
 
 
 def test_hello_mnist():

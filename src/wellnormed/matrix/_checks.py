@@ -20,14 +20,16 @@ else:
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse a tensor that is no real floating-point matrix and no batch of them; `name` is the argument's name."""
+    """Refuse a tensor unless it is a real floating-point matrix or a batch of them; `name` is the argument's name."""
     if x.ndim < 2:
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; a matrix function needs (*batch, m, n): "
-            f"reshape it, or give vectors and scalars another norm"
+            f"{name} must have the shape (*batch, m, n), got shape {tuple(x.shape)}; reshape it, or give vectors and "
+            f"scalars another norm"
         )
     if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-        raise ValueError(f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; use .float()")
+        raise ValueError(
+            f"{name} must be real floating point of 16 bits or more, got dtype {x.dtype}; pass {name}.float()"
+        )
 
 
 _known_to_hold = ContextVar("_known_to_hold", default=False)
@@ -74,10 +76,8 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
     if isinstance(value, Tensor):
         bound = value.detach().to(x.device, torch.float64)
-    elif isinstance(value, int | float):  # filled on the device, which waits for no transfer
+    else:  # filled on the device, which waits for no transfer
         bound = torch.full((), float(value), dtype=torch.float64, device=x.device)
-    else:
-        bound = torch.as_tensor(value, dtype=torch.float64, device=x.device)
     batch = x.shape[:-2]
     sides = zip(reversed(bound.shape), reversed(batch), strict=False)
     if bound.ndim > len(batch) or any(side not in (1, whole) for side, whole in sides):

@@ -169,7 +169,7 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
     frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
     # Largest entry at least 1/2: only a zero matrix has a smaller norm.
-    norm = chosen.normalisation.scale * frobenius.clamp_min(0.5) + chosen.normalisation.epsilon
+    norm = chosen.scale * frobenius.clamp_min(0.5) + chosen.epsilon
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
     work.div_(norm.to(work.dtype))  # a copy since it was scaled

@@ -11,5 +11,4 @@ from wellnormed.norms.root_mean_square import RowNorm as RowNorm
 from wellnormed.norms.slices import Experts as Experts
 from wellnormed.norms.slices import PerHead as PerHead
 from wellnormed.norms.slices import Split as Split
-from wellnormed.norms.spectral import MatrixNorm as MatrixNorm
 from wellnormed.norms.spectral import Spectral as Spectral

@@ -43,9 +43,8 @@ def initialize_(
         [1.0, 1.0, 0.0]
     """
     if not isinstance(generator, torch.Generator | None):
-        raise ValueError(
-            f"initialize_: generator={generator!r} is no torch.Generator; pass one, as torch.Generator().manual_seed(0)"
-        )
+        kind = type(generator).__name__
+        raise ValueError(f"generator must be a torch.Generator, got {kind}; pass torch.Generator().manual_seed(0)")
     radii = {} if radii is None else radii
     require_patterns("initialize_: ", {"radii": radii})
     require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})
