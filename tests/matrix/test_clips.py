@@ -19,16 +19,12 @@ from wellnormed.matrix._cap_by_products import cap_reference
 from wellnormed.matrix._clip_methods import clip_reference
 from wellnormed.matrix.bounds import ABOVE
 
-from .conftest import with_singular_values
+from .conftest import normal, with_singular_values
 
 METHODS = ("gram", "products")
 PROMISE = 5e-6
 """Of clips in float32: error over the largest singular value, and excess over the cap. Small matrices are off by some
 roundings of 6e-8, the hardest ones of the published suite by 1.7e-6."""
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def clipped(w, bound):
@@ -113,6 +109,17 @@ def test_hardcap_laws(method):
     torch.testing.assert_close(after, before.clamp_max(2.0), atol=1e-11, rtol=0)
 
 
+def test_clip_with_equal_bounds_is_a_multiple_of_the_sign_and_zero_stays_zero():
+    w = with_singular_values((3.0, 0.5, 0.0), 6, 4)
+    torch.testing.assert_close(spectral_clip(w, 2.0, 2.0), 2 * msign(w, method="svd"), atol=1e-10, rtol=0)
+    assert torch.equal(spectral_relu(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+    for dtype in (torch.bfloat16, torch.float16):  # whose rounding test_accuracy knows for the other clips
+        value = spectral_normalize(normal(64, 32, dtype=dtype), 1.0)
+        # rounding moves the norm of such a matrix by (1 + sqrt(n / m)) u / sqrt(3), a unit of rounding
+        assert value.dtype == dtype
+        assert norm(value) <= 1 + 3 * torch.finfo(dtype).eps / 2
+
+
 def test_bounds_per_matrix_of_the_batch():
     w = normal(2, 6, 4)
     value = spectral_hardcap(w, torch.tensor([0.5, 1.5]))
@@ -120,15 +127,6 @@ def test_bounds_per_matrix_of_the_batch():
     torch.testing.assert_close(spectral_norm(value), torch.tensor([0.5, 1.5]), rtol=2e-6, atol=0)
     with pytest.raises(ValueError, match="does not broadcast"):
         spectral_hardcap(w, torch.ones(3))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
-def test_half_precision(dtype, cap):
-    value = cap(normal(64, 32, dtype=dtype), 1.0)
-    assert value.dtype == dtype
-    # rounding moves the norm of such a matrix by (1 + sqrt(n / m)) u / sqrt(3), a unit of rounding
-    assert norm(value) <= 1 + 3 * torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
@@ -219,12 +217,6 @@ def test_every_clip_is_its_definition(shape, largest):
             value = function(w, method=method)
             assert norm(value.double() - (u * scalar(s)[..., None, :]) @ vh).max() <= PROMISE * max(largest, 1.5)
             assert norm(value).max() <= scalar(s).max() + PROMISE * 2  # and the excess over a cap of 2
-
-
-def test_clip_with_equal_bounds_is_a_multiple_of_the_sign_and_zero_stays_zero():
-    w = with_singular_values((3.0, 0.5, 0.0), 6, 4)
-    torch.testing.assert_close(spectral_clip(w, 2.0, 2.0), 2 * msign(w, method="svd"), atol=1e-10, rtol=0)
-    assert torch.equal(spectral_relu(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (7, 33), (3, 24, 24)])

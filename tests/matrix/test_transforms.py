@@ -6,6 +6,7 @@ import torch
 from wellnormed.matrix import (
     leading_singular_triplet,
     msign,
+    optimal_cap,
     soft_cap,
     spectral_clip,
     spectral_clipped_weight_decay,
@@ -27,7 +28,7 @@ FUNCTIONS = {
     "norm": spectral_norm,
     "soft cap": lambda w: soft_cap(w, 0.1),
 }
-POLYNOMIAL = {"msign": msign, "soft cap": lambda w: soft_cap(w, 0.1)}
+POLYNOMIAL = {"msign": msign, "soft cap": lambda w: soft_cap(w, 0.1), "optimal cap": optimal_cap(2.0, 0.3)}
 
 
 def normal(*shape, seed=0):
