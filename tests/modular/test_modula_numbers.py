@@ -39,15 +39,6 @@ def test_hello_mnist():
     assert tree.lr_factors() == pytest.approx({"in": 1 / 3, "hidden": 1 / 3, "out": 1 / 3})
 
 
-def test_hello_gpt_attention_alone():
-    q, k, v = (linear(name) for name in "qkv")
-    tree = linear("out") @ (1 / 3 * attention(q, k, v))
-    assert (len(tree.names()), tree.mass) == (4, 4)
-    assert tree.sensitivity == pytest.approx(1)
-    # a quarter of the step each, and the factor 1/3 stands after queries, keys and values
-    assert tree.lr_factors() == pytest.approx({"q": 3 / 4, "k": 3 / 4, "v": 3 / 4, "out": 1 / 4})
-
-
 def test_hello_gpt():
     """Four blocks of mass 5 in all: 26 atoms, mass 7, sensitivity 1."""
     tree = hello_gpt(blocks=4, blocks_mass=5)
