@@ -185,8 +185,7 @@ def gram(x: Tensor, coefficients: str = "polar-express-8") -> Tensor:
     if x.shape[-2] < x.shape[-1]:
         return gram(x.mT, coefficients).mT
     steps, limit = chosen.steps, (3e-2 / torch.finfo(x.dtype).eps) ** 0.5
-    assert chosen.normalisation is not None  # of every set that approximates a sign
-    x = x / (chosen.normalisation.scale * torch.linalg.matrix_norm(x, keepdim=True) + chosen.normalisation.epsilon)
+    x = x / (chosen.scale * torch.linalg.matrix_norm(x, keepdim=True) + chosen.epsilon)
     r, q, slope = x.mT @ x, None, 1.0
     for index, (a, b, c) in enumerate(steps):
         z = b * r + c * r @ r

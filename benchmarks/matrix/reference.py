@@ -54,8 +54,7 @@ class Reference:
 
 def polynomial(coefficients: CoefficientSet, s: Tensor) -> Tensor:
     """The set's own composition at the singular values `s` of a matrix, in float64."""
-    assert coefficients.normalisation is not None
-    x = s / (coefficients.normalisation.scale * torch.linalg.vector_norm(s))
+    x = s / (coefficients.scale * torch.linalg.vector_norm(s))
     for a, b, c in coefficients.steps:
         square = x * x
         x = x * (a + square * (b + c * square))

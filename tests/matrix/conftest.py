@@ -3,6 +3,11 @@
 import torch
 
 
+def normal(*shape, seed=0, dtype=torch.float32):
+    """Gaussian entries, the same in every dtype but for rounding."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
 def with_singular_values(values, m, n, seed=0, dtype=torch.float64):
     """An (m, n) matrix with the given singular values."""
     generator = torch.Generator().manual_seed(seed)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from wellnormed.matrix import (
     msign,
     spectral_clip,
-    spectral_clipped_decoupled_weight_decay,
     spectral_clipped_weight_decay,
     spectral_hardcap,
     spectral_norm,
@@ -20,16 +19,12 @@ from wellnormed.matrix._cap_by_products import cap_reference
 from wellnormed.matrix._clip_methods import clip_reference
 from wellnormed.matrix.bounds import ABOVE
 
-from .conftest import with_singular_values
+from .conftest import normal, with_singular_values
 
 METHODS = ("gram", "products")
 PROMISE = 5e-6
 """Of clips in float32: error over the largest singular value, and excess over the cap. Small matrices are off by some
 roundings of 6e-8, the hardest ones of the published suite by 1.7e-6."""
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def clipped(w, bound):
@@ -41,27 +36,17 @@ def norm(w):
     return torch.linalg.matrix_norm(w.double(), 2)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("shape", [(40, 40), (96, 24), (24, 96), (2, 3, 8, 12)])
-@pytest.mark.parametrize("outlier", [1.0, 1.01, 3.0, 1000.0])
-def test_hardcap_in_float32(method, shape, outlier):
-    w = normal(*shape)
-    w = w / norm(w).amax() * outlier
-    value = spectral_hardcap(w, 1.0, method)
-    assert norm(value).max() <= 1.0 + PROMISE
-    assert norm(value.double() - clipped(w, 1.0)).max() <= PROMISE * outlier
-
-
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "promise"), [(torch.float32, PROMISE), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("shape", [(200, 8, 8), (20, 96, 96)])
-def test_many_matrices_with_a_norm_close_to_the_cap(method, dtype, promise, shape):
+@pytest.mark.parametrize("shape", [(200, 8, 8), (6, 96, 96)])
+def test_many_matrices_with_a_norm_close_to_the_cap(dtype, promise, shape):
     """One in some hundred missed the promise of "products", by 9e-6 and 4e-11, when a single one was tried."""
     w = normal(*shape, dtype=dtype)
-    for outlier in (1.0, 1.001, 1.01, 1.5):
-        near = w / norm(w)[:, None, None].to(dtype) * outlier
-        error = norm(spectral_hardcap(near, 1.0, method).double() - clipped(near, 1.0))
-        assert error.max() <= promise * outlier
+    outliers = torch.tensor([1.0, 1.001, 1.01, 1.5], dtype=dtype)[:, None, None, None]
+    near = w / norm(w)[:, None, None].to(dtype) * outliers
+    exact = clipped(near, 1.0)
+    for method in METHODS:
+        error = norm(spectral_hardcap(near, 1.0, method).double() - exact)
+        assert (error <= promise * outliers[..., 0, 0]).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,6 +109,17 @@ def test_hardcap_laws(method):
     torch.testing.assert_close(after, before.clamp_max(2.0), atol=1e-11, rtol=0)
 
 
+def test_clip_with_equal_bounds_is_a_multiple_of_the_sign_and_zero_stays_zero():
+    w = with_singular_values((3.0, 0.5, 0.0), 6, 4)
+    torch.testing.assert_close(spectral_clip(w, 2.0, 2.0), 2 * msign(w, method="svd"), atol=1e-10, rtol=0)
+    assert torch.equal(spectral_relu(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+    for dtype in (torch.bfloat16, torch.float16):  # whose rounding test_accuracy knows for the other clips
+        value = spectral_normalize(normal(64, 32, dtype=dtype), 1.0)
+        # rounding moves the norm of such a matrix by (1 + sqrt(n / m)) u / sqrt(3), a unit of rounding
+        assert value.dtype == dtype
+        assert norm(value) <= 1 + 3 * torch.finfo(dtype).eps / 2
+
+
 def test_bounds_per_matrix_of_the_batch():
     w = normal(2, 6, 4)
     value = spectral_hardcap(w, torch.tensor([0.5, 1.5]))
@@ -131,26 +127,6 @@ def test_bounds_per_matrix_of_the_batch():
     torch.testing.assert_close(spectral_norm(value), torch.tensor([0.5, 1.5]), rtol=2e-6, atol=0)
     with pytest.raises(ValueError, match="does not broadcast"):
         spectral_hardcap(w, torch.ones(3))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "values",
-    [(3.0, 2.0, 0.7), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (3.0, 3.0, 0.5), (2.0, 0.5, 0.0), (3.0, 0.0, 0.0)],
-)
-@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
-def test_hardcap_gradient(method, values, shape):
-    w = with_singular_values(values, *shape).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: spectral_hardcap(x, 1.0, method), w)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
-def test_half_precision(dtype, cap):
-    value = cap(normal(64, 32, dtype=dtype), 1.0)
-    assert value.dtype == dtype
-    # rounding moves the norm of such a matrix by (1 + sqrt(n / m)) u / sqrt(3), a unit of rounding
-    assert norm(value) <= 1 + 3 * torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
@@ -175,7 +151,7 @@ def test_the_two_ways_are_their_references(shape):
     torch.testing.assert_close(found, cap_reference(w, 1.0, 60), atol=1e-9, rtol=0)  # its iteration stops there
 
 
-@pytest.mark.parametrize("shape", [(2048, 128), (128, 512), (160, 160)])
+@pytest.mark.parametrize("shape", [(1024, 128), (128, 512), (160, 160)])
 @pytest.mark.parametrize("largest", [1.001, 1.3, 1.9, 5.0, 19.0, 800.0])
 @pytest.mark.parametrize("above", [3, 100])
 def test_every_way_to_cap_is_as_accurate(shape, largest, above):
@@ -210,10 +186,10 @@ def test_what_float32_gets_wrong_is_done_again_in_float64(monkeypatch):
 def test_applied_again_and_again_small_values_stay():
     w = with_singular_values(torch.linspace(0.01, 1.5, 128), 256, 128).float()
     value = w
-    for _ in range(100):
+    for _ in range(40):
         value = spectral_hardcap(value, 1.0)
     found, expected = torch.linalg.svdvals(value.double()), torch.linalg.svdvals(w.double()).clamp_max(1)
-    # a hundred roundings of 6e-8 in random directions, or a hundred decisions by 1e-6 at the cap itself
+    # forty roundings of 6e-8 in random directions, or forty decisions by 1e-6 at the cap itself
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
@@ -226,37 +202,21 @@ FUNCTIONS = {
         lambda w, **k: spectral_clipped_weight_decay(w, 1.0, 0.25, **k),
         lambda s: torch.where(s > 1, 1 + 0.75 * (s - 1), s),
     ),
-    "decoupled": (
-        lambda w, **k: spectral_clipped_decoupled_weight_decay(w, 1.0, 5.0, 0.1, **k),
-        lambda s: torch.where(s > 1, 1 + 0.5 * (s - 1), s),
-    ),
 }
 SPECTRA = [(3.0, 2.5, 0.2), (1.2, 1.2, 1.2), (0.5, 0.5, 0.1), (3.0, 3.0, 0.5), (2.5, 0.3, 0.0), (3.0, 0.0, 0.0)]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("shape", [(40, 40), (96, 24), (2, 3, 8, 12)])
-def test_every_clip_is_its_definition(name, method, shape):
-    function, scalar = FUNCTIONS[name]
+@pytest.mark.parametrize("largest", [1.0, 2.0, 2.02, 6.0, 2000.0])
+@pytest.mark.parametrize("shape", [(40, 40), (96, 24), (24, 96), (2, 3, 8, 12)])
+def test_every_clip_is_its_definition(shape, largest):
     w = normal(*shape)
-    w = w / norm(w).amax() * 3
+    w = w / norm(w).amax() * largest
     u, s, vh = torch.linalg.svd(w.double(), full_matrices=False)
-    assert norm(function(w, method=method).double() - (u * scalar(s)[..., None, :]) @ vh).max() < 3e-6
-
-
-def test_clip_with_equal_bounds_is_a_multiple_of_the_sign_and_zero_stays_zero():
-    w = with_singular_values((3.0, 0.5, 0.0), 6, 4)
-    torch.testing.assert_close(spectral_clip(w, 2.0, 2.0), 2 * msign(w, method="svd"), atol=1e-10, rtol=0)
-    assert torch.equal(spectral_relu(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
-
-
-def test_floor_raises_what_a_gram_matrix_cannot_see():
-    values = torch.tensor([1.0, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
-    w = with_singular_values(values, 8, 4)
-    torch.testing.assert_close(
-        torch.linalg.svdvals(spectral_relu(w, 0.5)), values.clamp_min(0.5), atol=1e-6, rtol=0
-    )  # an SVD knows 1e-9 to 1e-16, so its direction to some 1e-7
+    for function, scalar in FUNCTIONS.values():
+        for method in METHODS:
+            value = function(w, method=method)
+            assert norm(value.double() - (u * scalar(s)[..., None, :]) @ vh).max() <= PROMISE * max(largest, 1.5)
+            assert norm(value).max() <= scalar(s).max() + PROMISE * 2  # and the excess over a cap of 2
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (7, 33), (3, 24, 24)])
@@ -269,15 +229,15 @@ def test_floor_under_tiny_values_does_not_exceed_the_cap(shape, lower):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("values", SPECTRA)
-@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
+@pytest.mark.parametrize(("values", "shape"), [*zip(SPECTRA, [(4, 3), (3, 5)] * 3, strict=True)])
 def test_gradient_of_every_clip(name, values, shape):
     function, _ = FUNCTIONS[name]
     if name in ("clip", "sign", "relu") and values[-1] == 0:
         return check_gradient_at_constant_rank(function, values, shape)
     w = with_singular_values(values, *shape).requires_grad_()
     assert torch.autograd.gradcheck(function, w, check_forward_ad=True)
-    return None
+    one, other = (torch.autograd.grad(function(w, method=method).sum(), w)[0] for method in METHODS)
+    return torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def check_gradient_at_constant_rank(function, values, shape):
@@ -317,7 +277,6 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
         (lambda w: spectral_relu(w, float("inf")), "lower=inf"),
         (lambda w: spectral_relu(w, float("nan")), "lower=nan"),
         (lambda w: spectral_clipped_weight_decay(w, 1.0, 1.5), "decay=1.5"),
-        (lambda w: spectral_clipped_decoupled_weight_decay(w, 1.0, 3.0, 0.5), "decay \\* lr=1.5"),
         (lambda w: spectral_clip(w, torch.zeros(3), 1.0), "does not broadcast"),
     ],
 )
@@ -351,71 +310,53 @@ def hadamard(n):
     return torch.where(h > 0, 1 + 9 * 2.0**-23, -1.0)
 
 
-@pytest.mark.parametrize(
-    ("w", "ratio"),
-    [
-        (blocks(400, 16, 0.3), 19.0),
-        (0.7 * torch.eye(400) + 0.3, 19.0),
-        (30 * torch.eye(400) + 0.3, 6.0),
-        (blocks(256, 16, 0.3), 1.5),
-        (blocks(256, 16, 0.3), 1.99),
-        (hadamard(256), 1 + 1e-6),
-        (torch.full((20000, 1), 0.1), 1.5),
-        (torch.full((100000, 2), 0.7), 3.0),
-        (torch.full((30000, 17), 0.3), 1.9),
-    ],
-    ids=["blocks", "constant plus identity", "identity plus constant", "blocks near", "blocks at the limit", "hadamard",
-         "column", "two columns", "seventeen columns"],
-)  # fmt: skip
-def test_cap_holds_where_all_roundings_point_the_same_way(w, ratio):
-    cap_holds(w, ratio)
-
-
+NEAR_AND_FAR = (1.01, 1.9, 2.1, 15.0)
+COLUMN = torch.full((200_000, 16), 0.7)
+COLUMN[0, 0] = 1.0  # so that the terms are not 1 after scaling
 STRUCTURED = {
-    "constant": torch.full((512, 512), 1 / 3),
-    "constant and identity": 1 + 100 * torch.eye(512),
-    "identity and constant": torch.eye(512) + 3 / 512,
-    "one column more": torch.eye(768) + 0.1 * torch.eye(768)[:, :1].mT,
-    "two parts": torch.cat((torch.eye(256), torch.full((256, 256), 1 / 256))),
-    "four blocks": torch.block_diag(*[torch.full((128, 128), 1 + 0.01 * i) for i in range(4)]),
-    "triangle": torch.ones(384, 384).tril(),
-    "hadamard": hadamard(256) / 3,
-    "hadamard and identity": 0.3 * hadamard(256) + torch.eye(256),
+    "constant": (torch.full((512, 512), 1 / 3), NEAR_AND_FAR),
+    "constant and identity": (1 + 100 * torch.eye(256), NEAR_AND_FAR),
+    "identity and constant": (torch.eye(256) + 3 / 256, NEAR_AND_FAR),
+    "identity and a constant of 0.3": (0.7 * torch.eye(256) + 0.3, (19.0,)),
+    "30 and a constant of 0.3": (30 * torch.eye(256) + 0.3, (6.0,)),
+    "one column more": (torch.eye(384) + 0.1 * torch.eye(384)[:, :1].mT, NEAR_AND_FAR),
+    "two parts": (torch.cat((torch.eye(256), torch.full((256, 256), 1 / 256))), NEAR_AND_FAR),
+    "four blocks": (torch.block_diag(*[torch.full((64, 64), 1 + 0.01 * i) for i in range(4)]), NEAR_AND_FAR),
+    "sixteen blocks": (blocks(256, 16, 0.3), (1.5, 1.99, 19.0)),
+    "triangle": (torch.ones(256, 256).tril(), NEAR_AND_FAR),
+    "hadamard": (hadamard(256) / 3, (1 + 1e-6, *NEAR_AND_FAR)),
+    "hadamard and identity": (0.3 * hadamard(256) + torch.eye(256), NEAR_AND_FAR),
+    "column": (torch.full((20000, 1), 0.1), (1.5,)),
+    "two columns": (torch.full((100_000, 2), 0.7), (3.0,)),
+    "sixteen columns": (COLUMN, (1.5,)),
+    "seventeen columns": (torch.full((30000, 17), 0.3), (1.9,)),
 }
-"""All roundings point the same way here: LAPACK's float32 eigenvectors miss orthogonality by up to 5e-5."""
+"""With ratios of the largest singular value to the cap. All roundings point the same way here: LAPACK's float32
+eigenvectors miss orthogonality by up to 5e-5."""
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_cap_holds_for_structured_matrices(name):
-    factors = torch.linalg.svd(STRUCTURED[name].double(), full_matrices=False)
-    for ratio in (1.01, 1.9, 2.1, 15.0):  # of the largest singular value to the cap
-        cap_holds(STRUCTURED[name], ratio, factors)
+    w, ratios = STRUCTURED[name]
+    factors = torch.linalg.svd(w.double(), full_matrices=False)
+    for ratio in ratios:
+        cap_holds(w, ratio, factors)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "random vectors"])
-@pytest.mark.parametrize("ratio", [1.5, 1.99, 2.05, 4.0, 8.0, 10.4])
 @pytest.mark.parametrize("part", [0.1, 0.75])
-def test_cap_holds_for_two_clusters(kind, ratio, part):
+def test_cap_holds_for_two_clusters(kind, part):
     """The lower one 1% above the cap: inaccurate eigenvectors mix them."""
-    n = 256
-    s = torch.where(torch.arange(n) < part * n, 1.0, 1.01 / ratio).double()
-    left, right = (
-        torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(k)).double()).Q for k in (1, 2)
-    )
-    w = {"diagonal": torch.diag(s), "random vectors": (left * s) @ right}[kind]
-    cap_holds(w.float(), ratio)
-
-
-@pytest.mark.parametrize("m", [50304, 200_000])
-def test_cap_holds_for_long_columns_of_equal_terms(m):
-    w = torch.full((m, 16), 0.7)
-    w[0, 0] = 1.0  # so that the terms are not 1 after scaling
-    cap_holds(w, 1.5)
+    n = 192
+    left, right = (torch.linalg.qr(normal(n, n, seed=k, dtype=torch.float64)).Q for k in (1, 2))
+    for ratio in (1.5, 1.99, 2.05, 4.0, 8.0, 10.4):
+        s = torch.where(torch.arange(n) < part * n, 1.0, 1.01 / ratio).double()
+        cap_holds({"diagonal": torch.diag(s), "random vectors": (left * s) @ right}[kind].float(), ratio)
 
 
 def test_one_cap_for_a_batch_is_not_rounded():
-    for k in range(20):
-        w = torch.full((1, 128, 128), 0.5 + k / 200)
+    for k in range(5):
+        w = torch.full((1, 128, 128), 0.5 + k / 50)
         assert torch.equal(spectral_hardcap(w, float(norm(w[0])) * (1 + 1e-5)), w)  # more than the promise of 5e-6
 
 
@@ -474,7 +415,7 @@ def test_products_alone_cap_what_is_near_the_cap(monkeypatch, shape, dtype, prom
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_blurred_cap_moves_what_is_near_the_cap_and_nothing_else(shape, most, blur, upper, dtype, seed):
     batch, m, n = shape
     generator = torch.Generator().manual_seed(seed)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from wellnormed.matrix import REGISTRY, CoefficientSet, Normalisation, coefficients, msign
+from wellnormed.matrix import REGISTRY, CoefficientSet, coefficients, msign
 
 
 def compose(entry, x):
@@ -60,9 +60,9 @@ def test_unknown_name_proposes_the_nearest():
         coefficients.get("jordan5")
 
 
-def test_normalisation_that_leaves_the_interval_is_refused():
+def test_a_scale_that_leaves_the_interval_is_refused():
     with pytest.raises(ValueError, match="scale of at least 1"):
-        CoefficientSet("mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, Normalisation(0.5))
+        CoefficientSet("mine", "-", ((1.5, -0.5, 0.0),), 1.0, 0.0, scale=0.5)
     with pytest.raises(ValueError, match="at least one"):
         CoefficientSet("mine", "-", (), 1.0, 0.0)
 

@@ -122,7 +122,7 @@ def test_monotone_in_steps_interval_and_degree(dtype):
         assert all(b < a or b < rounding for a, b in itertools.pairwise(errors))
         assert errors[-1] < 1e-8
     for degree in (3, 5):
-        errors = [error(optimal_coefficients(lower, 6, degree, dtype)) for lower in np.geomspace(1e-10, 0.9, 25)]
+        errors = [error(optimal_coefficients(lower, 6, degree, dtype)) for lower in np.geomspace(1e-10, 0.9, 9)]
         assert all(b <= a + rounding for a, b in itertools.pairwise(errors))
     for steps in (1, 4, 8):
         assert error(optimal_coefficients(0.01, steps, 5, dtype)) <= error(optimal_coefficients(0.01, steps, 3, dtype))
@@ -139,17 +139,10 @@ def test_float64_reaches_the_theorem_and_lower_precision_costs_little():
     assert error(optimal_coefficients(1e-3, 6, dtype=torch.bfloat16)) < 3 * (1 - low)
 
 
-def test_ends_with_newton_schulz():
-    for dtype in DTYPES:
-        chosen = optimal_coefficients(1e-3, 30, dtype=dtype)
-        np.testing.assert_allclose(chosen.steps[-1], (1.875, -1.25, 0.375), rtol=1e-14)
-        assert error(chosen) < 4e-15
-
-
 def test_safe_dtypes_are_those_asked_for_and_wider_ones():
     order = list(DTYPES)
-    for lower in (1e-12, 1e-6, 1e-3, 0.1, 0.9):
-        for steps in (1, 5, 12, 30):
+    for lower in (1e-12, 1e-3, 0.9):
+        for steps in (1, 5, 30):
             for degree in (3, 5):
                 for index, dtype in enumerate(order):
                     chosen = optimal_coefficients(lower, steps, degree, dtype)
@@ -206,29 +199,16 @@ def test_low_precision_keeps_the_bound_and_turns_nothing_over(dtype, degree, ste
     eps, generator = torch.finfo(dtype).eps, torch.Generator().manual_seed(steps)
     chosen = optimal_coefficients(1e-3, steps, degree, dtype)
     for shape in ((2, 2), (5, 3), (12, 12)):
-        for _ in range(20):
-            u, v = (
-                torch.linalg.qr(torch.randn(10, n, shape[1], dtype=torch.float64, generator=generator))[0]
-                for n in shape
-            )
-            values = torch.rand(10, shape[1], dtype=torch.float64, generator=generator)
-            x = ((u * values[:, None]) @ v.mT).to(dtype)
-            u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-            got = msign(x, chosen, "newton-schulz").double()
-            assert float(torch.linalg.matrix_norm(got, 2).max()) <= chosen.maximum * (1 + 2 * eps)
-            signs = (u.mT @ got @ vh.mT).diagonal(dim1=-2, dim2=-1)
-            assert bool((signs > 0)[s >= 8 * eps * s.norm(dim=-1, keepdim=True)].all())
-
-
-def test_deterministic_named_and_shared():
-    chosen = optimal_coefficients(1e-3, 5)
-    assert optimal_coefficients(1e-3, 5) is chosen
-    assert chosen.name == "minimax(lower=0.001, steps=5, degree=5, dtype=float32)"
-    assert "Polar Express" in chosen.source
-    assert chosen.normalisation.scale * chosen.upper > 1
-    assert (chosen.lower, len(chosen.steps)) == (1e-3, 5)
-    assert math.prod(step[0] for step in chosen.steps) == chosen.slope
-    assert optimal_coefficients(1e-3, 5, dtype=torch.bfloat16).name != chosen.name
+        u, v = (
+            torch.linalg.qr(torch.randn(100, n, shape[1], dtype=torch.float64, generator=generator))[0] for n in shape
+        )
+        values = torch.rand(100, shape[1], dtype=torch.float64, generator=generator)
+        x = ((u * values[:, None]) @ v.mT).to(dtype)
+        u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+        got = msign(x, chosen, "newton-schulz").double()
+        assert float(torch.linalg.matrix_norm(got, 2).max()) <= chosen.maximum * (1 + 2 * eps)
+        signs = (u.mT @ got @ vh.mT).diagonal(dim1=-2, dim2=-1)
+        assert bool((signs > 0)[s >= 8 * eps * s.norm(dim=-1, keepdim=True)].all())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from wellnormed.matrix.msign import (
     products_reference,
 )
 
-from .conftest import with_singular_values
+from .conftest import normal, with_singular_values
 
 METHODS = ("newton-schulz", "svd")
 
@@ -27,10 +27,6 @@ def polar(x):
 
 def error(value, truth):
     return float(torch.linalg.matrix_norm(value.double() - truth, 2).max())
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -47,38 +43,15 @@ def test_error_against_float64_svd(method, dtype, tolerance, shape):
     assert error(msign(x, method=method), polar(x)) < tolerance
 
 
-@pytest.mark.parametrize("name", REGISTRY)
 @pytest.mark.parametrize("shape", [(48, 48), (96, 24), (24, 96)])
-def test_the_two_ways_are_their_references(name, shape):
+def test_the_two_ways_are_their_references(shape):
     """Within a polynomial's float64 roundings, which slopes of up to 6363 amplify."""
     x = normal(*shape, dtype=torch.float64)
     torch.testing.assert_close(msign(x, method="svd"), exact_reference(x), atol=1e-12, rtol=0)
-    entry = REGISTRY[name]
-    if entry.normalisation.epsilon == 0:  # it is relative to the largest entry, which the reference leaves out
-        tall = x / entry.normalisation.scale if shape[0] >= shape[1] else x.mT
-        steps = products_reference(tall, entry.steps) if entry.normalisation.scale == 1 else None
-        if steps is not None:
-            found = msign(x, name)
-            torch.testing.assert_close(found if shape[0] >= shape[1] else found.mT, steps, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_norm_stays_below_overshoot(name):
-    entry = REGISTRY[name]
-    for seed, (m, n) in enumerate([(48, 48), (96, 24), (1, 7), (64, 64)]):
-        x = normal(m, n, seed=seed) if seed < 3 else with_singular_values(torch.logspace(-7, 0, 64), 64, 64).float()
-        # the promise of the docstring; float32 rounding was measured up to 3e-7
-        assert torch.linalg.matrix_norm(msign(x, name).double(), 2) <= entry.overshoot * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", REGISTRY)
-def test_half_precision_keeps_its_promise(dtype, name):
-    for seed in range(4):
-        y = msign(normal(64, 48 if seed else 64, seed=seed, dtype=dtype), name)
-        assert y.dtype == dtype
-        # the promise of the docstring: 2%, five roundings of 2^-8 that do not all add up
-        assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * 1.02
+    for entry in REGISTRY.values():
+        tall, found = (x, msign(x, entry)) if shape[0] >= shape[1] else (x.mT, msign(x, entry).mT)
+        if entry.scale == 1:  # the reference has no other
+            torch.testing.assert_close(found, products_reference(tall, entry.steps), atol=1e-9, rtol=0)
 
 
 def nasty(m, n, seed):
@@ -89,17 +62,24 @@ def nasty(m, n, seed):
         yield with_singular_values(torch.logspace(0, -decades, k, dtype=torch.float64), m, n, seed=seed).float()
     yield x[:, :1] @ x[:1]
     yield 1 + 1e-3 * x
+    yield torch.cat([0.7 * torch.eye(n) + 0.3] * (m // n)) if m >= n else x  # all roundings point the same way
+
+
+PRECISIONS = {
+    "float32": (torch.float32, "auto", 1e-5), "bfloat16": (torch.bfloat16, "auto", 0.02),
+    "float16": (torch.float16, "auto", 0.02), "products in bfloat16": (torch.float32, "bfloat16", BFLOAT16_ERROR),
+}  # fmt: skip
+"""With the share by which the norm may exceed the overshoot, as the docstring promises; found up to 3e-7 and 0.0047."""
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-@pytest.mark.parametrize("shape", [(96, 96), (40, 130), (256, 64)])
-def test_products_in_bfloat16_keep_their_promise(name, shape):
-    for seed in range(2):
+@pytest.mark.parametrize(("dtype", "method", "beyond"), PRECISIONS.values(), ids=PRECISIONS)
+def test_norm_stays_below_overshoot(name, dtype, method, beyond):
+    for seed, shape in enumerate([(96, 96), (40, 130), (256, 64), (1, 7)]):
         for x in nasty(*shape, seed):
-            y = msign(x, name, "bfloat16")
-            assert y.dtype == torch.float32
-            # the promise; found up to 0.0047
-            assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * (1 + BFLOAT16_ERROR)
+            y = msign(x.to(dtype), name, method)
+            assert y.dtype == dtype
+            assert torch.linalg.matrix_norm(y.double(), 2) <= REGISTRY[name].overshoot * (1 + beyond)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -116,7 +96,7 @@ def test_two_steps_from_one_gram_matrix_are_the_two_steps(name):
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_direction_of_a_step_stays_below_the_overshoot_where_bfloat16_is_native(name, monkeypatch):
     monkeypatch.setattr(sys.modules["wellnormed.matrix.msign"], "multiplies_bfloat16", lambda device: True)
-    for x in nasty(512, 128, 0):
+    for x in nasty(192, 128, 0):
         found = coarse_msign(x, 1.0, name)
         assert torch.linalg.matrix_norm(found.double(), 2) <= REGISTRY[name].overshoot * (1 + 1e-5)
         assert torch.equal(found, msign(x, name)) != REGISTRY[name].coarser_than_bfloat16
@@ -124,7 +104,7 @@ def test_the_direction_of_a_step_stays_below_the_overshoot_where_bfloat16_is_nat
         assert rounded.dtype == torch.bfloat16
         # the result itself is rounded, which is part of the 2%
         assert torch.linalg.matrix_norm(rounded.double(), 2) <= REGISTRY[name].overshoot * (1 + BFLOAT16_ERROR)
-    small, other = normal(512, 127), normal(256, 256).double()
+    small, other = normal(192, 127), normal(128, 128).double()
     assert torch.equal(coarse_msign(small, 1.0, name), msign(small, name))
     assert torch.equal(coarse_msign(other, 1.0, name), msign(other, name))
 
@@ -198,6 +178,8 @@ def test_equivariance_transposition_and_sign(method):
 def test_gradient_is_the_polar_factors(values, shape):
     x = with_singular_values(values, *shape).requires_grad_()
     assert torch.autograd.gradcheck(lambda w: msign(w, method="svd"), x)
+    one, other = (torch.autograd.grad(msign(x, method=method).pow(3).sum(), x)[0] for method in METHODS)
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # of values that differ by the set's error
 
 
 def test_gradient_at_rank_deficiency_is_that_of_constant_rank():
@@ -207,15 +189,6 @@ def test_gradient_at_rank_deficiency_is_that_of_constant_rank():
     zero = torch.zeros(3, 2, requires_grad=True)
     msign(zero).sum().backward()
     assert (zero.grad == 0).all()
-
-
-def test_gradient_does_not_depend_on_the_method():
-    gradients = []
-    for method in METHODS:
-        x = normal(6, 4).requires_grad_()
-        (msign(x, method=method) * normal(6, 4, seed=1)).sum().backward()
-        gradients.append(x.grad)
-    assert all(torch.equal(gradients[0], other) for other in gradients[1:])
 
 
 def test_the_exact_sign_keeps_an_exact_rank():
@@ -249,15 +222,6 @@ def test_bad_input_is_refused(x, message):
     for method in ("qr", "spectrum", "gram", "eigh", "inverse-root", "sketch"):
         with pytest.raises(ValueError, match=f"method='{method}' is not one of auto, newton-schulz, bfloat16, svd;"):
             msign(torch.eye(2), method=method)
-
-
-@pytest.mark.parametrize("name", ["polar-express-8", "cubic", "quintic", "you-6"])
-@pytest.mark.parametrize("shape", [(256, 256), (512, 256)])
-def test_norm_stays_below_overshoot_for_constant_blocks(name, shape):
-    """All roundings point the same way, and the smallest singular values meet a slope of 400 to 6000."""
-    x = torch.cat([0.7 * torch.eye(256) + 0.3] * (shape[0] // 256))
-    found = torch.linalg.matrix_norm(msign(x, name).double(), 2)
-    assert found <= REGISTRY[name].overshoot * (1 + 1e-5)  # the promise of the docstring
 
 
 def test_long_columns_are_summed_well():

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from wellnormed.matrix.optimal_cap import REACH_LIMIT, CapPolynomial, optimal_cap
+from wellnormed.matrix.optimal_cap import REACH_LIMIT, optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap, soft_cap_strength
 
 from .conftest import with_singular_values
@@ -38,11 +38,11 @@ def least(cap):
     return max(cap.drift, cap.departure)
 
 
-def grid(low, high, n=20_001):
+def grid(low, high, n=5_001):
     return low + (high - low) * (1 - np.cos(np.linspace(0, np.pi, n))) / 2  # dense at both ends
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.floats(1e-30, 1e30), st.floats(0, 3), st.sampled_from(sorted(REACH_LIMIT)))
 @example(1.0, 1e-16, 9)
 @example(3.0, 1e-13, 21)
@@ -152,15 +152,6 @@ def test_it_keeps_more_than_the_soft_cap_at_every_value_and_after_every_number_o
     assert (ours >= theirs - 1e-13).all()  # some hundred roundings
 
 
-def test_what_is_left_after_100_caps_at_a_step_of_a_hundredth():
-    cap, x = optimal_cap(1.0, 0.01), np.array([0.2, 0.5, 0.9])
-    theirs = x
-    for _ in range(100):
-        x, theirs = value(cap, x), soft(theirs, 0.01)
-    np.testing.assert_allclose(x, [0.1998, 0.4932, 0.8183], atol=5e-5)  # the table of the module, four digits
-    np.testing.assert_allclose(theirs, [0.1997, 0.4729, 0.6540], atol=5e-5)
-
-
 def test_a_value_pushed_by_every_step_settles_near_the_cap():
     for step in (0.01, 0.1, 0.3, 0.6, 1.0):
         cap, x, seen = optimal_cap(1.0, step), 0.5, []
@@ -169,15 +160,6 @@ def test_a_value_pushed_by_every_step_settles_near_the_cap():
             seen.append(x)
         assert max(seen[-50:]) - min(seen[-50:]) < 1e-6
         assert x >= 1 - cap.departure
-
-
-def test_the_price_at_a_step_of_one_cap():
-    # The numbers of the module: 1% more below the cap than the soft cap, which loses half of what is above
-    cap = optimal_cap(1.0, 1.0)
-    assert 1 - value(cap, 1.0) == pytest.approx(0.0945, abs=5e-5)
-    assert 1 - soft(1.0, 1.0) == pytest.approx(0.0935, abs=5e-5)
-    assert value(cap, grid(1, 2)).min() > 0.88
-    assert soft(2.0, 1.0) == pytest.approx(0.454, abs=5e-4)
 
 
 def test_it_costs_what_the_soft_cap_costs():
@@ -259,19 +241,6 @@ def test_derivatives_and_transforms(degree):
     torch.testing.assert_close(torch.func.vmap(cap)(w), out, atol=1e-14, rtol=0)
 
 
-def test_compiles_in_one_graph():
-    torch._dynamo.reset()
-    cap, w = optimal_cap(2.0, 0.3), torch.randn(5, 3)
-    compiled = torch.compile(cap.__call__, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(w), cap(w), atol=1e-6, rtol=0)
-
-
-def test_it_commutes_with_rotations():
-    cap, w = optimal_cap(1.0, 0.5), with_singular_values([1.4, 1.0, 0.3], 5, 3)
-    q = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0]
-    torch.testing.assert_close(cap(q @ w), q @ cap(w), atol=1e-14, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -290,9 +259,3 @@ def test_it_commutes_with_rotations():
 def test_what_cannot_hold_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         optimal_cap(*arguments)
-
-
-def test_only_matrices():
-    with pytest.raises(ValueError, match="shape"):
-        optimal_cap(1.0, 0.1)(torch.ones(3))
-    assert CapPolynomial(1.0, 1.0, (1.0, 0.0), 0.0, 0.0)(torch.eye(2)).equal(torch.eye(2))

@@ -35,10 +35,6 @@ def test_published_strength_breaks_at_large_steps_and_ours_does_not(step):
     assert highest(1 + step, soft_cap_strength(1.0, step)) <= 1 + 1e-15
 
 
-def test_published_strength_exceeds_by_a_fifth_at_a_step_of_one_cap():
-    assert highest(2.0, soft_cap_strength_as_published(1.0, 1.0)) == pytest.approx(1.19, abs=0.005)  # printed digits
-
-
 def test_closed_forms():
     constant = (62 / (81 * math.sqrt(3))) ** 2
     assert soft_cap_strength(1.0, 1.0) == pytest.approx(constant, rel=1e-14)
@@ -102,11 +98,6 @@ def test_identity_cases_and_gradient():
     assert torch.equal(soft_cap(w, 0.0), w)
     assert torch.equal(soft_cap(torch.zeros(2, 0, 3), 0.1), torch.zeros(2, 0, 3))
     assert torch.autograd.gradcheck(lambda x: soft_cap(x, 0.15), w.requires_grad_())
-    with pytest.raises(ValueError, match="strength"):
-        soft_cap(w, -0.1)
-
-
-@pytest.mark.parametrize("strength", [torch.ones(3), torch.tensor(float("inf")), -1.0, float("nan")])
-def test_strengths_out_of_range_or_shape_are_refused(strength):
-    with pytest.raises(ValueError, match="strength"):
-        soft_cap(torch.eye(2), strength)
+    for strength in (-0.1, float("nan"), torch.tensor(float("inf")), torch.ones(3)):
+        with pytest.raises(ValueError, match="strength"):
+            soft_cap(w, strength)

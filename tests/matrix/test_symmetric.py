@@ -5,9 +5,7 @@ import torch
 
 from wellnormed.matrix._symmetric import _WIDE_ENOUGH, full_product, symmetric_product, times_symmetric
 
-
-def gaussian(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+from .conftest import normal
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +14,13 @@ def no_grad():
         yield
 
 
-@pytest.mark.parametrize("n", [1, _WIDE_ENOUGH - 1, _WIDE_ENOUGH, _WIDE_ENOUGH + 1, _WIDE_ENOUGH + 45])
-@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 2)])
+@pytest.mark.parametrize(
+    ("n", "batch"),
+    [(1, (2, 2)), (_WIDE_ENOUGH - 1, ()), (_WIDE_ENOUGH, (1,)), (_WIDE_ENOUGH + 1, (1, 2)), (_WIDE_ENOUGH + 45, ())],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_symmetric_product_is_the_product(n, batch, transposed):
-    x = gaussian(*batch, n, 40, dtype=torch.float64).mT if transposed else gaussian(*batch, 40, n, dtype=torch.float64)
+    x = normal(*batch, n, 40, dtype=torch.float64).mT if transposed else normal(*batch, 40, n, dtype=torch.float64)
     gram = symmetric_product(x.mT, x)
     torch.testing.assert_close(gram, x.mT @ x, rtol=1e-13, atol=1e-12)  # forty terms of order 1, summed in any order
     gram = gram.flatten(0, -3) if gram.ndim > 3 else gram  # with a third term, one batch dimension
@@ -32,7 +32,7 @@ def test_symmetric_product_is_the_product(n, batch, transposed):
 
 def test_panels_save_operations():
     """What is above the diagonal blocks is copied from below: a wrong upper triangle of `b` is never read for it."""
-    a = gaussian(_WIDE_ENOUGH, _WIDE_ENOUGH)
+    a = normal(_WIDE_ENOUGH, _WIDE_ENOUGH)
     a = a + a.mT
     b, last = a.clone(), 3 * -(-_WIDE_ENOUGH // 4)
     b[:, last:] = float("nan")  # the last panel's columns, for entries (i, j >= last) of the product with i < last
@@ -43,7 +43,7 @@ def test_panels_save_operations():
 
 
 def test_autograd_goes_through_the_plain_product():
-    x = gaussian(300, 8, dtype=torch.float64).requires_grad_()
+    x = normal(300, 8, dtype=torch.float64).requires_grad_()
     with torch.enable_grad():
         symmetric_product(x, x.mT).square().sum().backward()
     torch.testing.assert_close(x.grad, 4 * x @ x.mT @ x)
@@ -51,9 +51,9 @@ def test_autograd_goes_through_the_plain_product():
 
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_times_symmetric_keeps_the_layout(batch):
-    s = gaussian(*batch, 12, 12, dtype=torch.float64)
+    s = normal(*batch, 12, 12, dtype=torch.float64)
     s = s + s.mT
-    for x in (gaussian(*batch, 20, 12, dtype=torch.float64), gaussian(*batch, 12, 20, dtype=torch.float64).mT):
+    for x in (normal(*batch, 20, 12, dtype=torch.float64), normal(*batch, 12, 20, dtype=torch.float64).mT):
         value = times_symmetric(x, s, x, beta=2.0, alpha=-1.0)
         torch.testing.assert_close(value, full_product(x, s, x, beta=2.0, alpha=-1.0))
         assert value.stride() == x.stride()

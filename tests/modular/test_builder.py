@@ -193,9 +193,6 @@ class Subclass(nn.Linear):
 def test_what_no_rule_describes_is_refused_by_name(layer, message):
     with pytest.raises(ValueError, match=message):
         modular_tree(nn.Sequential(nn.ReLU(), layer))
-
-
-def test_dropout_in_evaluation_mode_is_the_identity():
     assert modular_tree(nn.Sequential(nn.Dropout(0.5)).eval()).sensitivity == 1
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 import wellnormed as wn
-from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, attention, compose, scale
+from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, attention, compose
 
 EXACT = wn.Spectral(method="svd")
 
@@ -28,7 +28,7 @@ def hello_gpt(blocks: int, blocks_mass: float, final_scale: float = 1.0) -> Norm
         mlp = linear(f"blocks.{i}.down") @ Bond("gelu / 1.1289") @ linear(f"blocks.{i}.up")
         stack = [*((1 - strength) * IDENTITY + strength * branch for branch in (mlp, attend)), *stack]
     embed = Atom("embed", wn.ColNorm())
-    return compose(scale(final_scale, linear("head")), *stack, embed).tare(blocks_mass, "blocks.*")
+    return compose(final_scale * linear("head"), *stack, embed).tare(blocks_mass, "blocks.*")
 
 
 def test_hello_mnist():
@@ -37,15 +37,6 @@ def test_hello_mnist():
     tree = linear("out") @ relu @ linear("hidden") @ relu @ linear("in")
     assert (tree.mass, tree.sensitivity) == (3, 1)
     assert tree.lr_factors() == pytest.approx({"in": 1 / 3, "hidden": 1 / 3, "out": 1 / 3})
-
-
-def test_hello_gpt_attention_alone():
-    q, k, v = (linear(name) for name in "qkv")
-    tree = linear("out") @ (1 / 3 * attention(q, k, v))
-    assert (len(tree.names()), tree.mass) == (4, 4)
-    assert tree.sensitivity == pytest.approx(1)
-    # a quarter of the step each, and the factor 1/3 stands after queries, keys and values
-    assert tree.lr_factors() == pytest.approx({"q": 3 / 4, "k": 3 / 4, "v": 3 / 4, "out": 1 / 4})
 
 
 def test_hello_gpt():

@@ -204,28 +204,14 @@ def test_max_pooling_stretches_by_the_root_of_the_window():
     assert float(out / per_pixel) == pytest.approx(sensitivity) == pytest.approx(2)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.ReLU(),
-        nn.ReLU6(),
-        nn.Tanh(),
-        nn.Hardtanh(),
-        nn.Softplus(),
-        nn.Softsign(),
-        nn.LogSigmoid(),
-        nn.Sigmoid(),
-        nn.SiLU(),
-        nn.GELU(),
-        nn.GELU("tanh"),
-        nn.LeakyReLU(0.1),
-        nn.LeakyReLU(-1.5),
-        nn.ELU(0.5),
-        nn.ELU(2.0),
-        wn.nn.ScaledGELU(),
-    ],
-    ids=repr,
-)
+ACTIVATIONS = [
+    nn.ReLU(), nn.ReLU6(), nn.Tanh(), nn.Hardtanh(), nn.Softplus(), nn.Softsign(), nn.LogSigmoid(), nn.Sigmoid(),
+    nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(0.1), nn.LeakyReLU(-1.5), nn.ELU(0.5), nn.ELU(2.0),
+    wn.nn.ScaledGELU(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS, ids=repr)
 def test_slope_of_every_activation_is_its_sensitivity_and_hardly_less(layer):
     x = torch.linspace(-20, 20, 400_001, dtype=torch.float64)
     slope = float(jvp(layer, (x,), (torch.ones_like(x),))[1].abs().max())

@@ -131,25 +131,6 @@ def test_layers_that_share_a_weight_share_its_constraint():
     )  # float32 rounding of the weight is in the proof
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: wn.nn.PositionMixing(0, 4, 3), "PositionMixing: length=0 must be positive; pass 1 or more"),
-        (lambda: wn.nn.PositionMixing(4, 4, 2.5), "PositionMixing: heads=2.5 is of type float; pass a whole number"),
-        (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive; pass 1 or more"),
-        (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive; pass 1 or more"),
-        (lambda: wn.nn.OrthogonalJoin("a", 1), "OrthogonalJoin: width='a' is of type str; pass a whole number"),
-        (lambda: wn.nn.OrthogonalJoin(0, 0.5), "OrthogonalJoin: width=0 must be positive; pass 1 or more"),
-        (lambda: wn.nn.OrthogonalJoin(2, None), "OrthogonalJoin: share=None is of type NoneType; pass a number"),
-        (lambda: wn.nn.OrthogonalJoin(2, 1.5), r"OrthogonalJoin: share=1.5 must lie in \[0, 1\]; 0 leaves"),
-        (lambda: wn.nn.constraints_of("model"), "constraints_of: model is of type str; pass the model itself"),
-    ],
-)
-def test_layers_refuse_settings_by_name(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_hits_are_counted_on_request_only():
     layer = wn.nn.BallProjection(1.0)
     x = torch.tensor([[2.0, 2.0], [0.1, 0.1]])
@@ -238,6 +219,15 @@ def test_residual_and_mix_are_convex():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: wn.nn.PositionMixing(0, 4, 3), "PositionMixing: length=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.PositionMixing(4, 4, 2.5), "PositionMixing: heads=2.5 is of type float; pass a whole number"),
+        (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive; pass 1 or more"),
+        (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.OrthogonalJoin("a", 1), "OrthogonalJoin: width='a' is of type str; pass a whole number"),
+        (lambda: wn.nn.OrthogonalJoin(0, 0.5), "OrthogonalJoin: width=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.OrthogonalJoin(2, None), "OrthogonalJoin: share=None is of type NoneType; pass a number"),
+        (lambda: wn.nn.OrthogonalJoin(2, 1.5), r"OrthogonalJoin: share=1.5 must lie in \[0, 1\]; 0 leaves"),
+        (lambda: wn.nn.constraints_of("model"), "constraints_of: model is of type str; pass the model itself"),
         (lambda: wn.nn.ScaledGELU(0.0), "sharpness=0.0"),
         (lambda: wn.nn.BallProjection(-1.0), "radius=-1.0"),
         (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), 1.5), "strength=1.5"),

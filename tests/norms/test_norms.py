@@ -329,6 +329,22 @@ def test_operator_norms_bound_what_they_say():
     torch.testing.assert_close(Gain().norm(w[0]), wn.Spectral().norm(w[0].diag()))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_norms_of_kernels_bound_the_operator_on_images_and_the_largest_pixel(groups):
+    """By positions at most by patches; both bound the l2 gain, and the first one the RMS of every pixel."""
+    pixels = torch.eye(4 * 4 * 3, dtype=torch.float64).reshape(-1, 4, 4, 3)
+    images = draw((9, 4, 6, 6), 1)
+    images /= images.square().mean(1, keepdim=True).sqrt().amax((-2, -1), keepdim=True)
+    positions, patches = (SpectralConv(mode=mode, groups=groups) for mode in ("positions", "patches"))
+    for w in draw((20, 6, 4 // groups, 3, 2), 0):
+        operator = torch.nn.functional.conv2d(pixels, w, padding=1, groups=groups).flatten(1)
+        gain = float(torch.linalg.matrix_norm(operator, 2)) * math.sqrt(4 / 6)
+        assert gain <= float(positions.upper_bound(w))
+        assert float(positions.norm(w)) <= float(patches.norm(w)) * (1 + 1e-12)
+        outputs = torch.nn.functional.conv2d(images, w, padding=1, stride=2, groups=groups)
+        assert float(outputs.square().mean(1).sqrt().amax()) <= float(positions.upper_bound(w))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -346,8 +362,8 @@ def test_operator_norms_bound_what_they_say():
         (lambda: Split(()), "must be positive"),
         (lambda: Split((3, 0)), "must be positive"),
         (lambda: Split(2, dim=2), "dim=2"),
-        (lambda: Split(2, wn.Sign()), "no norm of matrices"),
-        (lambda: Experts(BiasRMS()), "no norm of matrices"),
+        (lambda: Split(2, wn.Sign()), "must be a norm of matrices, got"),
+        (lambda: Experts(BiasRMS()), "must be a norm of matrices, got"),
         (lambda: SpectralConv(mode="rows"), "mode='rows'"),
         (lambda: SpectralConv(4), "spatial=4"),
         (lambda: SpectralConv(groups=0), "groups=0"),

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.norms import Experts, MatrixNorm, Norm, SpectralConv, Split
+from wellnormed.norms import Experts, Norm, SpectralConv, Split
+from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing import Assignment
 
 LIFTED: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {

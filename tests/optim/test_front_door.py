@@ -197,10 +197,13 @@ def empty_layer() -> nn.Module:
         ),
         (
             lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),
-            r"overrides\['0'\]=Spectral is the class; .* Spectral\(\)",
+            r"overrides\['0'\] must be a norm, got the class Spectral; pass Spectral\(\)",
         ),
-        (lambda m: wn.Scion(m, overrides={"0": "Spectral"}), r"overrides\['0'\]='Spectral' is no norm; pass one"),
-        (lambda m: wn.assign_norms(m.parameters()), "model is a generator; pass the model itself"),
+        (
+            lambda m: wn.Scion(m, overrides={"0": "Spectral"}),
+            r"overrides\['0'\] must be a norm, got 'Spectral'; pass one",
+        ),
+        (lambda m: wn.assign_norms(m.parameters()), "model is of type generator; pass the model itself"),
         (lambda m: wn.Scion(m, radii={"hed": 3.0}), r"radii: the pattern 'hed'.*nearest names are head"),
         (lambda m: wn.Scion(m, radii={"head": -3.0}), "radius=-3.0 must be positive"),
         (lambda m: wn.Muon(m, recipe="muon", radii={"0.bias": 3.0}), "AdamW moves '0.bias'"),

@@ -86,7 +86,7 @@ def test_a_group_may_bring_its_norm_or_ask_for_adamw():
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     with pytest.raises(ValueError, match=r"norm=Sign\(\) in a group is for parameters that come later"):
         wn.Scion([{"params": model.parameters(), "norm": wn.Sign()}], lr=0.1, norms=wn.assign_norms(model))
-    with pytest.raises(ValueError, match="norm='Sign' is no norm"):
+    with pytest.raises(ValueError, match="norm must be a norm, got 'Sign'"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": "Sign"})
     with pytest.raises(ValueError, match=r"norm on 2-dimensional weights"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": wn.Sign()})

@@ -23,7 +23,7 @@ CONSTRAINTS = {
     "0": wn.ColumnCap(0.9), "1": c.Orthogonal(1.0), "3": wn.SoftCap(1.2), "5": c.OptimalCap(0.7), "7": c.Sphere(1.1),
     "9": wn.HardCap(0.9, every=3),
 }  # fmt: skip
-LAYOUTS = [("ddp", 2), ("fsdp", 2), pytest.param("fsdp", 4, marks=pytest.mark.slow), ("fsdp x tp", 4)]
+LAYOUTS = [("ddp", 2), ("fsdp", 2), *(pytest.param(each, 4, marks=pytest.mark.slow) for each in ("fsdp", "fsdp x tp"))]
 every_layout = pytest.mark.parametrize(("layout", "world"), LAYOUTS)
 
 
@@ -87,9 +87,10 @@ def written(layout, counted, writers):
 # all processes, or one that owns a weight and one that does not; of four parts, one
 @pytest.mark.parametrize(
     ("layout", "world", "writers"),
-    [(layout, 2, writers) for layout in ("ddp", "fsdp") for writers in ((1,), (0,))]
+    [(layout, 2, (rank,)) for rank, layout in enumerate(("ddp", "fsdp"))]
+    + [pytest.param(layout, 2, (1 - rank,), marks=pytest.mark.slow) for rank, layout in enumerate(("ddp", "fsdp"))]
     + [pytest.param(layout, 2, (0, 1), marks=pytest.mark.slow) for layout in ("ddp", "fsdp")]
-    + [("fsdp", 4, (1,))],
+    + [pytest.param("fsdp", 4, (1,), marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("counted", [True, False])
 def test_what_any_process_writes_is_brought_back_in_all(processes, layout, world, counted, writers):

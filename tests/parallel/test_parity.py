@@ -7,10 +7,7 @@ import torch
 
 from tests.parallel.training import CONSTRAINTS, OPTIMIZERS, measured
 
-STEPS = 8
-"""More than the three that a cap waits, and with momentum of several gradients; the slow tests take 20."""
 CASES = {name: (name, None) for name in OPTIMIZERS} | {"Scion with constraints": ("Scion", CONSTRAINTS)}
-every_case = pytest.mark.parametrize("case", CASES)
 
 
 @functools.cache
@@ -37,27 +34,17 @@ def identical(many):
             torch.testing.assert_close(report[kind], many[0][kind], atol=0, rtol=0)
 
 
-FOUR = ["Muon and AdamW", "Scion, light", "Scion with constraints"]
+LAYOUTS = [("ddp", 2, 8), ("fsdp", 2, 8)]
+"""With a number of steps: more than the three that a cap waits, and with momentum of several gradients."""
+MORE = [(layout, 4, 20) for layout in ("ddp", "fsdp", "hsdp", "fsdp x tp")]
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    ("layout", "world", "case"),
-    [("ddp", 2, case) for case in CASES]
-    + [("fsdp", 2, case) for case in CASES]
-    + [("fsdp", 4, "Scion with constraints")]
-    + [("fsdp x tp", 4, case) for case in FOUR],
+    ("layout", "world", "steps"), [*LAYOUTS, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE)]
 )
-def test_many_processes_are_one(processes, layout, world, case):
-    many = processes(world).run(measured, layout, *CASES[case], STEPS)
+def test_many_processes_are_one(processes, layout, world, steps, case):
+    many = processes(world).run(measured, layout, *CASES[case], steps)
     identical(many)
-    compare(many, case, STEPS)
+    compare(many, case, steps)
     assert all(report["sent"] > 0 for report in many)
-
-
-@pytest.mark.slow
-@every_case
-@pytest.mark.parametrize(("layout", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("fsdp x tp", 4)])
-def test_other_numbers_of_processes_are_one(processes, layout, world, case):
-    many = processes(world).run(measured, layout, *CASES[case], 20)
-    identical(many)
-    compare(many, case, 20)

@@ -41,38 +41,22 @@ def resume(layout, optimizer, constraints, folder):
     return found, end
 
 
-CHANGES = [("fsdp", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp x tp")]
-EVERY = [(optimizer, *change) for optimizer in CASES for change in CHANGES]
-SOME = [("Scion", *change) for change in CHANGES]
-SOME += [("Muon and AdamW", *CHANGES[2]), ("Almond", *CHANGES[0]), ("Scion, light", *CHANGES[2])]
+BY_TWO = [(optimizer, 2, "fsdp", 2, "ddp") for optimizer in CASES] + [("Scion", 2, "ddp", 2, "fsdp")]
+CHANGES = [(2, "fsdp", 4, "ddp"), (2, "ddp", 4, "fsdp"), (2, "fsdp", 4, "fsdp x tp"), (4, "fsdp x tp", 2, "fsdp")]
+BY_FOUR = [pytest.param(optimizer, *change, marks=pytest.mark.slow) for optimizer in CASES for change in CHANGES]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "first", "then"),
-    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in EVERY],
-)
-def test_two_processes_go_on_as_four_and_as_one(processes, tmp_path, optimizer, first, then):
+@pytest.mark.parametrize(("optimizer", "world", "first", "other", "then"), [*BY_TWO, *BY_FOUR])
+def test_processes_go_on_under_another_layout_and_as_one(processes, tmp_path, optimizer, world, first, other, then):
     constraints = CASES[optimizer]
-    (left, end), *_ = processes(2).run(save, first, optimizer, constraints, tmp_path)
+    (left, end), *_ = processes(world).run(save, first, optimizer, constraints, tmp_path)
     for found, last in [
-        *processes(4).run(resume, then, optimizer, constraints, tmp_path),
+        *processes(other).run(resume, then, optimizer, constraints, tmp_path),
         alone(optimizer, constraints, tmp_path),
     ]:
         torch.testing.assert_close(found, left, atol=0, rtol=0)
         # the mean of the gradient adds in another order, which 3 steps of 5 Newton-Schulz steps enlarge
         torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize("optimizer", ["Scion", pytest.param("Muon and AdamW", marks=pytest.mark.slow)])
-def test_fsdp_with_tensor_parallelism_goes_on_on_two_processes_and_on_one(processes, tmp_path, optimizer):
-    constraints = CASES[optimizer]
-    (left, end), *_ = processes(4).run(save, "fsdp x tp", optimizer, constraints, tmp_path)
-    for found, last in [
-        *processes(2).run(resume, "fsdp", optimizer, constraints, tmp_path),
-        alone(optimizer, constraints, tmp_path),
-    ]:
-        torch.testing.assert_close(found, left, atol=0, rtol=0)
-        torch.testing.assert_close(last, end, atol=1e-9, rtol=1e-9)  # as above
 
 
 def alone(optimizer, constraints, folder):

@@ -44,6 +44,7 @@ def experts_over_processes(dim):
     return train_experts(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 2])
 def test_experts_cut_by_expert_parallelism_and_fsdp_are_assembled(processes, dim):
     """Three experts in each half, of which fully_shard gives one process two and the other one; or their columns."""

@@ -69,24 +69,24 @@ def assert_same_bits(folder, other):
 
 
 @pytest.mark.parametrize(
-    ("steps", "changes"),
-    [
-        (12, {"parallel": "fsdp"}),
-        pytest.param(12, {"parallel": "fsdp", "variant": "potential"}, marks=pytest.mark.slow),
-        pytest.param(50, {"parallel": "ddp"}, marks=pytest.mark.slow),
-        pytest.param(50, {"parallel": "fsdp"}, marks=pytest.mark.slow),
-        pytest.param(50, {"parallel": "fsdp", "recompute": True}, marks=pytest.mark.slow),
+    ("world", "steps", "changes"),
+    [(2, 12, {"parallel": "fsdp"})]
+    + [
+        pytest.param(4, steps, {"parallel": "fsdp"} | changes, marks=pytest.mark.slow)
+        for steps, changes in (
+            (12, {"variant": "potential"}), (50, {"parallel": "ddp"}), (50, {}), (50, {"recompute": True})
+        )
     ],
-)
-def test_four_processes_train_as_one_does(whole, steps, changes):
-    # two windows for each of four ranks, one at a time
+)  # fmt: skip
+def test_many_processes_train_as_one_does(whole, world, steps, changes):
+    # as many windows for each of the ranks, one at a time
     model = {"variant": changes["variant"]} if "variant" in changes else {}
-    alone, together = whole(1, steps=steps, **model), whole(4, steps=steps, micro_batch=1, **changes)
-    one, four = metrics(alone), metrics(together)
-    assert [row["step"] for row in four] == list(range(1, steps + 1))
+    alone, together = whole(1, steps=steps, **model), whole(world, steps=steps, micro_batch=1, **changes)
+    one, many = metrics(alone), metrics(together)
+    assert [row["step"] for row in many] == list(range(1, steps + 1))
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)  # as asked for 50 steps
     assert one[-1]["loss"] < one[0]["loss"] - 1
-    for row, other in zip(one, four, strict=True):
+    for row, other in zip(one, many, strict=True):
         assert max(other["norms_over_caps"].values()) <= 1
         if "validation_loss" in row:
             assert other["validation_loss"] == pytest.approx(row["validation_loss"], rel=1e-5)
@@ -97,8 +97,7 @@ def test_four_processes_train_as_one_does(whole, steps, changes):
 @pytest.mark.parametrize(
     ("first", "parallel", "then"),
     [
-        (2, "fsdp", (4,)),
-        pytest.param(2, "fsdp", (2,), marks=pytest.mark.slow),
+        (2, "fsdp", (2, 1)),
         pytest.param(2, "ddp", (2, 1), marks=pytest.mark.slow),
         pytest.param(4, "fsdp", (4, 2, 1), marks=pytest.mark.slow),
     ],
@@ -196,7 +195,7 @@ def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, t
     assert re.search(message, found[0][1])
     saved = sorted((tmp_path / "run").glob(f"checkpoints/*/{MANIFEST}"))
     assert [path.parent.name for path in saved][-1:] == ([f"step-{left:08d}"] if left else [])
-    if trouble in ("disk_full", "drifted"):  # of one layout each; a checkpoint is the same whatever came after it
+    if trouble == "disk_full":  # a checkpoint is the same whatever came after it
         processes(2).run(resume, tmp_path / "run")
         assert len(metrics(tmp_path / "run")) == 12
 

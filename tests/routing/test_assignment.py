@@ -32,10 +32,7 @@ def test_routing_is_total_and_in_order(recipe):
     assignment = wn.assign_norms(model, recipe)
     assert [a.name for a in assignment] == [name for name, _ in model.named_parameters()]
     assert all((a.norm is None) <= (recipe == "muon") for a in assignment)
-
-
-def test_the_default_is_the_modular_recipe():
-    assert str(wn.assign_norms(language_model())) == str(wn.assign_norms(language_model(), "modular"))
+    assert (str(wn.assign_norms(model)) == str(assignment)) == (recipe == "modular")  # the default
 
 
 def test_printing_shows_every_parameter_the_frozen_ones_and_the_totals():
@@ -153,9 +150,6 @@ def test_matrices_tied_to_each_other_agree():
 def test_bad_overrides_are_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
         wn.assign_norms(language_model(), overrides=overrides)
-
-
-def test_an_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="recipe='sign-head' is not one of modular"):
         wn.assign_norms(language_model(), recipe="sign-head")
 

@@ -76,6 +76,10 @@ def test_fused_projections_are_split_by_name_size_and_heads(model, norm):
     assert norm_of(model) == norm
 
 
+def test_signs_of_a_matrix_with_its_inputs_first_count_its_inputs():
+    assert norm_of(conv1d(4, 12), "sign-only") == wn.Sign(normalized=True, output_axis=1)
+
+
 HEAD = wn.Spectral(units="l2")
 
 

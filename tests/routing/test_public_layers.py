@@ -191,7 +191,10 @@ def test_adapters_are_printed_as_what_they_are_beside_the_frozen_layers():
     ]
 
 
-def test_a_layer_below_an_adapter_is_known_by_the_name_of_the_layer():
+def test_adapters_are_matrices_under_every_recipe_and_a_layer_below_is_known_by_its_own_name():
+    for recipe in ("modular", "image", "muon"):
+        up = {name: norm for name, norm in norms(adapted(), recipe=recipe).items() if "up_proj.lora" in name}
+        assert set(up.values()) == {wn.Spectral()}
     model = adapted().requires_grad_(True)
     assert norms(model)["blocks.0.c_attn.base_layer.weight"] == Split(3)
 

@@ -1,5 +1,7 @@
 """Which norm every kind of layer gets, under every recipe."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ SPECTRAL = wn.Spectral()
 LOGITS = wn.Sign(normalized=True)
 IMAGE = wn.Spectral(units="pixels")
 PATCHES = SpectralConv(mode="patches")
+DEPTHWISE, TRANSPOSED = replace(PATCHES, groups=8), replace(PATCHES, transposed=True)
 
 
 def norms(model: nn.Module, recipe: str) -> dict[str, Norm | None]:
@@ -43,17 +46,10 @@ class GPT2(nn.Module):
 
 
 def small_cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.Conv2d(8, 8, 3, groups=8),
-        nn.GroupNorm(2, 8),
-        nn.ConvTranspose2d(8, 4, 2, stride=2),
-        nn.PReLU(),
-        nn.Flatten(),
-        nn.Linear(4, 6),
-        nn.Linear(6, 10),
-    )
+    kernels = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 4, 2, stride=2)
+    gains = nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.PReLU()
+    pairs = (layer for pair in zip(kernels, gains, strict=True) for layer in pair)
+    return nn.Sequential(*pairs, nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 10))
 
 
 @pytest.mark.parametrize(
@@ -82,51 +78,15 @@ def test_weight_sharing_as_recommended():
     assert "lm_head.weight" not in got
 
 
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
-        (
-            "modular",
-            (
-                SpectralConv(),
-                SpectralConv(groups=8),
-                SpectralConv(transposed=True),
-                SPECTRAL,
-                SPECTRAL,
-            ),
-        ),
-        (
-            "image",
-            (
-                SpectralConv(mode="patches", inner=IMAGE),
-                SpectralConv(mode="patches", groups=8),
-                SpectralConv(mode="patches", transposed=True),
-                SPECTRAL,
-                LOGITS,
-            ),
-        ),
-        (
-            "sign-only",
-            (
-                wn.Sign(normalized=True, ndim=4),
-                wn.Sign(normalized=True, ndim=4),
-                wn.Sign(normalized=True, ndim=4, output_axis=1),
-                LOGITS,
-                LOGITS,
-            ),
-        ),
-        (
-            "muon",
-            (
-                PATCHES,
-                SpectralConv(mode="patches", groups=8),
-                SpectralConv(mode="patches", transposed=True),
-                SPECTRAL,
-                None,
-            ),
-        ),
-    ],
-)
+CNN = {
+    "modular": (SpectralConv(), SpectralConv(groups=8), SpectralConv(transposed=True), SPECTRAL, SPECTRAL),
+    "image": (replace(PATCHES, inner=IMAGE), DEPTHWISE, TRANSPOSED, SPECTRAL, LOGITS),
+    "sign-only": (*[replace(LOGITS, ndim=4)] * 2, replace(LOGITS, ndim=4, output_axis=1), LOGITS, LOGITS),
+    "muon": (PATCHES, DEPTHWISE, TRANSPOSED, SPECTRAL, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "expected"), CNN.items())
 def test_a_small_cnn(recipe, expected):
     got = norms(small_cnn(), recipe)
     assert tuple(got[f"{i}.weight"] for i in (0, 2, 4, 7, 8)) == expected
@@ -178,15 +138,18 @@ def test_a_last_linear_that_may_be_hidden_is_warned_about_by_name_and_repeated_o
     assert norms(encoder, "language")["later.weight"] == SPECTRAL
 
 
-@pytest.mark.parametrize(
-    ("layer", "expected"),
-    [(nn.LSTM(3, 4, proj_size=2), Split(4)), (nn.GRU(3, 4), Split(3)), (nn.RNN(3, 4), SPECTRAL)],
-)
-def test_recurrent_layers_have_one_slice_for_every_gate(layer, expected):
-    got = norms(layer, "modular")
-    assert got["weight_ih_l0"] == got["weight_hh_l0"] == expected
-    assert got["bias_ih_l0"] == BiasRMS()
-    assert got.get("weight_hr_l0", SPECTRAL) == SPECTRAL
+def test_recurrent_layers_and_cells_have_one_slice_for_every_gate():
+    for layer, cell, expected in (
+        (nn.LSTM(3, 4, proj_size=2), nn.LSTMCell(3, 4), Split(4)),
+        (nn.GRU(3, 4), nn.GRUCell(3, 4), Split(3)),
+        (nn.RNN(3, 4), nn.RNNCell(3, 4), SPECTRAL),
+    ):
+        got = norms(layer, "modular")
+        assert got["weight_ih_l0"] == got["weight_hh_l0"] == expected
+        assert got["bias_ih_l0"] == BiasRMS()
+        assert got.get("weight_hr_l0", SPECTRAL) == SPECTRAL
+        got = norms(cell, "modular")
+        assert (got["weight_ih"], got["weight_hh"], got["bias_ih"]) == (expected, expected, BiasRMS())
 
 
 def test_gains_of_several_dimensions_of_other_libraries_and_of_one_number():
@@ -202,41 +165,6 @@ def test_gains_of_several_dimensions_of_other_libraries_and_of_one_number():
     assert got["1.weight"] == got["2.weight"] == got["3.weight"] == Gain()
     assert got["temperature"] == Gain(0)
     assert "gain of LlamaRMSNorm, by its name" in str(wn.assign_norms(model))
-
-
-def test_gpt_2_of_transformers_stores_its_matrices_inputs_first():
-    class Conv1D(nn.Module):
-        __module__ = "transformers.pytorch_utils"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.zeros(4, 12)), nn.Parameter(torch.zeros(12))
-
-    assert norms(Conv1D(), "language") == {"weight": wn.Spectral(input_axis=0), "bias": BiasRMS()}
-    assert norms(Conv1D(), "sign-only")["weight"] == wn.Sign(normalized=True, output_axis=1)
-
-
-def test_bags_of_symbols_are_embeddings():
-    assert norms(nn.EmbeddingBag(5, 4), "language") == {"weight": wn.ColNorm(0)}
-
-
-class LoRALinear(nn.Module):
-    """As peft names it: the frozen layer, and two dictionaries of adapters."""
-
-    def __init__(self, base: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
-
-
-@pytest.mark.parametrize("recipe", ["modular", "language", "image", "muon"])
-def test_low_rank_adapters_are_matrices_and_never_the_last_layer(recipe):
-    model = nn.Sequential(LoRALinear(nn.Linear(4, 6), 2), LoRALinear(nn.Linear(6, 5), 2))
-    assignment = wn.assign_norms(model, recipe)
-    assert {a.norm for a in assignment} == {SPECTRAL}
-    assert {a.reason for a in assignment} == {"LoRA's A", "LoRA's B"}
-    assert len(assignment) == len(assignment.frozen) == 4
 
 
 def test_low_rank_adapters_as_bare_parameters():
@@ -296,12 +224,9 @@ def test_weight_norm_has_magnitudes_that_are_gains_and_directions_in_the_norm_of
     assert found[f"0.{directions}"].norm == SPECTRAL
     assert found[f"0.{directions}"].reason == "the original of a parametrized nn.Linear"
     assert (found[f"2.{magnitudes}"].norm, found[f"2.{directions}"].norm) == (Gain(3), SpectralConv(1))
+    assert norms(nn.utils.spectral_norm(nn.Linear(4, 6)), "modular")["weight_orig"] == SPECTRAL  # by a hook
     recurrent = {a.name: a.norm for a in wn.assign_norms(nn.utils.weight_norm(nn.GRU(3, 4), "weight_hh_l0"))}
     assert (recurrent["weight_hh_l0_g"], recurrent["weight_hh_l0_v"]) == (Gain(2), Split(3))
-
-
-def test_the_original_of_a_spectral_norm_by_a_hook_has_the_norm_of_the_weight():
-    assert norms(nn.utils.spectral_norm(nn.Linear(4, 6)), "modular")["weight_orig"] == SPECTRAL
 
 
 def bare(name: str, *shape: int, of: str = "Module") -> nn.Module:
@@ -314,6 +239,7 @@ def bare(name: str, *shape: int, of: str = "Module") -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "norm"),
     [
+        (nn.EmbeddingBag(5, 4), wn.ColNorm(0, max_inflation=16)),
         (bare("pos", 7, 4), BiasRMS(2)),
         (bare("wpe", 7, 4), BiasRMS(2)),
         (bare("rel_pos_h", 7, 4), BiasRMS(2)),  # of SAM
@@ -342,13 +268,6 @@ def test_a_tied_parameter_that_no_layer_explains_is_refused_as_such():
         ValueError, match=r"'own.table' of shape \(7, 4\) in Module has no norm.*\n.*Spectral\(\) for a"
     ):
         wn.assign_norms(model)
-
-
-@pytest.mark.parametrize(("cell", "parts"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])
-def test_a_cell_has_the_norms_of_its_recurrent_layer(cell, parts):
-    norms = {a.name: a.norm for a in wn.assign_norms(cell(4, 8))}
-    assert norms["weight_ih"] == norms["weight_hh"] == (wn.norms.Split(parts) if parts > 1 else SPECTRAL)
-    assert norms["bias_ih"] == wn.norms.BiasRMS()
 
 
 def test_a_sequence_before_the_last_convolution_may_not_hold_the_head():

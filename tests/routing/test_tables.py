@@ -58,18 +58,11 @@ def test_numbers_that_are_whole_parts_of_names_are_grouped(names, shown):
     assert [name for _, (name, _) in grouped([(name, "") for name in names])] == shown
 
 
-def blocks(count: int, width: int = 4) -> nn.Module:
-    model = nn.Module()
-    model.embed = nn.Embedding(7, width)
-    model.blocks = nn.ModuleList(
-        nn.ModuleDict({"norm": nn.LayerNorm(width, bias=False), "up": nn.Linear(width, 8, bias=False)})
-        for _ in range(count)
-    )
-    return model
-
-
 def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
-    model = blocks(12)
+    model = nn.Module()
+    model.embed = nn.Embedding(7, 4)
+    pairs = ({"norm": nn.LayerNorm(4, bias=False), "up": nn.Linear(4, 8, bias=False)} for _ in range(12))
+    model.blocks = nn.ModuleList(map(nn.ModuleDict, pairs))
     model.blocks[5]["up"].requires_grad_(False)
     model.blocks[6]["up"].requires_grad_(False)
     optimizer = wn.Scion(model, lr=0.5, lr_factors={"blocks.3.up": 0.5}, overrides={"blocks.9.up": wn.Sign()})

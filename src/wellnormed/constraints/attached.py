@@ -30,8 +30,9 @@ from wellnormed.constraints.constrained import (
 from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, longer, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
-from wellnormed.parallel import Job, Placement, in_buckets
+from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local
+from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing.patterns import bare_names
 
 Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]

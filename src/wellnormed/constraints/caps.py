@@ -15,7 +15,7 @@ from torch import Tensor
 import wellnormed.matrix as matrix
 from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
-from wellnormed.matrix.optimal_cap import REACH_LIMIT
+from wellnormed.matrix.optimal_cap import REACH_LIMIT, CapPolynomial
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
 
@@ -259,7 +259,7 @@ class OptimalCap(Cap):
 
 
 @functools.cache
-def _unit_cap(step: float, degree: int) -> matrix.CapPolynomial:
+def _unit_cap(step: float, degree: int) -> CapPolynomial:
     return matrix.optimal_cap(1.0, step, degree)
 
 

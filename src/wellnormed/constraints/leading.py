@@ -11,7 +11,8 @@ from torch import Tensor
 
 from wellnormed._inputs import require_flags, require_numbers
 from wellnormed.constraints.base import TARGET, SpectralConstraint, State
-from wellnormed.matrix import Triplet, leading_singular_triplet, spectral_hammer, spectral_weight_decay
+from wellnormed.matrix import leading_singular_triplet, spectral_hammer, spectral_weight_decay
+from wellnormed.matrix.leading import Triplet
 
 
 class _OfTheLargest(SpectralConstraint):

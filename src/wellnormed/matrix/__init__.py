@@ -6,21 +6,15 @@ floating-point matrix, NaN and infinity (which nobody looks for under `torch.com
 bound that does not broadcast to the batch, an unknown name.
 """
 
-from wellnormed.matrix import coefficients as coefficients
 from wellnormed.matrix.bounds import spectral_norm_upper_bound as spectral_norm_upper_bound
-from wellnormed.matrix.bounds import spectral_norm_within as spectral_norm_within
 from wellnormed.matrix.clips import spectral_clip as spectral_clip
-from wellnormed.matrix.clips import spectral_clipped_decoupled_weight_decay as spectral_clipped_decoupled_weight_decay
 from wellnormed.matrix.clips import spectral_clipped_weight_decay as spectral_clipped_weight_decay
 from wellnormed.matrix.clips import spectral_hardcap as spectral_hardcap
 from wellnormed.matrix.clips import spectral_relu as spectral_relu
 from wellnormed.matrix.coefficients import REGISTRY as REGISTRY
 from wellnormed.matrix.coefficients import CoefficientSet as CoefficientSet
-from wellnormed.matrix.coefficients import Normalisation as Normalisation
 from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium as clipped_weight_decay_equilibrium
 from wellnormed.matrix.equilibrium import weight_decay_equilibrium as weight_decay_equilibrium
-from wellnormed.matrix.foreach import foreach as foreach
-from wellnormed.matrix.leading import Triplet as Triplet
 from wellnormed.matrix.leading import leading_singular_triplet as leading_singular_triplet
 from wellnormed.matrix.leading_maps import spectral_hammer as spectral_hammer
 from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_weight_decay
@@ -29,7 +23,6 @@ from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.msign import overshoot as overshoot
 from wellnormed.matrix.msign import semi_orthogonal as semi_orthogonal
 from wellnormed.matrix.msign import stiefel_project as stiefel_project
-from wellnormed.matrix.optimal_cap import CapPolynomial as CapPolynomial
 from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength

@@ -20,14 +20,16 @@ else:
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse a tensor that is no real floating-point matrix and no batch of them; `name` is the argument's name."""
+    """Refuse a tensor unless it is a real floating-point matrix or a batch of them; `name` is the argument's name."""
     if x.ndim < 2:
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; a matrix function needs (*batch, m, n): "
-            f"reshape it, or give vectors and scalars another norm"
+            f"{name} must have the shape (*batch, m, n), got shape {tuple(x.shape)}; reshape it, or give vectors and "
+            f"scalars another norm"
         )
     if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-        raise ValueError(f"{name} has dtype {x.dtype}, not real floating point of 16 bits or more; use .float()")
+        raise ValueError(
+            f"{name} must be real floating point of 16 bits or more, got dtype {x.dtype}; pass {name}.float()"
+        )
 
 
 _known_to_hold = ContextVar("_known_to_hold", default=False)
@@ -35,7 +37,7 @@ _known_to_hold = ContextVar("_known_to_hold", default=False)
 
 @contextmanager
 def known_to_hold() -> Iterator[None]:
-    """Within it, `fails` answers False on devices other than a CPU without a look; the caller vouches for that."""
+    """Within it, `fails` returns False on an accelerator without reading the condition; the caller vouches for it."""
     if torch.compiler.is_compiling():  # where nothing is looked at
         yield
         return
@@ -47,15 +49,16 @@ def known_to_hold() -> Iterator[None]:
 
 
 def fails(holds: Tensor) -> bool:
-    """Whether a condition fails anywhere; False in `torch.compile` and in the recording of a CUDA graph.
+    """Whether a condition fails anywhere.
 
-    No value can be looked at there. On devices other than a CPU none is within `known_to_hold`.
+    No value can be read under `torch.compile` and while a CUDA graph is recorded, and none is read on an accelerator
+    within `known_to_hold`: there the answer is False.
     """
     return not _unseen(holds) and not bool(holds.all())
 
 
 def _unseen(x: Tensor) -> bool:
-    """Whether `fails` does not look at a tensor, so that what leads to it need not be computed."""
+    """Whether `fails` does not read a tensor, so that the tensor need not be computed."""
     if torch.compiler.is_compiling():  # first, since the compiler cannot trace what follows
         return True
     return (x.device.type != "cpu" and _known_to_hold.get()) or recording(x.device)
@@ -71,13 +74,11 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
-    """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Looks at no value."""
+    """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Reads no value."""
     if isinstance(value, Tensor):
         bound = value.detach().to(x.device, torch.float64)
-    elif isinstance(value, int | float):  # filled on the device, which waits for no transfer
+    else:  # filled on the device, which waits for no transfer
         bound = torch.full((), float(value), dtype=torch.float64, device=x.device)
-    else:
-        bound = torch.as_tensor(value, dtype=torch.float64, device=x.device)
     batch = x.shape[:-2]
     sides = zip(reversed(bound.shape), reversed(batch), strict=False)
     if bound.ndim > len(batch) or any(side not in (1, whole) for side, whole in sides):
@@ -89,7 +90,7 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def to_check(value: float | Tensor, bound: Tensor) -> Tensor:
-    """The bound as a tensor to look at: a number becomes one on the CPU, where a look waits for no device."""
+    """The bound as a tensor to read: a number becomes one on the CPU, where reading it waits for no device."""
     return bound if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 

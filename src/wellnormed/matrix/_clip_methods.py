@@ -6,7 +6,8 @@ to a bound, unlike in nested matrix signs. `clips` is the public face.
 An error `e` of the Gram matrix, relative to its norm, reaches the capped matrix as at most `e r^3 / 2` of the cap, for
 a norm of `r` caps: the multiplier `1 - min(1, cap / sqrt(g))` of an eigenvalue `g` has slopes of at most
 `1 / (2 cap^2)`. Through a floor it reaches `e k^2 / 2` of the norm, `k` being the norm over the least singular value
-that is raised. An SVD with the error `e` gives `e r`. The first of these ways that is accurate enough is taken.
+that is raised. An SVD with the error `e` gives `e r`, and through a floor `e` times the floor over that least value,
+which no way in float64 undercuts. The first of these ways that is accurate enough is taken, and else the SVD.
 """
 
 import math
@@ -25,7 +26,7 @@ _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
 def accuracy(dtype: torch.dtype) -> float:
-    """What clips promise: a bound on the error over the largest singular value, and on the excess over the cap."""
+    """What clips promise but for floors: bounds on the error over the largest value, and on the excess over the cap."""
     return {torch.float64: 1e-12, torch.float32: 5e-6}.get(dtype, torch.finfo(dtype).eps / 2)
 
 

@@ -85,8 +85,8 @@ def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 def proved_bound(w: Matrices) -> Tensor:
     """A number that the spectral norm provably does not exceed, on `w`'s device and without eigenvalues.
 
-    That of `norm_by_products`, a little larger, which `spectral_norm_within` then proves: at most 6.2e-5 above the
-    norm, in float64, of the batch shape. Should the roundings of float32 add up to more than is allowed for, so that
+    That of `_high_power`, a little larger, which `spectral_norm_within` then proves: at most 6.2e-5 above the norm, in
+    float64, of the batch shape. Should the roundings of float32 add up to more than is allowed for, so that
     the proof fails, it is the Frobenius norm. NaN and infinity are refused.
 
     Example:
@@ -95,31 +95,18 @@ def proved_bound(w: Matrices) -> Tensor:
         True
     """
     check_matrix(w, "w")
-    bound = norm_by_products(w) * (1 + ABOVE / 3)
     if not w.numel():
-        return bound
+        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
+    tall, scale = tall_and_scaled(w, working_dtype(w))
+    size, power = _high_power(tall)
+    bound = torch.where(power.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, size * scale, 0) * (1 + ABOVE / 3)
     with known_to_hold():  # it was looked at whether the entries are finite
         proved, frobenius = _within(w, bound)
     return torch.where(proved, bound, frobenius)
 
 
-def norm_by_products(w: Tensor) -> Tensor:
-    """The norm by products alone: at most `ABOVE / 2` above it, but for roundings of 1e-6, and not below it.
-
-    With `G_0 = W^T W` and `G_(i+1) = (G_i / f_i)^2`, where `f_i = |G_i|_F`, the largest eigenvalue of `G_0` is at most
-    `f_0 f_1^(1/2) ... f_k^(1/2^k)`, and that is at most `n^(1/2^(k+1))` times as large. Products are of float32 for
-    matrices of at most 32 bits, `2 m n^2 + 32 n^3` operations for 768 columns. In float64, of the batch shape. NaN and
-    infinity are refused.
-    """
-    if not w.numel():
-        return w.new_zeros(w.shape[:-2], dtype=torch.float64)
-    tall, scale = tall_and_scaled(w, working_dtype(w))
-    bound, power = _high_power(tall)
-    return torch.where(power.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, bound * scale, 0)
-
-
 def norm_along_power(w: Tensor) -> Tensor:
-    """A lower bound on the norm: `|W v| / |v|`, where `v` is a column of the last power of `norm_by_products`.
+    """A lower bound on the norm: `|W v| / |v|`, where `v` is a column of `_high_power`.
 
     The column is that of the largest diagonal entry. The bound is the norm to rounding where the largest singular value
     exceeds the others by a thousandth, and at most `ABOVE` below it anywhere. In float64, of the batch shape.
@@ -136,7 +123,13 @@ def norm_along_power(w: Tensor) -> Tensor:
 
 @all_digits()
 def _high_power(tall: Tensor) -> tuple[Tensor, Tensor]:
-    """The bound of `norm_by_products`, for entries near 1, not all 0; and the power of `W^T W` that it comes from."""
+    """A bound on the norm of matrices with entries near 1, not all 0; and the power of `W^T W` that it comes from.
+
+    The bound is not below the norm, and at most `ABOVE / 2` above it, but for roundings of 1e-6. With `G_0 = W^T W` and
+    `G_(i+1) = (G_i / f_i)^2`, where `f_i = |G_i|_F`, the largest eigenvalue of `G_0` is at most
+    `f_0 f_1^(1/2) ... f_k^(1/2^k)`, and that is at most `n^(1/2^(k+1))` times as large. In float32 for matrices of at
+    most 32 bits, `2 m n^2 + 32 n^3` operations for 768 columns.
+    """
     power = symmetric_product(tall.mT, tall)
     logarithm = power.new_zeros(power.shape[:-2], dtype=torch.float64)
     # of the norm, the root of the eigenvalue, and half of what is allowed

@@ -46,8 +46,11 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
 
     Returns:
         Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,
-        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A matrix
-        within the bounds by more than that comes back bit for bit. The gradient (reverse mode, forward mode once,
+        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A floor
+        magnifies the rounding of float64, in every dtype: where `s` is the least singular value that it raises, it adds
+        an error of `max(m, n) 2^-52 lower / s` of the largest one, as an SVD does; and values at or below
+        `max(m, n) 2^-52` of the largest one are taken for zero. Nothing is added to the excess. A matrix within the
+        bounds by more than these errors comes back bit for bit. The gradient (reverse mode, forward mode once,
         `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
 
     Example:
@@ -89,7 +92,8 @@ def spectral_hardcap(
 def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
-    Everything else is as in `spectral_clip`.
+    Everything else is as in `spectral_clip`, also how the error grows under a small singular value. Errors are relative
+    to the larger of `lower` and the largest singular value.
 
     Example:
         >>> spectral_relu(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=5)
@@ -105,7 +109,8 @@ def spectral_clipped_weight_decay(
 
     Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
     `clipped_weight_decay_equilibrium`. `decay`, a number or one per matrix, is the part of the excess that is removed,
-    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`). Everything else is as in `spectral_clip`.
+    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`); SC's decoupled form is `decay * lr`. Everything
+    else is as in `spectral_clip`.
 
     Example:
         >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
@@ -114,28 +119,12 @@ def spectral_clipped_weight_decay(
     return _clipped(w, 0.0, upper, decay, method)
 
 
-def spectral_clipped_decoupled_weight_decay(
-    w: Matrices, upper: float | Tensor, decay: float, lr: float, method: str = "auto"
-) -> Matrices:
-    """`spectral_clipped_weight_decay` with the decay `decay * lr`, which must lie in [0, 1] (SC section 3.4, end).
-
-    Applied before the step, its equilibrium `upper + 1 / decay` does not depend on the learning rate.
-
-    Example:
-        >>> w = torch.diag(torch.tensor([4.0, 0.5]))
-        >>> spectral_clipped_decoupled_weight_decay(w, 1.0, decay=5.0, lr=0.1).diagonal()
-        tensor([2.5000, 0.5000])
-    """
-    return _clipped(w, 0.0, upper, decay * lr, method, "decay * lr")
-
-
 def _clipped(
     w: Tensor,
     lower: float | Tensor,
     upper: float | Tensor,
     decay: float | Tensor,
     method: str,
-    name: str = "decay",
     **known: float,
 ) -> Tensor:
     check_matrix(w, "w")
@@ -144,7 +133,7 @@ def _clipped(
             f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
             "papers/published_matrix.py"
         )
-    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, name)
+    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"
     raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
@@ -158,7 +147,7 @@ def _clipped(
                 f"lower={shown(least)} must be finite and lie between 0 and upper={shown(most)}; "
                 "no singular value is at least one and at most the other"
             )
-        check_share(share, name, "the excess")
+        check_share(share, "decay", "the excess")
         return clip(w, *bounds) if w.numel() else w.clone()
 
     return differentiable(w, compute, Clip, *bounds)

@@ -25,19 +25,6 @@ _ALL = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True)
-class Normalisation:
-    """How a matrix enters the interval of a set: `x / (scale * |x|_F + epsilon)`.
-
-    The matrix is first divided by its largest entry, so that epsilon favours no size of the input (published codes add
-    it to the norm of the raw gradient, which damps gradients near 1e-7). The scale is at least 1 divided by the upper
-    end of the set's interval.
-    """
-
-    scale: float = 1.0
-    epsilon: float = 0.0
-
-
-@dataclass(frozen=True)
 class CoefficientSet:
     """One composition of odd quintics, with the facts needed to use it safely.
 
@@ -48,7 +35,9 @@ class CoefficientSet:
         maximum: Upper bound, rounded up, of the composition over `[0, upper]`. The norm of every step rests on it, so a
             false one is refused.
         minimum: Lower bound, rounded down, over `[lower, upper]`.
-        normalisation: Brings a matrix into `[0, upper]`.
+        scale: A matrix enters the interval as `x / (scale * |x|_F + epsilon)`; at least 1 divided by `upper`.
+        epsilon: The matrix is first divided by its largest entry, so that epsilon favours no size of the input
+            (published codes add it to the norm of the raw gradient, which damps gradients near 1e-7).
         lower: Low end of the interval on which `minimum` holds.
         upper: High end of the interval on which the composition is bounded.
         safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
@@ -63,7 +52,8 @@ class CoefficientSet:
     steps: tuple[Step, ...]
     maximum: float
     minimum: float
-    normalisation: Normalisation = Normalisation()
+    scale: float = 1.0
+    epsilon: float = 0.0
     lower: float = 0.01
     upper: float = 1.0
     safe_dtypes: frozenset[torch.dtype] = _ALL
@@ -71,11 +61,11 @@ class CoefficientSet:
     def __post_init__(self) -> None:
         if not self.steps or not all(math.isfinite(number) for step in self.steps for number in step):
             raise ValueError(f"steps={self.steps} of set {self.name!r}: give at least one, of finite numbers")
-        if self.normalisation.scale * self.upper < 1:
+        if self.scale * self.upper < 1:
             raise ValueError(
-                f"normalisation.scale={self.normalisation.scale} of coefficient set {self.name!r} may put a singular "
-                f"value at {1 / self.normalisation.scale:.4g}, above its interval's end {self.upper}, where the "
-                f"iteration can diverge; use a scale of at least {1 / self.upper:.4g}"
+                f"scale={self.scale} of coefficient set {self.name!r} may put a singular value at "
+                f"{1 / self.scale:.4g}, above its interval's end {self.upper}, where the iteration can diverge; use a "
+                f"scale of at least {1 / self.upper:.4g}"
             )
         highest, lowest = image(self.steps, 0.0, self.upper)[1], image(self.steps, self.lower, self.upper)[0]
         rounded = OUTWARD * max(1.0, abs(self.slope))  # the steps magnify a rounding by their slopes
@@ -204,14 +194,13 @@ _CLIPPING = (
     (2.2948, -2.0951, 0.7895),
     (2.1535, -1.8338, 0.6869),
 )
-_MODDED_NORM = Normalisation(1.02, 1e-6)
 _TABLE = (
     CoefficientSet("jordan-5", "Muon (Jordan, 2024); torch.optim.Muon; Scion", _JORDAN, 1.20237, 0.6818),
     CoefficientSet("you-6", f"J. You, used by Modula and {_LT}", _YOU_6, 0.999335, 0.9955),
     CoefficientSet("you-5-nanogpt", f"J. You, used in the NanoGPT runs of {_LT}", _YOU_5, 1.145021, 0.9777),
     CoefficientSet("polar-express-8", _PE, (*_DAMPED, (1.875, -1.25, 0.375)), 1.0 + 1e-9, 0.99999),
     CoefficientSet("polar-express-5", f"{_PE}, stopped at 5 steps", _DAMPED[:5], 1.12356, 0.8702),
-    CoefficientSet("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, normalisation=_MODDED_NORM),
+    CoefficientSet("polar-express-5-modded", "modded-nanogpt", _MODDED, 1.141128, 0.8588, scale=1.02, epsilon=1e-6),
     CoefficientSet("spectral-clipping-6", "Spectral clipping (SC), code", _CLIPPING, 1.009634, 1.0058),
     CoefficientSet("cubic", f"{_BB}, 15 steps", ((1.5, -0.5, 0.0),) * 15, 1.0 + 1e-9, 0.99999),
     CoefficientSet("quintic", f"{_BB}, order 2, 10 steps", ((1.875, -1.25, 0.375),) * 10, 1.0 + 1e-9, 0.99999),

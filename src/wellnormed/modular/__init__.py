@@ -6,21 +6,18 @@ radius. A certificate also has the gains from the input to each layer, and a wei
 layer to the output, so that reading it from the kernel would take a proof for every weight.
 """
 
-from wellnormed.modular import layers as layers  # registers the layers that are known
+from wellnormed.modular import layers as _layers  # registers the layers that are known  # noqa: F401
 from wellnormed.modular.builder import Builder as Builder
 from wellnormed.modular.builder import modular_rule as modular_rule
 from wellnormed.modular.builder import modular_tree as modular_tree
 from wellnormed.modular.combinators import IDENTITY as IDENTITY
 from wellnormed.modular.combinators import attention as attention
 from wellnormed.modular.combinators import residual as residual
-from wellnormed.modular.combinators import scale as scale
-from wellnormed.modular.sharing import Place as Place
 from wellnormed.modular.sharing import WeightSpace as WeightSpace
 from wellnormed.modular.tree import Atom as Atom
 from wellnormed.modular.tree import Bond as Bond
 from wellnormed.modular.tree import Composition as Composition
 from wellnormed.modular.tree import Concatenation as Concatenation
 from wellnormed.modular.tree import NormedModule as NormedModule
-from wellnormed.modular.tree import Scalar as Scalar
 from wellnormed.modular.tree import compose as compose
 from wellnormed.modular.tree import concatenate as concatenate

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
@@ -110,7 +110,7 @@ class Builder:
         elif _full_name(type(self.module)) in RULES:
             tree = RULES[_full_name(type(self.module))](self.module, self)
         else:
-            raise self.refuse("has no modular rule")
+            self.refuse("has no modular rule")
         if isinstance(tree, Composition | Concatenation) and not tree.label:
             return replace(tree, label=self.name or type(self.module).__name__)
         return tree
@@ -136,15 +136,15 @@ class Builder:
         if not parameter.requires_grad:
             return Bond(f"{self.name}.{leaf} (frozen)".lstrip("."), sensitivity)
         if parameter not in self.norms:
-            raise self.refuse(f"holds the parameter {leaf!r}, which is not in the assignment given")
+            self.refuse(f"holds the parameter {leaf!r}, which is not in the assignment given")
         name, norm = self.norms[parameter]
         return Atom(name, norm, sensitivity=sensitivity)
 
-    def refuse(self, reason: str) -> ValueError:
-        """Return an error that names the module and the remedy, as in `raise builder.refuse(...)`."""
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise an error that names the module, a reason and the remedy."""
         kind = type(self.module).__name__
         where = f"{self.name!r} ({kind})" if self.name else f"the model ({kind})"
-        return ValueError(
+        raise ValueError(
             f"{where} {reason}. Register a rule with `modular_rule({kind})`, give the class a method "
             "`modular_tree(self, builder)`, or build the tree by hand from `Atom` and `Bond`"
         )

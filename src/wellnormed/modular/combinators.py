@@ -1,15 +1,10 @@
-"""Functions that combine trees: factors, residual connections, attention."""
+"""Functions that combine trees: residual connections, attention."""
 
 from dataclasses import replace
 
 from wellnormed.modular.tree import Bond, Composition, NormedModule, Scalar, compose, concatenate
 
 IDENTITY = Bond("identity")
-
-
-def scale(factor: float, module: NormedModule) -> Composition:
-    """`factor * module`: the model multiplies this module's output by a constant, and its sensitivity by `|factor|`."""
-    return compose(Scalar(factor), module)
 
 
 def residual(block: NormedModule, strength: float) -> NormedModule:
@@ -25,7 +20,7 @@ def residual(block: NormedModule, strength: float) -> NormedModule:
         (1.0, {'block': 4.0})
     """
     if not 0 <= strength <= 1:
-        raise ValueError(f"strength={strength} must lie in [0, 1] for a convex combination")
+        raise ValueError(f"strength={strength} must lie in [0, 1]; pass the share of the branch, such as 0.5")
     return Scalar(1 - strength) + strength * block
 
 

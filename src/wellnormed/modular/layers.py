@@ -1,4 +1,4 @@
-"""The trees of `torch.nn`'s layers. The layers of this package have methods `modular_tree`, in `nn` and `models`.
+"""The trees of `torch.nn`'s layers; `nn` and `models` have the rules of this package's own.
 
 The norm of an activation is the largest RMS of the channels of a token or pixel (MD examples 5 to 7). The assignment is
 trusted: the norm of a weight must bound the operator that the layer makes of it. Constants are read from the layers.
@@ -62,7 +62,7 @@ def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
 def embedding(module: nn.Embedding, builder: Builder) -> NormedModule:
     """MD example 6: inputs are one-hot, in the 1-norm."""
     if module.max_norm is not None:
-        raise builder.refuse(f"has max_norm={module.max_norm}, which changes the weight in the forward pass")
+        builder.refuse(f"has max_norm={module.max_norm}, which changes the weight in the forward pass")
     return builder.atom("weight")
 
 
@@ -70,7 +70,7 @@ def embedding(module: nn.Embedding, builder: Builder) -> NormedModule:
 def dropout(module: nn.Dropout, builder: Builder) -> NormedModule:
     """The identity, in evaluation mode."""
     if module.training and module.p > 0:
-        raise builder.refuse(f"drops entries at random (p={module.p}) in training mode; build from `model.eval()`")
+        builder.refuse(f"drops entries at random (p={module.p}) in training mode; build from `model.eval()`")
     return IDENTITY
 
 
@@ -78,7 +78,7 @@ def dropout(module: nn.Dropout, builder: Builder) -> NormedModule:
 def average_pool(module: nn.Module, builder: Builder) -> NormedModule:
     """A mean of pixels is no larger than the largest."""
     if getattr(module, "divisor_override", None) is not None:
-        raise builder.refuse("has a divisor_override, so that it is not a mean")
+        builder.refuse("has a divisor_override, so that it is not a mean")
     return Bond("average pool")
 
 

@@ -4,7 +4,7 @@ In the docstrings, LT is "Training Transformers with Enforced Lipschitz Bounds" 
 root mean square of the entries of a vector.
 """
 
-from wellnormed.nn import modular_rules as modular_rules  # registers these layers with `wellnormed.modular`
+from wellnormed.nn import modular_rules as _modular_rules  # registers these layers with `wellnormed.modular`  # noqa: F401
 from wellnormed.nn.activation import ScaledGELU as ScaledGELU
 from wellnormed.nn.attention import CausalAttention as CausalAttention
 from wellnormed.nn.attention import HalfRotary as HalfRotary

@@ -9,8 +9,9 @@ Example:
     2.0
 """
 
-from wellnormed.modular import IDENTITY, Bond, Builder, NormedModule, Scalar, modular_rule, residual
+from wellnormed.modular import IDENTITY, Bond, Builder, NormedModule, modular_rule, residual
 from wellnormed.modular.layers import weight_and_bias
+from wellnormed.modular.tree import Scalar
 from wellnormed.nn.activation import ScaledGELU
 from wellnormed.nn.attention import HalfRotary, HeadProjection, MergeHeads, Rotary
 from wellnormed.nn.embedding import CappedEmbedding, PositionMix

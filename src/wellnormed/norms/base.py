@@ -21,7 +21,6 @@ class Norm(ABC):
     `norm(initialize_(w)) = 1`; `upper_bound(w) >= norm(w)`; `dualize(0) = 0`.
     """
 
-    has_oracle: ClassVar[bool] = True  # without `dual_norm` and `dualize` a norm measures and bounds only
     always_shown: ClassVar[tuple[str, ...]] = ()  # the settings that are printed even if they are the defaults
     measures: ClassVar[Literal["singular values", "lengths", "entries"] | None] = None
     """What the norm is the largest of, in units: singular values of slices, lengths of columns, rows or vectors, or

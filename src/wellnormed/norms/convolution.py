@@ -1,7 +1,6 @@
 """Norms of convolution kernels that have an oracle (Modular Duality, example 7; Norm-Constrained LMOs, released code).
 
-The kernel is taken as a collection of matrices. The norm of the operator on images, which has no oracle, is in
-`conv_operator`.
+The kernel is taken as a collection of matrices. Certificates bound the operator on images, whose norm has no oracle.
 """
 
 import math

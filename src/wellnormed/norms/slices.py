@@ -23,8 +23,8 @@ class Lifted(MatrixNorm):
     def __post_init__(self) -> None:
         if not isinstance(self.inner, MatrixNorm):
             raise ValueError(
-                f"{type(self).__name__}: inner={self.inner!r} is no norm of matrices; give a norm by entries or "
-                "columns to the whole weight, where it is the largest over the parts already"
+                f"{type(self).__name__}: inner must be a norm of matrices, got {self.inner!r}; give a norm by entries "
+                "or columns to the whole weight, where it is the largest over the parts already"
             )
 
     @abstractmethod

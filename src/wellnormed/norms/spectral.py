@@ -22,9 +22,8 @@ from wellnormed.matrix import (
     spectral_hardcap,
     spectral_norm,
     spectral_norm_upper_bound,
-    spectral_norm_within,
 )
-from wellnormed.matrix.bounds import proved_bound
+from wellnormed.matrix.bounds import proved_bound, spectral_norm_within
 from wellnormed.matrix.msign import METHODS, coarse_msign
 from wellnormed.norms.base import Norm, normal_like
 

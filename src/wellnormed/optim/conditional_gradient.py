@@ -21,7 +21,8 @@ from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
-from wellnormed.parallel import Placement, in_buckets
+from wellnormed.parallel import Placement
+from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 from wellnormed.matrix import spectral_norm
 from wellnormed.norms import Norm
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.parallel import Job, in_buckets
+from wellnormed.parallel import Job
+from wellnormed.parallel.placement import in_buckets
 
 
 @torch.no_grad()

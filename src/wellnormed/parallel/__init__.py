@@ -2,4 +2,3 @@
 
 from wellnormed.parallel.placement import Job as Job
 from wellnormed.parallel.placement import Placement as Placement
-from wellnormed.parallel.placement import in_buckets as in_buckets

@@ -1,4 +1,4 @@
-"""One job's way through a group: parts to owners, work, results to where they belong. Nothing waits before it must."""
+"""How one job passes through a group: parts go to owners, owners compute, results go back, each as early as it can."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

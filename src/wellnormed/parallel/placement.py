@@ -1,4 +1,4 @@
-"""Whole-tensor work: jobs, and who does them: one process, or the processes of a group, one of them for each member.
+"""Whole-tensor work as jobs of several members, each of which one process of a group computes, or every process.
 
 An oracle or a constraint needs its weight whole; everything else an optimizer does is elementwise. Both hand their
 whole-tensor work over as jobs, so that one mechanism decides who does it.
@@ -107,7 +107,7 @@ def in_buckets(
 def deal(costs: list[int], ranks: int) -> list[int]:
     """The rank that does each piece of work: the longest first, each to the least loaded rank (Graham 1969).
 
-    The same on every rank without a word between them, and at most 4/3 of the shortest possible time.
+    Every rank finds the same owners without communication, and no load exceeds 4/3 of the shortest possible.
 
     Example:
         >>> deal([1, 1, 3, 1], 2)
@@ -122,7 +122,7 @@ def deal(costs: list[int], ranks: int) -> list[int]:
 
 
 class Placement:
-    """Every job goes to the group that its tensors lie on. Every process does itself what is small or lies on no group.
+    """Sends every job to the group that its tensors lie on; small jobs and those on no group are done by every process.
 
     Args:
         parameters: Name -> parameter, the same in every process.

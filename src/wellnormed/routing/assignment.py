@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from wellnormed._inputs import require_flags, require_hashable, require_patterns
+from wellnormed._inputs import require_flags, require_hashable, require_module, require_patterns
 from wellnormed._warnings import warn
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
@@ -50,11 +50,9 @@ class AssignedParameter:
             return
         if self.parameter.is_complex():
             raise ValueError(
-                f"parameter {self.name!r} is complex, and norms are of real numbers; override it with None"
+                f"parameter {self.name!r} must be real for a norm, got {self.parameter.dtype}; override it with None"
             )
         self.norm.check_shape(self.parameter.shape, self.name)
-        if not self.norm.has_oracle:
-            raise ValueError(f"parameter {self.name!r}: {self.norm!r} has no oracle to step by; use SpectralConv")
 
 
 class Weight(NamedTuple):
@@ -77,7 +75,7 @@ class Assignment:
     lr: float = 0.02
     """The learning rate recommended with these norms, which optimizers take that are given none."""
     weights: tuple[Weight, ...] = field(default=(), repr=False)
-    """The model's matrices and kernels, beside whose size at the start vectors and embeddings move."""
+    """All matrices and kernels; their initial sizes set the radii of vectors and embeddings."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -165,9 +163,7 @@ def assign_norms(
         20 entries in 1 x ColNorm(input_axis=0)
         20 entries in 1 x Sign(normalized=True)
     """
-    if not isinstance(model, nn.Module):
-        kind = type(model).__name__
-        raise ValueError(f"assign_norms: model is a {kind}; pass the model itself, whose layers say what they do")
+    require_module("assign_norms", model)
     overrides = {} if overrides is None else overrides
     require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
@@ -285,7 +281,7 @@ def check_norm(norm: object, where: str) -> None:
     if isinstance(norm, Norm):
         return require_hashable(f"{where}={norm!r}: ", norm)
     if isinstance(norm, type) and issubclass(norm, Norm):
-        raise ValueError(f"{where}={norm.__name__} is the class; pass a norm, such as {norm.__name__}()")
+        raise ValueError(f"{where} must be a norm, got the class {norm.__name__}; pass {norm.__name__}()")
     raise ValueError(
-        f"{where}={norm!r} is no norm; pass one of wellnormed.norms, such as Spectral(), or None for AdamW"
+        f"{where} must be a norm, got {norm!r}; pass one of wellnormed.norms, such as Spectral(), or None for AdamW"
     )

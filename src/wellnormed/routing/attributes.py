@@ -1,7 +1,7 @@
 """Numbers that the modules around a weight hold, or their `config`, read as they are stored.
 
-None of the model's own code runs for it, such as a property or `__getattr__`: that could warn or fail in the name of a
-library that the user did not ask anything.
+The model's own code, such as a property or `__getattr__`, does not run: it could warn or fail in the name of a library
+that the user never called.
 """
 
 import inspect

@@ -26,8 +26,8 @@ def initialize_(
     vectors Gaussian of RMS 1, heads under `Sign` random signs. Biases and other vectors become 0, the centre of their
     ball, as in LMO's released code. Gains become 1 whatever their radius, but one that is all zeros stays so: its layer
     multiplies by `1 + weight`, or starts without its branch. (Memory left by `to_empty` may be zeros too: have the
-    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, stay. Returned are the
-    norms, to make an optimizer of.
+    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, keep their values. The
+    assignment is returned, so that an optimizer can be made of it.
 
     Args:
         model: The model, or what `assign_norms` returned for it.
@@ -43,9 +43,8 @@ def initialize_(
         [1.0, 1.0, 0.0]
     """
     if not isinstance(generator, torch.Generator | None):
-        raise ValueError(
-            f"initialize_: generator={generator!r} is no torch.Generator; pass one, as torch.Generator().manual_seed(0)"
-        )
+        kind = type(generator).__name__
+        raise ValueError(f"generator must be a torch.Generator, got {kind}; pass torch.Generator().manual_seed(0)")
     radii = {} if radii is None else radii
     require_patterns("initialize_: ", {"radii": radii})
     require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})

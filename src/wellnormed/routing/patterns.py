@@ -65,7 +65,9 @@ def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], 
     bare = bare_names(place for places in names.values() for place in places)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ValueError(f"{what}: the pattern {pattern!r} is no string; pass the name of a parameter or a module")
+            raise ValueError(
+                f"{what}: a pattern must be a string, got {pattern!r}; pass the name of a parameter or a module"
+            )
         hits = [name for name, places in names.items() if pattern in {*places, *(bare[place] for place in places)}]
         hits = hits or [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
         if not hits:
