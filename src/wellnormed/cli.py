@@ -195,52 +195,26 @@ class Report:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Convert texts into shards of tokens, or download those of FineWeb; run again, both go on."""
+    """Convert UTF-8 texts, in which a line <|endoftext|> separates documents, into a new folder of shards of tokens."""
 
     paths: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="Texts to train on, then the folder of the shards.")
     ] = ()
     validation: tuple[Path, ...] = ()
     """Texts to validate on."""
-    name: str | None = None
-    """The beginning of the names of the shards; by default the folder's name."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"
     """GPT-2's byte-pair encoding, or bytes."""
-    shard_tokens: int = 100_000_000
-    """Tokens of a full shard."""
-    threads: int | None = None
-    """The number of threads that encode; by default all of the machine's."""
-    download: Literal["fineweb10B", "fineweb100B"] | None = None
-    """Download the shards of FineWeb instead, into the folder or, without one, into the cache."""
-    shards: int = 9
-    """The number of training shards to download, of 98.5 million tokens each."""
 
     def __call__(self) -> int | None:
-        from wellnormed.train.lock import locked
-
-        *texts, folder = self.paths or (None,)
-        if self.download is not None:
-            from wellnormed.data.fineweb import download_fineweb
-
-            if texts or self.validation:
-                raise ValueError("--download takes no texts, only the folder where the shards go")
-            place = download_fineweb(self.download, self.shards, folder)
-            print(f"{self.shards} training shards and one to validate are in {place}")
-            return
-        if folder is None or not (texts or self.validation):
-            raise ValueError("name the texts to train on and then the folder of the shards, or pass --download")
+        if len(self.paths) < 2:
+            raise ValueError("name the texts to train on and then the folder of the shards")
         from wellnormed.data.convert import convert_texts
 
-        if folder.is_file():
-            raise ValueError(f"{folder} is a file; name the folder of the shards after the texts")
-        with locked(folder):
-            for split, inputs in (("train", texts), ("val", self.validation)):
-                if inputs:
-                    done = convert_texts(
-                        inputs, folder, split, self.name, self.shard_tokens, self.threads, self.tokenizer
-                    )
-                    counts = f"{done['tokens']:,} tokens of {done['documents']:,} documents"
-                    print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
+        *texts, folder = self.paths
+        splits = {"train": texts} | ({"val": self.validation} if self.validation else {})
+        for split, done in convert_texts(splits, folder, self.tokenizer).items():
+            counts = f"{done['tokens']:,} tokens of {done['documents']:,} documents"
+            print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,8 +31,8 @@ def data(tmp_path_factory):
     words = ["one ", "two ", "three ", "four\n", "five, ", "six. ", "seven ", "eight "]
     (place / "text.txt").write_text("".join(words[draw] for draw in draws))
     (place / "other.txt").write_text("".join(words[draw] for draw in draws[::-1][:400]))
-    for split, name in (("train", "text.txt"), ("val", "other.txt")):
-        convert_texts([place / name], place / "shards", split, shard_tokens=9000, tokenizer="bytes")
+    texts = {"train": [place / "text.txt"], "val": [place / "other.txt"]}
+    convert_texts(texts, place / "shards", "bytes", shard_tokens=9000)
     return place / "shards"
 
 

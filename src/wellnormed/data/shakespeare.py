@@ -62,7 +62,7 @@ def _first_of_all() -> CharacterText:
 def _tiny() -> CharacterText:
     path = find(NAME)
     if path is None:
-        return CharacterText(download(URL, NAME, SHA256, f"use the source {PLAYS!r} or {TOPICS!r}").decode(), TINY)
+        return CharacterText(download(URL, NAME, SHA256).decode(), TINY)
     content = read_bytes(path, "give permission to read it")
     if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(
