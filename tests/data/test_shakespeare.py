@@ -120,13 +120,13 @@ def test_a_server_that_is_silent_or_speaks_nonsense_is_one_sentence(no_text, mon
             with server.accept()[0] as connection:
                 connection.recv(1000)
                 connection.sendall(answer)
-                time.sleep(0 if answer else 2)
+                time.sleep(0 if answer else 20)
 
         threading.Thread(target=serve, daemon=True).start()
         begin = time.monotonic()
         with pytest.raises(ValueError, match=r"could not be downloaded|has the sha256"):
             load_shakespeare("tiny-shakespeare")
-        assert answer or time.monotonic() - begin < 1.5
+        assert answer or time.monotonic() - begin < 10  # on a busy machine, too
 
 
 @pytest.mark.parametrize("place", ["data", "cache/wellnormed"])

@@ -62,7 +62,7 @@ def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
                 lambda tokens: "".join(symbols[token] for token in tokens), token_bytes,
             )  # fmt: skip
         case _:
-            raise ValueError(f"there is no tokenizer {name!r}; choose gpt2 or bytes")
+            raise ValueError(f"the tokenizer must be gpt2, bytes or characters, got {name!r}")
 
 
 def _gpt2() -> Tokenizer:
