@@ -27,7 +27,8 @@ from papers.characters import validation_loss
 from papers.header import header, write_result
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.constraints import Constraint
-from wellnormed.data import CharacterText, load_shakespeare
+from wellnormed.data import load_shakespeare
+from wellnormed.data.characters import CharacterText
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, FeedForward

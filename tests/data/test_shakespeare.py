@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from wellnormed.data import _download, load_shakespeare, shakespeare
-from wellnormed.data.characters import CharacterText
+from wellnormed.data.characters import CharacterText, encode
 from wellnormed.data.shakespeare import SYMBOLS, play_from_markdown
 
 TEXT = "First Citizen:\nSpeak, speak.\n\n" * 100
@@ -41,10 +41,10 @@ def write(path, content=TEXT):
 def test_the_split_is_by_position_and_decodes_to_the_text():
     text = CharacterText(TEXT, "x")
     assert len(text.train) == int(0.9 * len(TEXT))
-    assert text.decode(torch.cat([text.train, text.validation])) == TEXT
-    assert torch.equal(text.encode("Speak"), text.train[15:20])
+    assert "".join(text.symbols[token] for token in torch.cat([text.train, text.validation])) == TEXT
+    assert torch.equal(encode("Speak", text.symbols), text.train[15:20])
     with pytest.raises(ValueError, match=r"the prompt has characters .*'X' '\{'"):
-        text.encode("{X")
+        encode("{X", text.symbols)
 
 
 @pytest.mark.parametrize("place", ["data", "cache/wellnormed"])

@@ -5,6 +5,7 @@ the system's cache of files, which tools show as memory of the process; the syst
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,7 @@ class Tokens:
         rows, firsts = [], []
         for start in starts.tolist():
             number, place = self._place(start)
-            array = self.arrays[number]
+            array = self._array(number)
             if len(array) < length:
                 raise ValueError(
                     f"{self.names[number]} has {len(array)} tokens, fewer than a window of {length}; "
@@ -79,7 +80,7 @@ class Tokens:
         parts = []
         while length > 0:
             number, place = self._place(start)
-            parts.append(self.arrays[number][place : place + length])
+            parts.append(self._array(number)[place : place + length])
             start, length = start + len(parts[-1]), length - len(parts[-1])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -108,16 +109,37 @@ class Tokens:
 
     def _digest(self, number: int) -> str:
         """The digest of one array: of its dtype, its length and all of its tokens."""
-        array = self.arrays[number]
+        array = self._array(number)
         digest = hashlib.sha256(f"{array.dtype.str} {len(array)} ".encode())
         for start in range(0, len(array), _PIECE):
-            digest.update(np.ascontiguousarray(array[start : start + _PIECE]).data)
+            digest.update(np.ascontiguousarray(self._array(number)[start : start + _PIECE]).data)
         return digest.hexdigest()
+
+    def _array(self, number: int) -> np.ndarray:
+        """An array that is about to be read."""
+        return self.arrays[number]
 
     def _place(self, start: int) -> tuple[int, int]:
         """The number of the array that holds a token, and the token's place in it."""
         number = int(np.searchsorted(self._ends, start, side="right"))
         return number, start - int(self._ends[number]) + len(self.arrays[number])
+
+
+class _Shards(Tokens):
+    """Tokens mapped from files. Reading beyond the end of a file that was cut off meanwhile would kill the process."""
+
+    def _array(self, number: int) -> np.ndarray:
+        array, path = self.arrays[number], self.names[number]
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            return array  # what is mapped of a file that was removed stays
+        if size < (expected := HEADER_BYTES + array.nbytes):
+            raise ValueError(
+                f"{path} had {expected:,} bytes when it was opened, and has {size:,} now: something cuts it off; "
+                "download or convert it again"
+            )
+        return array
 
 
 def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
@@ -145,7 +167,7 @@ def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
             "kjj0/fineweb10B-gpt2`"
         )
     _check_meta(folder, split, len(files))
-    return Tokens([_shard(path) for path in files], [str(path) for path in files])
+    return _Shards([_shard(path) for path in files], [str(path) for path in files])
 
 
 def shard_files(folder: Path, split: Split) -> list[Path]:
