@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests import sealed
-from wellnormed.certificates import Certificate
 from wellnormed.cli import main
 from wellnormed.models import GPTConfig, build, export, load
 from wellnormed.models.files import config_sha256
@@ -63,6 +62,18 @@ def test_the_preset_sets_the_defaults(capsys):
     assert "(default: 64)" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("option", ["lipschitz", "learning-rate", "threads", "steps"])
+def test_a_word_for_a_number_is_answered_in_words(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", f"--{option}", "ten"])
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    kind = "a number" if option in ("lipschitz", "learning-rate") else "a whole number"
+    assert f"--{option}: must be {kind}" in shown
+    assert "got 'ten'" in shown
+    assert "class" not in shown
+    assert ("or None" in shown) == (option in ("lipschitz", "threads"))
+
+
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
@@ -116,10 +127,8 @@ def test_every_command_on_run_and_exported_model(place, capsys):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 2
     assert "exists" in capsys.readouterr().err
 
-    found = Certificate.load("runs/a/certificate.json").lower_bound
-    assert main(["certify", "runs/a", "--attack-steps", "0"]) == 0
-    assert "it keeps the larger gain of an earlier search" in capsys.readouterr().out
-    assert Certificate.load("runs/a/certificate.json").lower_bound == found
+    assert main(["train", "--resume", "exported"]) == 2
+    assert "is an exported model, which cannot be continued" in capsys.readouterr().err
 
     path = place / "exported" / "config.json"
     config = sealed.read(path)
@@ -190,7 +199,7 @@ def test_a_run_from_another_folder_names_the_text_that_it_misses(place, capsys, 
     assert main(["train", "--resume", "../runs/a"]) == 2
     assert "a relative path is looked for in the present folder" in capsys.readouterr().err
     assert main(["train", "--resume", str(place / "runs/b")]) == 2
-    assert f"is no folder (did you mean {place / 'runs/a'}?)" in capsys.readouterr().err
+    assert f"does not exist, or is a file (did you mean {place / 'runs/a'}?)" in capsys.readouterr().err
 
 
 def test_an_exported_model_that_no_command_knows_is_told_how_to_be_proved(tmp_path, capsys):
@@ -211,7 +220,7 @@ def test_an_exported_model_that_no_command_knows_is_told_how_to_be_proved(tmp_pa
 def test_a_missing_run_is_one_line_of_error(command, capsys, place):
     assert main([command, "runs/nothing"]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("error: runs/nothing is no folder; pass a run folder")
+    assert shown.startswith("error: runs/nothing does not exist, or is a file; pass a run folder")
     assert shown.count("\n") == 1
     with pytest.raises(ValueError, match="runs/nothing"):
         main([command, "runs/nothing", "--debug"])

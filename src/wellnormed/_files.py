@@ -144,7 +144,7 @@ def json_text(content: dict[str, Any], sealed: bool = False, indent: int | None 
     for name, value in _numbers(content):
         if not math.isfinite(value):
             raise ValueError(
-                f"{name} is {value}, which is no result: the run has diverged; lower the learning rate (on the command "
+                f"{name} must be finite, got {value}: the run has diverged; lower the learning rate (on the command "
                 "line: --learning-rate)"
             )
     whole = content | {"digest": _digest(content)} if sealed else content
@@ -225,7 +225,7 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
         nested = dataclasses.is_dataclass(_member(kind, value))
         if not (nested or _fits(kind, value)):
             stated = getattr(kind, "__name__", None) or kind
-            raise ValueError(f"{where}: {name}={repr(value)[:60]} is none of {stated}; write the file anew")
+            raise ValueError(f"{where}: {name} must be {stated}, got {repr(value)[:60]}; write the file anew")
         values[name] = parse_dataclass(kind, value, f"{where}.{name}") if nested else value
     try:
         return cls(**values)

@@ -1,7 +1,9 @@
 """Tokens in shards: what was written is read, in any window, and what does not fit is refused in one sentence."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellnormed.data.shards import HEADER, MAGIC, VERSION, Tokens, load_shards
+from wellnormed.data.tokenizers import tokenizer_of
 
 
 def write_shard(path, tokens, magic=MAGIC, version=VERSION, claimed=None):
@@ -66,10 +69,10 @@ def test_what_is_missing_is_one_sentence(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: write_shard(path, range(10), magic=1), "is no shard of tokens of version 1"),
-        (lambda path: write_shard(path, range(10), version=2), "is no shard of tokens of version 1"),
-        (lambda path: path.write_bytes(b"short"), "is no shard of tokens"),
-        (lambda path: path.write_bytes(b""), "is no shard of tokens"),
+        (lambda path: write_shard(path, range(10), magic=1), "must be a shard of tokens of version 1"),
+        (lambda path: write_shard(path, range(10), version=2), "must be a shard of tokens of version 1"),
+        (lambda path: path.write_bytes(b"short"), "must be a shard of tokens"),
+        (lambda path: path.write_bytes(b""), "must be a shard of tokens"),
         (lambda path: write_shard(path, range(10), claimed=11), "1,044 bytes, but the 11 tokens .* are 1,046"),
         (lambda path: write_shard(path, range(10), claimed=-1), "1,044 bytes, but the -1 tokens"),
         (lambda path: path.write_bytes(path.read_bytes()[:-2]), "1,042 bytes, but the 10 tokens .* truncated"),
@@ -130,3 +133,16 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):
         tokens.windows(torch.tensor([0, 12]), 4)  # the second is moved to where it fits
     tokens.vocabulary = 71
     assert tokens.windows(torch.tensor([12]), 4).max() == 70
+
+
+@pytest.mark.parametrize("package", [None, "broken"])
+def test_where_gpt2_s_tokenizer_cannot_be_had_one_sentence_says_what_to_do(monkeypatch, package):
+    def offline(name):
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "tiktoken", package and SimpleNamespace(get_encoding=offline))
+    message = (
+        r"could not load .* \(ConnectionError\); .*TIKTOKEN_CACHE_DIR" if package else r"pip install '\.\[tokenizer\]'"
+    )
+    with pytest.raises(ValueError, match=message):
+        tokenizer_of.__wrapped__("gpt2")

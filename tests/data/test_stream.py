@@ -116,7 +116,7 @@ def test_a_token_that_does_not_fit_stops_every_rank_with_the_same_sentence():
         ({"world": 0}, "world=0 must be at least 1"),
         ({"rank": 2, "world": 2}, "rank=2 must be from 0 to 1"),
         ({"world": 3}, "batch=4 windows cannot be shared equally among 3 ranks"),
-        ({"position": 4}, "position=4 is no multiple of length=5"),
+        ({"position": 4}, "position=4 must be a multiple of length=5"),
         ({"position": -5}, "position=-5"),
         ({"length": 100}, "100 tokens are too few for one window of 100"),
         ({"seed": -1}, "seed=-1 must not be negative"),

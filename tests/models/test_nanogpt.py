@@ -62,17 +62,12 @@ def test_the_generator_decides_the_weights(config):
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
-@pytest.mark.parametrize("name", ["speedrun", "lipsformer"])
-def test_weights_return_from_a_folder(name, generator, tmp_path):
-    config = replace(CONFIGS[name], blocks=1)
-    model = moved(config, generator)
-    folder = export(model, tmp_path / "model", certificate=False, onnx=False)
+def test_weights_return_from_a_folder(generator, tmp_path):
+    model = moved(replace(SPEEDRUN, blocks=1), generator)
+    loaded = load(export(model, tmp_path / "model", certificate=False, onnx=False))
     tokens = torch.randint(11, (3, 5), generator=generator)
-    loaded = load(folder)
-    assert loaded.config == config
+    assert loaded.config == model.config
     assert torch.equal(loaded(tokens), model(tokens))
-    program = torch.export.load(folder / "program.pt2").module()
-    torch.testing.assert_close(program(tokens), model(tokens), rtol=1e-4, atol=1e-4)
 
 
 @every_model
@@ -96,7 +91,7 @@ def test_every_parameter_has_a_norm_and_the_loss_falls(config, optimizer, genera
     assert losses == sorted(losses, reverse=True)
 
 
-@every_model
+@pytest.mark.parametrize("config", [SPEEDRUN, CONFIGS["modula"], CONFIGS["lipsformer"]])
 def test_the_certificate_holds_against_a_search(config, generator):
     model = moved(replace(config, blocks=1, length=3), generator)
     certificate = wn.certify(model, radius=2.5)
@@ -259,12 +254,12 @@ def test_ours_of_the_table_is_the_transformer_of_the_library(generator):
 
 @pytest.mark.parametrize("kind", [NanoGPTConfig, LipsFormerConfig])
 def test_widths_that_rotary_positions_cannot_turn_are_refused(kind):
-    with pytest.raises(ValueError, match=r"width=12 is no multiple of 4 x heads=2"):
+    with pytest.raises(ValueError, match=r"width=12 must be a multiple of 4 x heads=2"):
         build(kind(width=12, heads=2))
 
 
 def test_a_variant_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"variant='medium' is none of"):
+    with pytest.raises(ValueError, match=r"variant must be speedrun, .* got 'medium'"):
         NanoGPT(NanoGPTConfig(variant="medium"))
 
 

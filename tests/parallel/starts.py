@@ -54,7 +54,7 @@ class Live(TorchDispatchMode):
 
 
 def start(model, entries, seed=5):
-    """Of a model that is made on all processes: digests of its whole weights, operations, and the peak over its size.
+    """Of a model that is made on all processes: digests of its whole weights, and the peak over its size.
 
     The peak is this process', over the bytes of the whole model.
     """
@@ -62,9 +62,9 @@ def start(model, entries, seed=5):
                          constraint="none" if model.architecture == "nanogpt" else "soft-cap")  # fmt: skip
     one, other = large(entries)
     with one, other, threads(1), Live() as live:
-        made, _, _, flops = built(config, named_generators(seed)["initial weights"], here(), None)
+        made, _, _ = built(config, named_generators(seed)["initial weights"], here(), None)
     digests = {name: hashlib.sha256(whole(p).numpy().tobytes()).hexdigest() for name, p in made.named_parameters()}
-    return digests, flops, live.peak / sum(4 * p.numel() for p in made.parameters())
+    return digests, live.peak / sum(4 * p.numel() for p in made.parameters())
 
 
 def gathered(model, source):

@@ -22,10 +22,9 @@ MODELS = {
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_one_two_and_four_processes_start_with_the_same_bits(processes, world, name, entries):
     """With weights that every process draws, and with large ones that their owners draw."""
-    digests, flops, _ = start(MODELS[name], entries)
-    for found, operations, _ in processes(world).run(start, MODELS[name], entries):
+    digests, _ = start(MODELS[name], entries)
+    for found, _ in processes(world).run(start, MODELS[name], entries):
         assert found == digests
-        assert operations == flops
     assert start(MODELS[name], entries, seed=6)[0] != digests
 
 
@@ -33,9 +32,9 @@ def test_one_two_and_four_processes_start_with_the_same_bits(processes, world, n
 def test_no_process_has_the_model_while_it_starts(processes, entries):
     """A half is its own, and the rest is for one weight at a time: float64 copies of it and what its SVD needs."""
     model = replace(MODELS["gpt"], width=32, blocks=8)
-    peaks = [peak for _, _, peak in processes(2).run(start, model, entries)]
+    peaks = [peak for _, peak in processes(2).run(start, model, entries)]
     assert 0.5 <= max(peaks) < 0.85
-    assert start(model, entries)[2] >= 1  # it sees what one process makes
+    assert start(model, entries)[1] >= 1  # it sees what one process makes
 
 
 @pytest.mark.parametrize("name", ["gpt", "potential"])

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parallel.token_runs import metrics, refused, resume, run, saved_aside
+from tests.parallel.token_runs import metrics, refused, resume, run
 from wellnormed._files import MANIFEST
 from wellnormed.data.convert import convert_texts
 from wellnormed.data.shards import header
 from wellnormed.models.files import load, read_tensors
-from wellnormed.models.parts import read_parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,8 +30,8 @@ def data(tmp_path_factory):
     words = ["one ", "two ", "three ", "four\n", "five, ", "six. ", "seven ", "eight "]
     (place / "text.txt").write_text("".join(words[draw] for draw in draws))
     (place / "other.txt").write_text("".join(words[draw] for draw in draws[::-1][:400]))
-    for split, name in (("train", "text.txt"), ("val", "other.txt")):
-        convert_texts([place / name], place / "shards", split, shard_tokens=9000, tokenizer="bytes")
+    texts = {"train": [place / "text.txt"], "val": [place / "other.txt"]}
+    convert_texts(texts, place / "shards", "bytes", shard_tokens=9000)
     return place / "shards"
 
 
@@ -131,19 +130,6 @@ def test_the_newest_checkpoint_of_many_ranks_is_loaded_while_the_end_is_missing(
         (tmp_path / "unfinished" / name).unlink()
     unfinished = load(tmp_path / "unfinished").state_dict()
     torch.testing.assert_close(unfinished, load(finished).state_dict(), atol=0, rtol=0)
-
-
-def test_training_goes_on_while_a_checkpoint_is_written(processes, tmp_path, data, whole):
-    folder, other = tmp_path / "run", whole(2, parallel="fsdp")
-    seen = processes(2).run(saved_aside, data, folder)[-1]
-    for step, at_once, counted in seen:
-        if step in (5, 6, 7):
-            assert (at_once, counted) == (1, [])  # what is not whole does not count
-        if step in (9, 10, 11):
-            assert (at_once, counted) == (1, ["04"])  # one at a time
-    assert_same_bits(folder, other)
-    parts = [read_parts(each / "checkpoints/step-00000008/parts") for each in (folder, other)]
-    torch.testing.assert_close(*parts, atol=0, rtol=0)  # of its step, and not of those that were taken meanwhile
 
 
 # the signal reaches the loop before anything that depends on how weights are cut

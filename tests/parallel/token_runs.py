@@ -4,9 +4,7 @@ import contextlib
 import json
 import os
 import signal
-import time
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -15,7 +13,6 @@ from rich.console import Console
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from tests.undrawn import undrawn
-from wellnormed._files import MANIFEST
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig
 from wellnormed.train import loop
@@ -143,44 +140,6 @@ def disk_full(saved="00000008"):
         return write(writer, plan, planner)
 
     return mock.patch.object(HuggingFaceStorageWriter, "write_data", broken)
-
-
-def saved_aside(data, folder):
-    """A run in which the last rank is slow with the first checkpoints: each waits until three steps more are taken.
-
-    After each step its number, how many checkpoints are being written by this rank, and which ones count.
-    """
-    write, advance, step, writing, seen = HuggingFaceStorageWriter.write_data, LanguageTask.advance, [0], [], []
-
-    def wait(until):
-        deadline = time.monotonic() + 20
-        while _last() and not until() and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def stepping(task):
-        loss = advance(task)
-        if task.step in (5, 9):
-            wait(lambda: writing)
-        counted = sorted(path.parent.name[-2:] for path in folder.glob(f"checkpoints/*/{MANIFEST}"))
-        seen.append((task.step, len(writing), counted))
-        step[0] = task.step
-        return loss
-
-    def slow(writer, plan, planner):
-        saved = int(Path(writer.path).parent.name.removeprefix("step-"))
-        writing.append(saved)
-        if saved < 12:
-            wait(lambda: step[0] >= saved + 3)
-        found = write(writer, plan, planner)
-        writing.remove(saved)
-        return found
-
-    with (
-        mock.patch.object(LanguageTask, "advance", stepping),
-        mock.patch.object(HuggingFaceStorageWriter, "write_data", slow),
-    ):
-        run(data, folder, {"parallel": "fsdp"})
-    return seen
 
 
 def another_rate():

@@ -21,6 +21,7 @@ from wellnormed.models.parts import sha256_of
 from wellnormed.norms import spectral
 from wellnormed.train import RunFolder, loop, resume, sample, train
 from wellnormed.train.config import TrainConfig
+from wellnormed.train.finish import evaluated
 from wellnormed.train.language import LanguageTask
 from wellnormed.train.optimizer import weight_constraints, weight_roles
 from wellnormed.train.ranks import Ranks
@@ -32,7 +33,7 @@ from wellnormed.models import GPTConfig
 from wellnormed.train import TrainConfig, train
 model = GPTConfig(length=8, width=8, heads=2, blocks=1)
 config = TrainConfig(model, steps=60, batch=2, threads=1, source=sys.argv[1], device="cpu", log_every=3,
-                     checkpoint_every=5, attack_steps=0, sample_tokens=5)
+                     checkpoint_every=5, certify="no", sample_tokens=0)
 train(config, sys.argv[2])
 """
 
@@ -47,7 +48,9 @@ def task_of(config):
     return LanguageTask(with_vocabulary(config, corpus), corpus, Ranks(0, 1, torch.device("cpu")))
 
 
+@pytest.mark.parametrize("tiny", ["potential"], indirect=True)
 def test_a_run_leaves_everything(tiny, tmp_path):
+    tiny = replace(tiny, certify="end", attack_steps=2, sample_tokens=20)
     run = train(tiny, tmp_path / "run")
     results = json.loads(run.results_file.read_text())
     assert results["proved_norm_over_cap"] <= 1
@@ -55,7 +58,7 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert [folder.name for folder in run.checkpoint_folders()] == ["step-00000008", "step-00000012"]
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 4, 6, 8, 10, 12]
     assert len(run.sample_file.read_text()) == 21
-    assert run.report_file.read_text().count("<svg") == 6
+    assert run.report_file.read_text().count("<svg") == 5
     config, _ = run.read_config(TrainConfig)
     assert config == replace(tiny, model=load(run.path).config)
     finished = run.weights_file.read_bytes()
@@ -66,15 +69,15 @@ def test_start_and_resume_prove_nothing_and_without_certificates_nothing_does(ti
     proofs = []
     prove = spectral.spectral_norm_upper_bound
     with mock.patch.object(spectral, "spectral_norm_upper_bound", lambda w: proofs.append(w) or prove(w)):
-        run = train(replace(tiny, certify="no"), tmp_path / "without")
+        run = train(tiny, tmp_path / "without")
         run.manifest_file.unlink()
         resume(run.path)
         assert not proofs
         assert "proved_norm_over_cap" not in run.results_file.read_text() + run.metrics_file.read_text()
         task_of(tiny)
         assert not proofs
-        train(replace(tiny, steps=1), tmp_path / "with")
-        assert proofs  # at its checkpoint
+        evaluated(task_of(replace(tiny, certify="end")))
+        assert proofs  # as at a checkpoint
 
 
 def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
@@ -93,7 +96,6 @@ def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
     reference = train(run.read_config(TrainConfig)[0], tmp_path / "whole")
     assert run.weights_file.read_bytes() == reference.weights_file.read_bytes()
     assert without_timing(run) == without_timing(reference)
-    assert run.sample_file.read_text() == reference.sample_file.read_text()
 
 
 def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, at_step):
@@ -149,7 +151,8 @@ def test_every_matrix_has_a_constraint(tiny):
 @pytest.mark.parametrize("lipschitz", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (2.0, 50.0))])
 def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
     """Of everything but the head exactly, from the caps alone; the head's norm is at most what is left."""
-    run = train(replace(tiny, lipschitz=lipschitz, steps=60, learning_rate=0.1, log_every=60), tmp_path / "run")
+    tiny = replace(tiny, lipschitz=lipschitz, steps=60, learning_rate=0.1, log_every=60, checkpoint_every=60)
+    run = train(replace(tiny, certify="end"), tmp_path / "run")
     model, certificate = load(run.path), Certificate.load(run.certificate_file)
     head = float(torch.linalg.matrix_norm(model.head.weight.detach().double(), 2)) * math.sqrt(8 / len(model.head.bias))
     # every weight aims 2e-5 below its norm; six of them multiply, and a Newton-Schulz step adds the square of the rate
@@ -170,7 +173,7 @@ def test_sampling_is_seeded_and_refuses_an_empty_prompt(tiny):
 def test_weights_above_their_caps_in_the_last_checkpoint_are_refused(tiny, tmp_path):
     """The end said "largest proved norm / cap" of the weights that the metrics are of, and no step comes before it."""
     with mock.patch.object(loop, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        train(tiny, tmp_path / "run")
+        train(replace(tiny, certify="end"), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     (path,) = (run.checkpoint_folders()[-1] / "parts").iterdir()
     weights = {name: t * 50 if name.startswith("model.") else t for name, t in load_file(path).items()}

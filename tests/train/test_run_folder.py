@@ -19,14 +19,14 @@ from .conftest import MODEL, tiny_config, write_text
 TEXT = "text.txt"
 
 
-@pytest.fixture(scope="module", params=["gpt", "potential"])
-def whole(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
     """A folder with a text and a finished run."""
     folder = tmp_path_factory.mktemp("whole")
     write_text(folder / TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train(tiny_config(TEXT, request.param), "run")
+        train(tiny_config(TEXT, "potential"), "run")
     return folder
 
 
@@ -84,7 +84,7 @@ def test_a_run_is_never_overwritten(run):
 
 def test_a_missing_folder_is_refused(tmp_path):
     for read in (resume, load):
-        with pytest.raises(ValueError, match="is no folder"):
+        with pytest.raises(ValueError, match="does not exist, or is a file"):
             read(tmp_path / "nothing")
 
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_was_not_finished_is_ignored(run):
 def test_export_and_load_give_the_same_function(tmp_path):
     model = GPT(MODEL, torch.Generator().manual_seed(1))
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(2))
-    export(model, tmp_path / "m")
+    export(model, tmp_path / "m", certificate=False, onnx=False)
     tokens = torch.arange(8)[None]
     assert torch.equal(load(tmp_path / "m")(tokens), model(tokens))
     with pytest.raises(ValueError, match="is not empty"):
@@ -105,7 +105,7 @@ def test_export_and_load_give_the_same_function(tmp_path):
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
-    export(GPT(MODEL), tmp_path / "m")
+    export(GPT(MODEL), tmp_path / "m", certificate=False, onnx=False)
     path = tmp_path / "m" / "config.json"
     config, place = read_json(path, "", sealed=True), path.with_name("manifest.json")
     manifest = read_json(place, "", sealed=True)
@@ -115,10 +115,10 @@ def test_weights_of_another_model_are_refused(tmp_path):
         ({"blocks": 10**12}, "blocks=1000000000000 does not fit"),
         ({"width": 10**12}, "width=1000000000000 does not fit"),
         ({"heads": 0}, "heads=0|sizes of its config"),
-        ({"length": "8"}, "length='8' is none of int"),
-        ({"rotary": 0}, "rotary=0 is none of bool"),
-        ({"stream_radius": "1"}, "stream_radius='1' is none of"),
-        ({"attention_scale": 10**400}, "attention_scale=.* is none of float"),
+        ({"length": "8"}, "length must be int, got '8'"),
+        ({"rotary": 0}, "rotary must be bool, got 0"),
+        ({"stream_radius": "1"}, "stream_radius must be .*, got '1'"),
+        ({"attention_scale": 10**400}, "attention_scale must be float, got 1000"),
     ):
         changed = config | {"model": config["model"] | change}
         write_json(path, changed, sealed=True)
@@ -143,6 +143,7 @@ def test_a_damaged_row_of_metrics_is_named(run):
         run.read_metrics()
 
 
+@pytest.mark.parametrize("tiny", ["potential"], indirect=True)
 @pytest.mark.parametrize("native", [False, True])
 def test_the_threads_and_the_precision_of_a_run_are_recorded_in_its_config(tiny, tmp_path, monkeypatch, native):
     monkeypatch.setattr(setup, "multiplies_bfloat16", lambda device: native)

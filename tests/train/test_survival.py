@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from wellnormed._files import json_text, read_json
-from wellnormed.models import export
-from wellnormed.models.gpt import GPT
 from wellnormed.train.lock import locked
 
-from .conftest import MODEL
 from .crash import MADE_AGAIN, OPTIONS, bits, call
 
 SLOW = [pytest.param(which, marks=pytest.mark.slow) for which in ("kind", "every")]
@@ -73,7 +70,7 @@ def test_a_kill_at_any_write_ends_in_the_same_bits(which, place, tmp_path):
         assert not each["differing"], each
         assert each["begun anew"] == (not each["configured"]), each
         if each["begun anew"]:
-            assert re.search(r"is no folder|was killed before it began", one_line(each["advice"])), each
+            assert re.search(r"does not exist|was killed before it began", one_line(each["advice"])), each
 
 
 @pytest.mark.slow
@@ -113,23 +110,6 @@ def test_a_file_that_stops_growing_is_one_line_and_then_the_same_bits(place, tmp
     assert not list(run.rglob("*.tmp"))  # half a file would keep a full disk full
     assert call(["train", "--resume", "runs/limited"])[0] == 0
     assert bits(run) == bits(place / "runs" / "whole")
-
-
-def test_a_small_disk_is_one_line_and_after_making_room_the_same_bits(place, tmp_path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        shutil.copy("text.txt", tmp_path)
-        begin = ["train", "--source", "text.txt", "--name", str(tmp_path / "whole"), *OPTIONS]
-        status, shown = call(begin)
-        assert status == 2
-        assert "could not be written (No space left on device)" in one_line(shown)
-        subprocess.run(["mount", "-o", "remount,size=1m", str(tmp_path)], check=True)
-        assert call(["train", "--resume", str(tmp_path / "whole")])[0] == 0
-        assert bits(tmp_path / "whole") == bits(place / "runs" / "whole")
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 FILES = [
@@ -323,7 +303,7 @@ def test_a_read_only_folder_can_be_verified_sampled_and_looked_at(damaged):
     refused = r"error: runs/damaged/\S+ could not be written \(Read-only file system\); .*\n"
     assert re.fullmatch(
         rf"verify \S+ 0\nsample --characters 3 \S+ 0\n{refused}certify --attack-steps 0 \S+ 2\n"
-        rf"{refused}report \S+ 2\ntrain --resume \S+ 0\n",
+        rf"{refused}report \S+ 2\n{refused}train --resume \S+ 2\n",
         done.stderr,
     ), done.stderr
 
@@ -345,24 +325,6 @@ def test_a_foreign_folder_is_left_alone(content, place, monkeypatch):
         assert status == 2
         assert "holds 'notes.txt' but no config.json; choose another --name" in one_line(shown)
     assert sorted(foreign.iterdir()) == before
-
-
-def test_an_exported_model_is_checked_like_a_run(place):
-    folder = place / "exported"
-    shutil.rmtree(folder, ignore_errors=True)
-    export(GPT(MODEL), folder)
-    assert call(["certify", "exported", "--attack-steps", "0"]) == (0, "")
-    status, shown = call(["train", "--resume", "exported"])
-    assert status == 2
-    assert "is an exported model, which cannot be continued" in one_line(shown)
-    path = folder / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 64
-    path.write_bytes(content)
-    status, shown = call(["certify", "exported"])
-    assert status == 2
-    assert "model.safetensors" in one_line(shown)
-    assert "export the model again" in shown
 
 
 def test_a_run_of_an_older_format_is_named_as_such(damaged):

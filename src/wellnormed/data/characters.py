@@ -24,11 +24,6 @@ def encode(prompt: str, symbols: str) -> Tensor:
     return torch.tensor([position[character] for character in prompt], dtype=torch.long)
 
 
-def decode(tokens: Tensor, symbols: str) -> str:
-    """The inverse of `encode`."""
-    return "".join(symbols[i] for i in tokens.tolist())
-
-
 @dataclass(frozen=True)
 class CharacterText:
     """A text, its symbols in sorted order, and its first 90 % (`train`) and last 10 % (`validation`), int64.
@@ -51,11 +46,3 @@ class CharacterText:
         train, validation = tokens.tensor_split([int(0.9 * len(tokens))])
         # a frozen dataclass refuses assignments
         vars(self).update(symbols=symbols, sha256=sha256, train=train, validation=validation)
-
-    def encode(self, text: str) -> Tensor:
-        """See `encode`."""
-        return encode(text, self.symbols)
-
-    def decode(self, tokens: Tensor) -> str:
-        """See `decode`."""
-        return decode(tokens, self.symbols)

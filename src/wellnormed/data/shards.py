@@ -22,7 +22,7 @@ from wellnormed.data._download import places
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 HEADER_BYTES, TOKEN_BYTES = 4 * HEADER, 2
 META = "meta.json"
-"""The file that the converter writes beside its shards: it names the tokenizer, the texts, and the counts."""
+"""The file that the converter writes beside its shards: it names the tokenizer and the counts."""
 Split = Literal["train", "val"]
 _PIECE = 2**24
 
@@ -153,8 +153,7 @@ def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
         name: A folder in `$WELLNORMED_DATA` or in the user's cache, or the path of any other.
 
     Raises:
-        ValueError: If there are no shards, if one is damaged or truncated, and if the converter that wrote them was
-            stopped.
+        ValueError: If there are no shards, and if one is missing, damaged or truncated.
     """
     folders = [*places(str(name)), Path(name)]
     for folder in folders:
@@ -164,8 +163,8 @@ def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
         where = " or ".join(map(str, folders))
         raise ValueError(
             f"there are no {split} shards of {name} in {where}; convert a text with `wellnormed tokens` (with "
-            "--validation for val shards), or download FineWeb as GPT-2 tokens (kjj0/fineweb10B-gpt2 on Hugging Face) "
-            "with `wellnormed tokens --download`"
+            "--validation for val shards), or download FineWeb as GPT-2 tokens with `hf download --repo-type dataset "
+            "kjj0/fineweb10B-gpt2`"
         )
     _check_meta(folder, split, len(files))
     return _Shards([_shard(path) for path in files], [str(path) for path in files])
@@ -182,7 +181,7 @@ def shard_files(folder: Path, split: Split) -> list[Path]:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The content of a folder's `meta.json`, by the converter or the download; empty if there is no such file."""
+    """The content of a folder's `meta.json`, by the converter; empty if there is no such file."""
     remedy = "remove the folder, and write its shards again"
     if not (folder / META).exists():
         return {}
@@ -208,8 +207,6 @@ def header(count: int) -> bytes:
 def _check_meta(folder: Path, split: Split, files: int) -> None:
     """Compare the folder's `meta.json` with the shards that are there."""
     facts: dict[str, Any] = read_meta(folder).get("splits", {}).get(split, {})
-    if not facts.get("complete", True):
-        raise ValueError(f"the {split} shards in {folder} are not all written; run `wellnormed tokens` again to go on")
     if files != facts.get("shards", files):
         raise ValueError(
             f"{folder} has {files} {split} shards, but its {META} says {facts['shards']}; "
@@ -223,7 +220,9 @@ def _shard(path: Path) -> np.ndarray:
     is_there(path)
     numbers = np.fromfile(path, "<i4", HEADER)
     if len(numbers) < HEADER or (numbers[0], numbers[1]) != (MAGIC, VERSION):
-        raise ValueError(f"{path} is no shard of tokens of version {VERSION}, or its header is damaged; {remedy}")
+        raise ValueError(
+            f"{path} must be a shard of tokens of version {VERSION}, but its header is another or damaged; {remedy}"
+        )
     count, size = int(numbers[2]), path.stat().st_size
     if size != (expected := HEADER_BYTES + TOKEN_BYTES * count):
         raise ValueError(

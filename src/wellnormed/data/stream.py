@@ -65,19 +65,11 @@ class TokenStream(Iterator[Tensor]):
                 raise ValueError(f"{name}={value} must be at least 1")
         if not 0 <= rank < world:
             raise ValueError(f"rank={rank} must be from 0 to {world - 1}, since there are {world} ranks")
-        if batch % world:
-            raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
         if seed is not None and seed < 0:
             raise ValueError(f"seed={seed} must not be negative; choose another, or None for the order of the files")
         self.tokens, self.batch, self.length, self.seed = tokens, batch, length, seed
         self.epoch_windows = (len(tokens) - 1) // length
-        if self.epoch_windows < 1:
-            raise ValueError(
-                f"{len(tokens)} tokens are too few for one window of {length} and its targets; take shorter windows or "
-                "a longer text"
-            )
-        share = batch // world
-        self._part = slice(rank * share, (rank + 1) * share)
+        self._part = _part_of(tokens, batch, length, rank, world)
         self.position = position
 
     @property
@@ -89,7 +81,7 @@ class TokenStream(Iterator[Tensor]):
     def position(self, position: int) -> None:
         if position < 0 or position % self.length:
             raise ValueError(
-                f"position={position} is no multiple of length={self.length}; go on with the length that the run had"
+                f"position={position} must be a multiple of length={self.length}; go on with the run's length"
             )
         self._position = position
 
@@ -153,16 +145,8 @@ class RandomWindows(Iterator[Tensor]):
     def __init__(
         self, tokens: Tokens, batch: int, length: int, rank: int = 0, world: int = 1, *, generator: torch.Generator
     ) -> None:
-        if batch % world:
-            raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
-        if len(tokens) <= length:
-            raise ValueError(
-                f"{len(tokens)} tokens are too few for one window of {length} and its targets; take shorter windows or "
-                "a longer text"
-            )
-        share = batch // world
         self.tokens, self.batch, self.length, self.generator = tokens, batch, length, generator
-        self._part = slice(rank * share, (rank + 1) * share)
+        self._part = _part_of(tokens, batch, length, rank, world)
 
     def __next__(self) -> Tensor:
         """The next windows of this rank, `(batch / world, length + 1)` int64: inputs `[:, :-1]`, targets `[:, 1:]`."""
@@ -175,6 +159,19 @@ class RandomWindows(Iterator[Tensor]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The counterpart of `state_dict`."""
+
+
+def _part_of(tokens: Tokens, batch: int, length: int, rank: int, world: int) -> slice:
+    """The windows of a batch that are a rank's; refuses a batch and a length that do not fit."""
+    if batch % world:
+        raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
+    if len(tokens) <= length:
+        raise ValueError(
+            f"{len(tokens)} tokens are too few for one window of {length} and its targets; take shorter windows or a "
+            "longer text"
+        )
+    share = batch // world
+    return slice(rank * share, (rank + 1) * share)
 
 
 def permute(numbers: np.ndarray, count: int, seed: Sequence[int]) -> np.ndarray:

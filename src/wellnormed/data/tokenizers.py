@@ -1,5 +1,6 @@
 """The tokenizers: GPT-2's byte-pair encoding, bytes, and the characters of a text."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -7,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from wellnormed.data import bpe, characters
+from wellnormed.data import characters
 
 TokenizerName = Literal["gpt2", "bytes", "characters"]
+GPT2_VOCABULARY = 50257
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,6 @@ class Tokenizer:
         encode: From a text to its tokens, uint16.
         decode: From tokens to text; bytes that are no UTF-8 are replaced.
         token_bytes: The UTF-8 bytes of every token, 0 for the end of text: a loss in nats a token becomes bits a byte.
-        sha256: The digest of the file that it is made from, if there is one.
     """
 
     name: TokenizerName
@@ -32,12 +33,11 @@ class Tokenizer:
     encode: Callable[[str], np.ndarray]
     decode: Callable[[list[int]], str]
     token_bytes: np.ndarray
-    sha256: str | None = None
 
 
 @cache
 def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
-    """The tokenizer of that name; an unknown name, or GPT-2's file if it cannot be had, is a `ValueError`.
+    """The tokenizer of that name; an unknown name, and GPT-2's if tiktoken cannot load it, are a `ValueError`.
 
     With "characters", tokens are places in `symbols`; a new line, or else the first symbol, ends a text. With "bytes",
     they are the 256 values of the bytes of a text in UTF-8; the byte 0, which no text has, ends one.
@@ -62,22 +62,33 @@ def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
                 lambda tokens: "".join(symbols[token] for token in tokens), token_bytes,
             )  # fmt: skip
         case _:
-            raise ValueError(f"there is no tokenizer {name!r}; choose gpt2 or bytes")
+            raise ValueError(f"the tokenizer must be gpt2, bytes or characters, got {name!r}")
 
 
 def _gpt2() -> Tokenizer:
-    encoding = bpe.gpt2_tokenizer()
-    token_bytes = np.array([len(encoding.decode_single_token_bytes(token)) for token in range(bpe.VOCABULARY)])
-    token_bytes[bpe.END_OF_TEXT] = 0
+    """As tiktoken has it, which downloads its files once."""
+    try:
+        encoding = importlib.import_module("tiktoken").get_encoding("gpt2")
+    except ModuleNotFoundError:
+        raise ValueError(
+            "GPT-2's tokenizer needs the package tiktoken: in a clone type pip install '.[tokenizer]'"
+        ) from None
+    except Exception as error:  # tiktoken's own errors and those of what it sends requests with
+        raise ValueError(
+            f"tiktoken could not load GPT-2's tokenizer ({type(error).__name__}); run the same with a network once, or "
+            "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it"
+        ) from error
+    token_bytes = np.array([len(encoding.decode_single_token_bytes(token)) for token in range(GPT2_VOCABULARY)])
+    token_bytes[encoding.eot_token] = 0
 
     def encode(text: str) -> np.ndarray:
         return encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2")
 
     def decode(tokens: list[int]) -> str:
         # a model's vocabulary is rounded up, and an untrained one may draw what is no token
-        return encoding.decode([token for token in tokens if token < bpe.VOCABULARY])
+        return encoding.decode([token for token in tokens if token < GPT2_VOCABULARY])
 
-    return Tokenizer("gpt2", bpe.VOCABULARY, bpe.END_OF_TEXT, encode, decode, token_bytes, bpe.SHA256)
+    return Tokenizer("gpt2", GPT2_VOCABULARY, encoding.eot_token, encode, decode, token_bytes)
 
 
 def _bytes_of(text: str) -> np.ndarray:

@@ -52,7 +52,7 @@ def load(folder: str | Path) -> Model:
     Example:
         >>> load("runs/nowhere")
         Traceback (most recent call last):
-        ValueError: runs/nowhere is no folder; pass a run folder of `wellnormed train` or ...
+        ValueError: runs/nowhere does not exist, or is a file; pass a run folder of `wellnormed train` or ...
     """
     content, place = read_config(folder), Path(folder) / "config.json"
     config = parse_dataclass(functools.reduce(operator.or_, BUILDERS), content.get("model"), f"{place}: model")
@@ -90,17 +90,17 @@ def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) 
 
 
 def require_model(folder: str | Path) -> None:
-    """Refuse what is no folder of a run or of an exported model of `wellnormed.models`."""
+    """Refuse every path but the folder of a run or of an exported model of `wellnormed.models`."""
     folder = Path(folder)
     if not (is_there(folder) and folder.is_dir()):
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{folder} is no folder{hint}; {_REMEDY}")
+        raise ValueError(f"{folder} does not exist, or is a file{hint}; {_REMEDY}")
     # a finished run that has lost its config has weights of this name still
     if (folder / MANIFEST).exists() and not any((folder / name).exists() for name in ("config.json", WEIGHTS)):
         raise ValueError(
-            f"{folder} holds a model that is none of wellnormed.models; its certificate, if it was exported with one, "
-            f"is proved by `wellnormed-proof {folder}`"
+            f"{folder} must hold a model of wellnormed.models, and holds another; its certificate, if it was exported "
+            f"with one, is proved by `wellnormed-proof {folder}`"
         )
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder / 'config.json'} is missing; {_REMEDY}")
@@ -147,7 +147,9 @@ def read_tensors(content: bytes, where: str) -> dict[str, Tensor]:
     try:
         return load_tensors(content)
     except SafetensorError as error:
-        raise ValueError(f"{where} is truncated or no safetensors file ({error}); restore it, or train again") from None
+        raise ValueError(
+            f"{where} must be a safetensors file, but is another or truncated ({error}); restore it, or train again"
+        ) from None
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from wellnormed.models.base import TokenModel
 from wellnormed.models.config import GPTConfig
 from wellnormed.modular import Builder, NormedModule, attention, compose, modular_rule
 from wellnormed.modular.layers import sequential
@@ -22,7 +23,7 @@ from wellnormed.nn import (
     Scale,
     ScaledGELU,
 )
-from wellnormed.nn.starting import Start, start_, zeros
+from wellnormed.nn.starting import Start, zeros
 from wellnormed.routing import assign_norms
 
 
@@ -64,7 +65,7 @@ class FeedForward(nn.Sequential):
         self.output = nn.Linear(hidden, config.width, bias=False)
 
 
-class GPT(nn.Module):
+class GPT(TokenModel):
     """Decoder-only transformer without any normalisation layer, QK norm or soft-capped logits.
 
     The generator decides the initial weights; None is torch's default.
@@ -99,10 +100,6 @@ class GPT(nn.Module):
         self.logit_scale = Scale(config.logit_scale)
         self.reset_parameters(generator)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the start that `starts` describes."""
-        start_(self.starts(), generator)
-
     def starts(self) -> Iterator[Start]:
         """Matrices start at norm 1 in their own norm; output projections, biases and the head at 0 (LT appendix F)."""
         for assigned in assign_norms(self):
@@ -112,10 +109,6 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.logit_scale(self.head(self.layers(self.position(self.embedding(tokens_BT)))))
-
-    def example_input(self) -> Tensor:
-        """Integers `(1, length)`: what a certificate of this model is captured with."""
-        return torch.zeros(1, self.config.length, dtype=torch.long)
 
 
 modular_rule(FeedForward)(sequential)

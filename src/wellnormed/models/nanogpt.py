@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from wellnormed.models.base import TokenModel
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.nn import CausalAttention, HalfRotary, MergeHeads, Scale, ScaledGELU
-from wellnormed.nn.starting import Start, drawn, start_, zeros
+from wellnormed.nn.starting import Start, drawn, zeros
 from wellnormed.norms import Gain, Norm
 
 
@@ -146,7 +147,7 @@ class Block(nn.Module):
         return f"kept={self.kept}, added={self.added}"
 
 
-class NanoGPT(nn.Module):
+class NanoGPT(TokenModel):
     """The speedrun of GPT-2, or LT's "NanoGPT" or "Modula" baseline, by `config.variant`.
 
     - `speedrun`: the record of modded-nanogpt from February to May 2025. RMS norms without gains before every layer and
@@ -177,11 +178,11 @@ class NanoGPT(nn.Module):
     def __init__(self, config: NanoGPTConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if config.variant not in ("speedrun", "nanogpt", "modula"):
-            raise ValueError(f"variant={config.variant!r} is none of speedrun, nanogpt, modula; choose one")
+            raise ValueError(f"variant must be speedrun, nanogpt or modula, got {config.variant!r}")
         if config.width % (4 * config.heads):
             raise ValueError(
-                f"width={config.width} is no multiple of 4 x heads={config.heads}: the rotary positions turn pairs of "
-                "a quarter of a head's entries; choose another width"
+                f"width={config.width} must be a multiple of 4 x heads={config.heads}: the rotary positions turn "
+                "pairs of a quarter of a head's entries; choose another width"
             )
         self.config = config
         skips = tables = 0
@@ -196,10 +197,6 @@ class NanoGPT(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
         self.cap = LogitSoftCap(config.logit_cap, config.logit_width)
         self.reset_parameters(generator)
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the start that the class describes."""
-        start_(self.starts(), generator)
 
     def starts(self) -> Iterator[Start]:
         """The start that the class describes; learned numbers start where their layer says."""
@@ -227,7 +224,3 @@ class NanoGPT(nn.Module):
             if number < len(self.skips):
                 outputs.append(x_BTD)
         return self.cap(self.head(self.norm(x_BTD)))
-
-    def example_input(self) -> Tensor:
-        """Integers `(1, length)`: what a certificate of this model is captured with."""
-        return torch.zeros(1, self.config.length, dtype=torch.long)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.constraints import Constraint, Orthogonal
+from wellnormed.models.base import TokenModel
 from wellnormed.models.config import PotentialConfig
 from wellnormed.nn import (
     BallProjection,
@@ -17,7 +18,7 @@ from wellnormed.nn import (
     OrthogonalJoin,
     PositionMixing,
 )
-from wellnormed.nn.starting import Start, start_, zeros
+from wellnormed.nn.starting import Start, zeros
 
 
 class ContentAttention(nn.Module):
@@ -42,7 +43,7 @@ class ContentAttention(nn.Module):
         return self.join(x_BTD, self.merge(self.attend(self.query(x_BTD), self.key(x_BTD), self.value(x_BTD))))
 
 
-class PotentialGPT(nn.Module):
+class PotentialGPT(TokenModel):
     """Token vectors, causal averages of them side by side, convex potentials and attention, and a map to logits.
 
     Everything before the head has the constant `config.body_lipschitz`, so that a head of norm `L / body_lipschitz`
@@ -71,10 +72,6 @@ class PotentialGPT(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary_size)
         self.reset_parameters(generator)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the start that `starts` describes."""
-        start_(self.starts(), generator)
-
     def starts(self) -> Iterator[Start]:
         """Every layer starts as it says itself; the biases of attention and the head start at zero."""
         for module in self.modules():
@@ -89,7 +86,3 @@ class PotentialGPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.head(self.layers(self.mixing(self.embedding(tokens_BT))))
-
-    def example_input(self) -> Tensor:
-        """Integers `(1, length)`: what a certificate of this model is captured with."""
-        return torch.zeros(1, self.config.length, dtype=torch.long)

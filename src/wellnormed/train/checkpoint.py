@@ -8,11 +8,10 @@ import hashlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -38,88 +37,12 @@ def require_torch(ranks: int) -> None:
         )
 
 
-class Saves:
-    """The checkpoints of a run, one at a time; a context that ends when the last one is written.
-
-    Args:
-        ranks: The processes.
-        aside: Whether training goes on while a checkpoint is written by a second thread, from a copy of the tensors in
-            main memory. It counts when it is whole, as always. What goes wrong is raised by the next call, or at the
-            end of the context, on all ranks.
-    """
-
-    def __init__(self, ranks: Ranks, aside: bool) -> None:
-        self._ranks = ranks
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if aside else None
-        self._under_way: Future[None] | None = None
-
-    def save(
-        self,
-        folder: Path,
-        tensors: dict[str, Tensor],
-        facts: dict[str, Any],
-        metrics: bytes,
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write tensors, facts that JSON can hold, and rows of metrics, and then call `after` on the first rank.
-
-        A collective call. An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does
-        not count.
-        """
-        self.wait()
-        if self._thread is None:
-            save_parts(folder, tensors, facts, metrics, self._ranks)
-            self._ranks.by_first(after)
-            return
-        _begin(folder, self._ranks)
-        ranks, shapes = self._ranks.apart(), _shapes(tensors)
-        written = dcp.async_save(tensors, storage_writer=_writer(folder / PARTS), process_group=ranks.group)
-
-        def end() -> None:
-            with _explained(folder):
-                cast(Future, written).result()
-            _end(folder, shapes, facts, metrics, ranks)
-            ranks.by_first(after)
-
-        self._under_way = self._thread.submit(end)
-
-    def wait(self) -> None:
-        """Wait until the checkpoint that is under way is written, and raise what went wrong with it."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
-
-    def __enter__(self) -> "Saves":
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        try:
-            self.wait()
-        except Exception as also:
-            if error is None or isinstance(error, KeyboardInterrupt):  # which says what the newest checkpoint is
-                raise
-            error.add_note(f"The checkpoint that was under way failed as well: {also}")
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-
-
 def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
     """Write tensors, plain ones or `DTensor`s, facts that JSON can hold, and rows of metrics; a collective call.
 
-    An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count.
+    An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count: it does with
+    its manifest, which the first rank writes once all have written their parts.
     """
-    _begin(folder, ranks)
-    if ranks.world == 1:
-        write_atomically(folder / PARTS / ALONE, tensor_bytes(tensors))
-    else:
-        with _explained(folder):
-            dcp.save(tensors, storage_writer=_writer(folder / PARTS))
-    _end(folder, _shapes(tensors), facts, metrics, ranks)
-
-
-def _begin(folder: Path, ranks: Ranks) -> None:
-    """Make the folder, empty."""
     parts = folder / PARTS
 
     def begin() -> None:
@@ -129,15 +52,16 @@ def _begin(folder: Path, ranks: Ranks) -> None:
             parts.mkdir(parents=True)
 
     ranks.by_first(begin)
-
-
-def _end(folder: Path, shapes: dict[str, list[int]], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
-    """Write the manifest, with which the checkpoint counts, once all ranks have written their parts."""
-    sums = _sums(folder / PARTS, ranks)
+    if ranks.world == 1:
+        write_atomically(parts / ALONE, tensor_bytes(tensors))
+    else:
+        with _explained(folder):
+            dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(parts), save_distributed=True))
+    sums = _sums(parts, ranks)
 
     def end() -> None:
         write_atomically(folder / METRICS, metrics)
-        written = {"metrics_sha256": hashlib.sha256(metrics).hexdigest(), "shapes": shapes, "sha256": sums}
+        written = {"metrics_sha256": hashlib.sha256(metrics).hexdigest(), "shapes": _shapes(tensors), "sha256": sums}
         write_json(folder / MANIFEST, {"format": FORMAT, **facts, **written}, sealed=True)
         sync_folder(folder.parent)
 
@@ -146,10 +70,6 @@ def _end(folder: Path, shapes: dict[str, list[int]], facts: dict[str, Any], metr
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
-
-
-def _writer(parts: Path) -> dcp.HuggingFaceStorageWriter:
-    return dcp.HuggingFaceStorageWriter(str(parts), save_distributed=True)
 
 
 def load_parts(

@@ -14,7 +14,7 @@ from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
 Schedule = Literal["linear", "cooldown", "cosine"]
 CHARACTERS, BYTES = "characters", "shakespeare"
-"""Names of data that is no folder of shards."""
+"""The names of data that are not a folder of shards."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,6 @@ class TrainConfig:
     logits being divided by the logit scale."""
     head_rate: float = 1.0
     """Factor on the learning rate of the map to logits; that of a `potential` model is relative to its cap."""
-    gain_rate: float = 0.3
-    """Factor on the learning rate of the gains of a `potential` model's averages."""
     adamw_rate: float = 1e-3
     """Learning rate of what `muon` leaves to AdamW."""
     adamw_average: float = 0.95
@@ -93,9 +91,7 @@ class TrainConfig:
     momentum: float = 0.95
     """Fraction of the momentum that is kept (Nesterov)."""
     momentum_start: float | None = None
-    """The fraction that is kept in the first step, from which it rises linearly; None for no rise."""
-    momentum_steps: int = 300
-    """Steps until the momentum has risen."""
+    """The fraction that is kept in the first step, from which it rises linearly over 300 steps; None for no rise."""
     schedule: Schedule = "linear"
     """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine."""
     cooldown: float = 0.4
@@ -132,8 +128,6 @@ class TrainConfig:
     """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
     sample_tokens: Annotated[int, tyro.conf.arg(aliases=("--sample-characters",))] = 500
     """Characters or tokens of the text that is generated at the end."""
-    peak_tflops: float | None = None
-    """The peak of a rank's device in the run's precision, of which a share is used; known for some GPUs."""
 
     def __post_init__(self) -> None:
         require(self._conditions, self)
@@ -205,7 +199,7 @@ class TrainConfig:
         """The fraction of the momentum that is kept in a step, counted from 0."""
         if self.momentum_start is None:
             return self.momentum
-        share = min(1.0, step / self.momentum_steps)
+        share = min(1.0, step / MOMENTUM_STEPS)
         return (1 - share) * self.momentum_start + share * self.momentum
 
 
@@ -223,6 +217,8 @@ def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str
             raise ValueError(f"{name}={values[name]} must {must} (on the command line: {option})")
 
 
+MOMENTUM_STEPS = 300
+"""Steps until the momentum has risen, as in the speedrun."""
 LARGEST = 2**31
 """Sizes, counts and intervals are below it."""
 Range = tuple[Callable[[Any], bool], str]
@@ -234,7 +230,7 @@ SEED: Range = (lambda x: 0 <= x < 2**60, "lie in [0, 2**60)")
 RANGES: dict[str, Range] = {
     "seed": SEED,
     **dict.fromkeys(("attack_steps", "sample_tokens", "weight_decay"), NOT_NEGATIVE),
-    **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate", "gain_rate"), NOT_NEGATIVE),
+    **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate"), NOT_NEGATIVE),
     **dict.fromkeys(("momentum", "momentum_start", "adamw_average"), FRACTION),
     "cooldown": (lambda x: 0 < x <= 1, "lie in (0, 1]: it is a share of the steps"),
     **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),

@@ -73,7 +73,7 @@ def device_of(name: str) -> torch.device:
     try:
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
-        raise ValueError(f"device={name!r} is no device of torch; use cpu, cuda or auto") from None
+        raise ValueError(f"device must be cpu, cuda or auto, got {name!r}") from None
 
 
 def _cpu() -> str:

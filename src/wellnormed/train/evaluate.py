@@ -1,14 +1,11 @@
-"""Text that a trained model writes, and the way from a text to its tokens and back."""
+"""Text that a trained model writes."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellnormed.data.characters import decode, encode
-from wellnormed.data.tokenizers import tokenizer_of
+from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 from wellnormed.models.files import Model, read_config
 from wellnormed.program.capturing import capture
 
@@ -43,17 +40,11 @@ def sample(
     return prompt
 
 
-def text_coder(folder: str | Path) -> tuple[Callable[[str], Tensor], Callable[[Tensor], str]]:
-    """From texts to tokens of a folder's model, int64, and back; a `ValueError` if the folder does not say how."""
+def tokenizer_of_folder(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a folder's model; a `ValueError` if the folder does not say which."""
     text = read_config(folder).get("text", {})
-    if "tokenizer" in text:
-        tokenizer = tokenizer_of(text["tokenizer"], text.get("symbols"))
-        return (
-            lambda prompt: torch.from_numpy(tokenizer.encode(prompt).astype(np.int64)),
-            lambda tokens: tokenizer.decode(tokens.tolist()),
-        )
-    if (symbols := text.get("symbols")) is None:
+    if not text.keys() & {"tokenizer", "symbols"}:
         raise ValueError(
-            f"{Path(folder) / 'config.json'} does not say which characters the tokens are; export it with symbols=..."
+            f"{Path(folder) / 'config.json'} must say which characters the tokens are; export it with symbols=..."
         )
-    return lambda prompt: encode(prompt, symbols), lambda tokens: decode(tokens, symbols)
+    return tokenizer_of(text.get("tokenizer", "characters"), text.get("symbols"))

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from wellnormed.certificates import UncertifiableError
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import Model, read_config
 from wellnormed.nn import CappedEmbedding
-from wellnormed.nn.projection import count_hits, hit_rates
 from wellnormed.norms import ColNorm
 from wellnormed.proof.reading import printable
 from wellnormed.train.environment import threads
@@ -79,9 +77,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
         ahead += ["the certificate", *(["a search for a lower bound"] if config.attack_steps else [])]
     console.print(f"all steps are done; now {', '.join(ahead)}, a sample and the report", highlight=False)
     seen = task.observe()
-    count_hits(task.model)
     losses = task.evaluate(last=True)
-    rates = hit_rates(task.model)
     weights = task.whole_weights()
 
     def end() -> None:
@@ -102,7 +98,6 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             "observed_entries": seen.entries,
             "observed_logits": seen.logits,
             "observed_inputs": seen.inputs,
-            "projection_hit_rates": rates,
         }
         if config.certify != "no":
             certificate = certificate_of(model, config.attack_steps, task)
@@ -156,31 +151,10 @@ def certify_model(
     return certificate
 
 
-def with_larger_gain(certificate: Certificate, path: Path) -> tuple[Certificate, str]:
-    """The certificate with the gain that an earlier one in a file has, if that is larger; and a remark that says so.
-
-    The earlier one counts only if it is of the same rows and tensors, and so of the same model and domain.
-    """
-    try:
-        earlier = Certificate.load(path)
-    except (ValueError, OSError):  # it is damaged, or there is none
-        return certificate, ""
-    documents = [
-        {key: each.document()[key] for key in ("rows", "tensors", "computed")} for each in (certificate, earlier)
-    ]
-    if documents[0] != documents[1] or (earlier.lower_bound or 0) <= (certificate.lower_bound or 0):
-        return certificate, ""
-    assert earlier.lower_bound is not None
-    return certificate.with_lower_bound(earlier.lower_bound), "; it keeps the larger gain of an earlier search"
-
-
 def show_finished(run: RunFolder, console: Console) -> None:
-    """Draw the report of a finished run again, where the disk allows it, and print its results."""
+    """Draw the report of a finished run again, and print its results."""
     console.print("this run is finished", highlight=False)
-    try:
-        write_report(run.path)
-    except OSError as error:
-        console.print(f"the report stays as it is: {error}", highlight=False, markup=False, soft_wrap=True)
+    write_report(run.path)
     print_summary(run, console)
 
 

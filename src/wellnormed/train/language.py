@@ -77,9 +77,7 @@ class LanguageTask(Task[Model]):
         read = len(corpus.validation) if corpus.symbols else self._validation_tokens
         corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
         prepared = None if type(self).prepared is LanguageTask.prepared else self.prepared
-        model, self.runner, group, self.flops_per_token = built(
-            config, self.generators["initial weights"], ranks, prepared
-        )
+        model, self.runner, group = built(config, self.generators["initial weights"], ranks, prepared)
         optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held_by, config.steps, self.generators["order of the data"], schedule)
         self.update_seconds: float | None = None

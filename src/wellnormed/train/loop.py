@@ -16,7 +16,7 @@ from rich.console import Console
 
 from wellnormed._files import read_bytes, write_atomically
 from wellnormed.data.corpus import Corpus, load_corpus
-from wellnormed.train.checkpoint import Saves, load_parts, require_torch
+from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.finish import evaluated, finish, show_finished
@@ -28,12 +28,6 @@ from wellnormed.train.run_folder import RunFolder, explained, memory_explained
 from wellnormed.train.setup import with_precision, with_vocabulary
 from wellnormed.train.stopping import Requests
 from wellnormed.train.task import Schedule, fit
-
-PEAK_TFLOPS = {
-    "H100 PCIe": 756.0, "H100 NVL": 835.0, "H200 NVL": 835.0, "H100": 989.0, "H200": 989.0, "A100": 312.0,
-}  # fmt: skip
-"""Peaks of dense bfloat16 products, from the maker's data sheets, by a part of the device's name; the first that
-fits."""
 
 
 @memory_explained()
@@ -158,7 +152,9 @@ def _go_on(
     _require_shared(run, ranks)
 
     def begin() -> str | None:
-        if (problem := run.take_up(stack)) is not None:
+        stack.enter_context(locked(run.path))
+        run.remove_leftovers()
+        if (problem := run.unfinished()) is not None:
             run.manifest_file.unlink(missing_ok=True)  # of an end that is damaged, and is made again
         return problem
 
@@ -263,27 +259,17 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
         tensors, facts = task.state()
         folder = run.checkpoints / f"step-{task.step:08d}"
         metrics = run.metrics_file.read_bytes() if ranks.first else b""
-        saves.save(folder, tensors, facts | run.expected_of(folder), metrics, run.remove_leftovers)
+        save_parts(folder, tensors, facts | run.expected_of(folder), metrics, ranks)
+        ranks.by_first(run.remove_leftovers)
 
     task.timed, rate = True, task.learning_rate()  # of the next step
-    # cut weights are copied to main memory in parts; copies of whole ones in every process would fill it
-    aside = ranks.world > 1 and config.parallel == "fsdp"
-    with (
-        Saves(ranks, aside) as saves,
-        progress_display(console, task.step, config.steps, config.checkpoint_every) as show,
-    ):
+    with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
         fit(task, watch)
 
 
 def _speed(task: LanguageTask, speed: float, seconds: float) -> dict[str, Any]:
-    """Tokens a second of all ranks, memory, the share of the device's peak, and the update's of the last step."""
+    """Tokens a second of all ranks, memory, and the update's share of the last step."""
     row: dict[str, Any] = {"tokens_per_second": round(speed), "peak_memory_bytes": _peak_memory(task.device)}
-    peak = task.config.peak_tflops
-    if peak is None and task.device.type == "cuda" and task.config.precision == "bfloat16":
-        name = torch.cuda.get_device_name(task.device)
-        peak = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in name), None)
-    if peak is not None:
-        row["model_flops_utilization"] = speed * task.flops_per_token / (1e12 * peak * task.ranks.world)
     if task.timed and task.update_seconds is not None:
         row["update_share"] = task.update_seconds / seconds
     return row
@@ -300,8 +286,6 @@ def _peak_memory(device: torch.device) -> int:
 def _shown(row: dict[str, Any]) -> str:
     """A row of metrics in words."""
     words = [f"loss {row['loss']:.3f}", f"lr {row['learning_rate']:.4f}", f"{row['tokens_per_second']:,} tokens/s"]
-    if "model_flops_utilization" in row:
-        words.append(f"MFU {row['model_flops_utilization']:.1%}")
     if "update_share" in row:
         words.append(f"update {row['update_share']:.0%}")
     if "norms_over_caps" in row:

@@ -21,6 +21,8 @@ CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
 }
+GAIN_RATE = 0.3
+"""Factor on the learning rate of the gains of a `potential` model's averages."""
 PARTS: dict[type[nn.Module], dict[str, str]] = {
     Attention: {"query": "query", "key": "key", "value": "value", "output": "output"},
     FeedForward: {"input": "feed_in", "output": "feed_out"},
@@ -58,7 +60,7 @@ def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
         hidden = [f"layers.{name}.bias" for name, m in model.layers.named_children() if isinstance(m, ConvexPotential)]
         return dict.fromkeys(hidden, config.bias_rate) | {
             "embedding.weight": config.embedding_rate,
-            "mixing.gain_H": config.gain_rate,
+            "mixing.gain_H": GAIN_RATE,
             "head.weight": config.head_rate * config.head_cap,
         }
     assert isinstance(model, GPT)

@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -30,14 +30,6 @@ class Ranks:
     device: torch.device
     patient: Any = None
     """A group of the same processes that waits for days; see `by_first`. None for a process that is alone."""
-    aside: Any = None
-    """A group of the same processes on the CPU, for the calls of a second thread; see `apart`."""
-    group: Any = None
-    """The group of collective calls; None is torch's own."""
-
-    def apart(self) -> "Ranks":
-        """The same processes, for calls that a second thread makes while this one makes others."""
-        return replace(self, patient=None, group=self.aside)
 
     @property
     def first(self) -> bool:
@@ -49,14 +41,14 @@ class Ranks:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, self.patient if patiently else self.group)
+        dist.all_gather_object(values, value, self.patient if patiently else None)
         return values
 
     def sum(self, *values: float | Tensor) -> list[float]:
         """Sums over the ranks, in float64, the same on each."""
         total = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device).detach() for x in values])
         if self.world > 1:
-            dist.all_reduce(total, group=self.group)
+            dist.all_reduce(total)
         return total.tolist()
 
     def together(self, work: Callable[[], T], patiently: bool = False) -> T:
@@ -116,12 +108,10 @@ def joined(device: str) -> Iterator[Ranks]:
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=PATIENCE)
     # one rank alone certifies at the end, which takes a large model hours
     patient: Any = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-    aside: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
     try:
-        ranks = Ranks(dist.get_rank(), dist.get_world_size(), place, patient, aside)
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), place, patient)
         ranks.require_equal("version of a package", versions())
         yield ranks
     finally:
         gc.collect()  # what still holds a group would end its threads too late, and abort the process
-        for group in (None,) if began_here else (patient, aside):
-            dist.destroy_process_group(group)
+        dist.destroy_process_group(None if began_here else patient)

@@ -60,13 +60,9 @@ def write_report(folder: str | Path) -> Path:
     if sum("tokens_per_second" in row for row in metrics) > 1:
         figures.append(_speed_figure(metrics))
     if certificate and math.isfinite(certificate.log10_lipschitz):
-        figures += [_growth_figure(certificate), _gap_figure(certificate)]
+        figures += [_growth_figure(certificate)]
     known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
-    rates = results.get("projection_hit_rates", {}) if results else {}
-    hits = [_row([layer], [f"{rate:.2%}"]) for layer, rate in rates.items()]
-    what = "Ball projections: share of vectors projected on the validation split"
-    projections = [_section(what, _table(hits))] if hits else []
     formats = []
     if certificate is not None and results is not None and "observed_entries" in results:
         formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
@@ -80,7 +76,6 @@ def write_report(folder: str | Path) -> Path:
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
         _section("Sample", f"<pre>{html.escape(printable(results['sample']))}</pre>" if results else None),
         _section("Certificate", _certificate_table(certificate) if certificate else None),
-        *projections,
         *formats,
         _section("Config", _settings(config)),
         _section("Environment", _settings(environment) if environment else None),
@@ -219,15 +214,11 @@ def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
         [r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1, label="tokens a second"
     )
     axes.set_ylim(bottom=0)
-    for key, label, colour in (
-        ("update_share", "of a step: update and constraints", ORANGE),
-        ("model_flops_utilization", "of the device's peak", GREY),
-    ):
-        if points := [(row["step"], row[key]) for row in metrics if key in row]:
-            shares = figure.axes[1] if figure.axes[1:] else axes.twinx()
-            shares.set(ylabel="share", ylim=(0, 1.05))
-            shares.spines["top"].set_visible(False)
-            shares.plot(*zip(*points, strict=True), ".-", color=colour, lw=1, label=label)
+    if points := [(row["step"], row["update_share"]) for row in metrics if "update_share" in row]:
+        shares = axes.twinx()
+        shares.set(ylabel="share of a step", ylim=(0, 1.05))
+        shares.spines["top"].set_visible(False)
+        shares.plot(*zip(*points, strict=True), ".-", color=ORANGE, lw=1, label="update and constraints")
     return _with_legend(figure)
 
 
@@ -240,19 +231,6 @@ def _growth_figure(certificate: Certificate) -> Figure:
         points = [(i, float(v.log10())) for i, v in enumerate(values, 1) if v > 0]
         axes.plot([i for i, _ in points], [v for _, v in points], color=colour, lw=1.5, label=label)
     return _with_legend(figure)
-
-
-def _gap_figure(certificate: Certificate) -> Figure:
-    figure, axes = _axes("Proved from above, found from below", "log10 of the Lipschitz constant", "")
-    bars = [("certificate", certificate.log10_lipschitz, short(certificate.exact_lipschitz), BLUE)]
-    if found := certificate.lower_bound:
-        bars.append(("largest gain found", math.log10(found), shown(found, ".5g", up=False), ORANGE))
-    for label, value, plain, colour in bars:
-        axes.barh(label, value, color=colour, height=0.5)
-        axes.annotate(f" {plain}", (value, label), va="center")
-    axes.margins(x=0.15)
-    axes.grid(visible=False)
-    return figure
 
 
 def _svg(figure: Figure) -> str:

@@ -8,7 +8,7 @@ and a checkpoint holds a copy of it.
 import dataclasses
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from wellnormed._files import MANIFEST, json_text
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.models.files import FORMAT, WEIGHTS, config_sha256, read_config, tensor_bytes
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.lock import locked, require_new, resume_command
+from wellnormed.train.lock import require_new, resume_command
 
 C = TypeVar("C", bound=TrainConfig)
 METRICS = "metrics.jsonl"
@@ -67,8 +67,8 @@ class RunFolder:
         """The config and the description of the text, refused if missing, damaged, or of another format or kind."""
         if self.path.is_dir() and not self.config_file.exists():
             raise ValueError(
-                f"{self.config_file} is missing: {self.path} is no run, or was killed before it began; pass the folder "
-                f"of a run, or begin this one with `wellnormed train --name {self.path.name}`"
+                f"{self.config_file} is missing: {self.path} is something else than a run, or was killed before "
+                f"it began; pass the folder of a run, or begin this one with `wellnormed train --name {self.path.name}`"
             )
         content = read_config(self.path)
         if "train" not in content:
@@ -127,20 +127,6 @@ class RunFolder:
         except (ValueError, OSError) as error:
             return str(error)
         return None
-
-    def take_up(self, stack: ExitStack) -> str | None:
-        """Lock the run until the stack ends, and remove what killed processes left; returns `unfinished`.
-
-        A finished run on a disk that takes no lock is only looked at.
-        """
-        try:
-            stack.enter_context(locked(self.path))
-            self.remove_leftovers()
-        except OSError:
-            if self.unfinished() is None:
-                return None
-            raise
-        return self.unfinished()
 
     def remove_leftovers(self) -> None:
         """Remove old checkpoints and what killed processes left unfinished; only under the lock."""

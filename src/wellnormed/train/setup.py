@@ -8,9 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from wellnormed.data.corpus import Corpus
 from wellnormed.matrix.msign import multiplies_bfloat16
@@ -37,8 +35,8 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
 
 def built(
     config: TrainConfig, generator: torch.Generator, ranks: Ranks, prepared: Callable[[Model], Model] | None
-) -> tuple[Model, nn.Module, Any, int]:
-    """The model on the ranks, what to call for a loss, the group that holds copies, and the operations of one token.
+) -> tuple[Model, nn.Module, Any]:
+    """The model on the ranks, what to call for a loss, and the group that holds copies.
 
     A model whose weights are cut is never whole anywhere, if it has `starts` and nobody wants it `prepared` with its
     first weights: it is made without values and cut, and then its weights are filled one after the other.
@@ -52,14 +50,13 @@ def built(
             f"{type(model).__name__} has the buffer {buffers[0]!r}, which `starts` does not fill; compute it in "
             "`forward`, or leave `starts` out so that every process makes the whole model"
         )
-    flops = flops_per_token(model, config.model.length)
     if not in_parts:
         model = (prepared(model) if prepared else model).to(ranks.device)
     runner, group = over_ranks(model, config, ranks)
     if in_parts:
         model.to_empty(device=ranks.device)
         start_in_parts(model, generator, ranks.world)
-    return model, runner, group, flops
+    return model, runner, group
 
 
 @torch.no_grad()
@@ -144,12 +141,3 @@ def with_precision(config: TrainConfig, ranks: Ranks) -> TrainConfig:
 def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     """Activation checkpointing in a function of this package: torch.compile enters none that begins in torch's own."""
     return cast(Tensor, checkpoint(forward, *arguments, use_reentrant=False))
-
-
-def flops_per_token(model: Model, length: int) -> int:
-    """Floating-point operations of products, forward and backward, for one token of a window."""
-    device = next(model.parameters()).device
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):  # which is made of products that are counted
-        model(torch.zeros(1, length, dtype=torch.long, device=device))
-    return 3 * counter.get_total_flops() // length
