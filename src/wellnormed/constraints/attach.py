@@ -35,9 +35,11 @@ def constrain(
     proved to keep their promise; a checkpoint that keeps it is continued bit for bit. Not counted are writes through
     `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
 
-    A hook of your own that changes weights belongs before this one as a pre-hook of the step and after it as a
-    post-hook; a closure must not change them. What a constraint promises, or that it promises nothing, is said in its
-    own text. A copied or unpickled optimizer of this library keeps its constraints.
+    Rates and weights may be changed by closures, by pre-hooks of the step and around `step` in a subclass: an optimizer
+    of this library has its constraints act within its step, on the numbers that it multiplies with. For any other, and
+    for post-hooks that write weights, a hook of your own belongs before this one as a pre-hook and after it as a
+    post-hook, and a closure must not write them. What a constraint promises, or that it promises nothing, is said in
+    its own text. A copied or unpickled optimizer of this library keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of

@@ -1,7 +1,9 @@
 """Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them.
 
-What happens at a step: `_before` checks that every constraint can hold after a step of that length, and brings back
-what somebody else has written; `_after` has each constraint act on the weights that have moved, through `_write`.
+What happens at a step: `before` checks that every constraint can hold after a step of that length, and brings back
+what somebody else has written; `after` has each constraint act on the weights that have moved, through `_write`. An
+optimizer of this library calls both from within its step, so that the bounds are those of the numbers it multiplies
+with; any other calls them by its hooks.
 """
 
 import copy
@@ -27,7 +29,7 @@ from wellnormed.constraints.constrained import (
     measure,
     upper_bound,
 )
-from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, longer, step_bounds, still
+from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
@@ -123,7 +125,7 @@ class Constraints:
             >>> constraints.proved_ratios()["weight"] <= 1
             True
         """
-        self._meet(self._constrained)
+        self._handle_written(self._constrained)
         valued = [c for c in self._constrained if c.constraint.tolerance]
         for _ in range(ROUNDS):
             astray = self._measure_own(valued, distance)
@@ -205,9 +207,11 @@ class Constraints:
 
     def attach(self) -> None:
         """Attach to the optimizer; once, when these constraints or a copy of them are made."""
-        before, after = torch.compiler.disable(self._before), torch.compiler.disable(self._after)  # they look at memory
+        own = isinstance(self._optimizer, BoundsItsSteps)  # which calls `before` and `after` in the midst of its step
+        after = torch.compiler.disable(self._sweep if own else self.after)  # these look at memory
+        before = torch.compiler.disable(self.before)
         self._hooks = (
-            self._optimizer.register_step_pre_hook(lambda *_: before()),
+            *(() if own else (self._optimizer.register_step_pre_hook(lambda *_: before()),)),
             self._optimizer.register_step_post_hook(lambda *_: after()),
             self._optimizer.register_load_state_dict_post_hook(lambda *_: self._doubt()),
         )
@@ -225,7 +229,11 @@ class Constraints:
         for c in self._constrained:
             c.constraint.check(c.norm, self._bounds[c.name], c.name)
 
-    def _before(self) -> None:
+    def before(self) -> None:
+        """Check that the constraints hold after the coming step, and bring back what somebody else has written.
+
+        An optimizer of this library calls it when closures and hooks have run and it reads the numbers of its step.
+        """
         for c in self._constrained:
             if recording(c.parameter.device) and (
                 c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values())
@@ -242,7 +250,7 @@ class Constraints:
         self._still_before = still(self._optimizer, self._constrained, self._bounds)
         changes = self._changes(self._constrained)
         if any(changes.values()):
-            self._meet([c for c in self._constrained if changes[c.name] == WRITTEN])
+            self._handle_written([c for c in self._constrained if changes[c.name] == WRITTEN])
             self._settle([c for c in self._constrained if changes[c.name] == DOUBTED])
             self._remember()
 
@@ -255,8 +263,8 @@ class Constraints:
         """What happened to each of these, in any process, since the constraints last saw it, as far as torch counts."""
         return self._placement.agree({c.name: c.change() for c in among}, [c.name for c in among])
 
-    def _meet(self, changed: Sequence[Constrained]) -> None:
-        """Take over weights that someone else has written: promises are kept, and what promises nothing begins anew."""
+    def _handle_written(self, changed: Sequence[Constrained]) -> None:
+        """Handle externally modified weights: project those with a bound, reset the state of the others."""
         self._settle(changed)
         self._begin([c for c in changed if c.promised() is None])
 
@@ -284,19 +292,19 @@ class Constraints:
         for c in changed:
             c.begin()
 
-    def _after(self) -> None:
+    def after(self) -> None:
         """Constrain what has moved: with a gradient before the step or, from a closure, after it.
 
-        What moved without a gradient, and what a closure or another hook let make a longer step than was checked, is
-        brought below its cap from wherever it is. A step of length 0, such as torch makes to load an optimizer's state,
-        writes no weight that keeps its promise.
+        The bounds are those of the step that was made: `before` read them when the step read its numbers. What moved
+        without a gradient is brought below its cap from wherever it is. A step of length 0, such as torch makes to load
+        an optimizer's state, writes no weight that keeps its promise.
         """
-        bounds = step_bounds(self._optimizer, self._constrained)
-        unmoved = self._still_before & still(self._optimizer, self._constrained, bounds)
-        stepped = {c.name for c in self._constrained if c.name in self._stepping or c.parameter.grad is not None}
-        beyond = stepped & longer(bounds, self._bounds)
+        unmoved, stepped = self._still_before, self._stepping
+        if not isinstance(self._optimizer, BoundsItsSteps):  # a closure has run since
+            unmoved = unmoved & still(self._optimizer, self._constrained, self._bounds)
+            stepped = stepped | {c.name for c in self._constrained if c.parameter.grad is not None}
         others = [c for c in self._constrained if c.name not in stepped]
-        moved = [c for c in self._constrained if c.name in stepped - beyond]
+        moved = [c for c in self._constrained if c.name in stepped]
         moved = [c for c in moved if c.name not in unmoved or c.constraint.acts_at_rest]
         steps = {c.name: c.constraint.seen_step(self._bounds[c.name], c.parameter) for c in moved}
         due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, steps[c.name])]
@@ -311,7 +319,6 @@ class Constraints:
                     "last good weights, and lower the learning rate or skip steps whose gradients are not finite"
                 ) from error
             raise
-        self._begin([c for c in self._constrained if c.name in beyond])
         changes = self._changes(others) if others else {}
         changed = [c for c in others if changes[c.name] == WRITTEN]
         self._begin([c for c in changed if c.name not in unmoved])
@@ -319,6 +326,12 @@ class Constraints:
         self._settle([c for c in at_rest if c.name not in self._resting or c in changed])
         self._resting = {name for name in unmoved if self._bounds[name] == 0}
         self._remember()
+
+    def _sweep(self) -> None:
+        """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
+        if written := [c for c in self._constrained if mark(c.parameter) != c.seen]:
+            self._handle_written(written)
+            self._remember()
 
     def _remember(self) -> None:
         for c in self._constrained:
@@ -381,6 +394,9 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
 
     results = placement.run(map(job, buckets))
     for members, (weights, *after) in zip(buckets, results, strict=True):
+        # A look at another device waits for it: a step with a bound has a finite direction and needs none.
+        if members[0].parameter.device.type == "cpu" and not all(bool(local(w).isfinite().all()) for w in weights):
+            raise ValueError(f"{members[0].constraint!r} gave NaN or infinity")
         torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
         for key, values in zip(members[0].state, after, strict=True):
             torch._foreach_copy_([c.state[key] for c in members], values)

@@ -78,7 +78,7 @@ class Constraint(ABC):
         """
 
     def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
-        """What `apply` is told of a step with that bound. Weights for which it is told the same form one batch."""
+        """The `update_norm` that `apply` receives. Weights with equal values are processed together."""
         return update_norm if self.uses_update_norm else None
 
     def first_reach(self) -> Tensor | None:
@@ -114,6 +114,10 @@ class Constraint(ABC):
                 "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
             )
         return update_norm
+
+
+_TURNS = 100
+"""How often `held` scales down at most: each turn but the first ones halves what is too large, and NaN has no end."""
 
 
 class SpectralConstraint(Constraint):
@@ -157,8 +161,10 @@ def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = 
     margin = torch.finfo(rounded.dtype).eps
     if recording(weights.device):
         raise RuntimeError("a CUDA graph cannot record this constraint, which looks at the device for its proof")
-    while not bool((within := norm.within(rounded, bound)).all()):
+    for _ in range(_TURNS):
+        if bool((within := norm.within(rounded, bound)).all()):
+            return rounded
         weights = scaled(weights, torch.where(within, 1.0, 1 - margin), norm)
         rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
-    return rounded
+    raise ValueError(f"no weight of norm {bound:g} or less was found in {rounded.dtype}; do weights hold NaN?")

@@ -26,7 +26,10 @@ class BoundsItsSteps(Protocol):
     assignment: Assignment
     placement: Placement
     attached: list[Any]
-    """The constraints attached to its steps, which are copied with it."""
+    """The constraints attached to its steps, which are copied with it.
+
+    It calls `before` of each when it reads the numbers of its step, and `after` when it has moved the weights.
+    """
 
     def update_norms(self) -> Bounds:
         """The bound on the coming step of every parameter of the assignment, in its norm."""
@@ -77,9 +80,3 @@ def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], 
     rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
     lengths = {c.name: rates.get(c.parameter) if bounds[c.name] is None else bounds[c.name] for c in constrained}
     return {name for name, length in lengths.items() if length == 0}
-
-
-def longer(bounds: Bounds, checked: Bounds) -> set[str]:
-    """The parameters whose step may have been longer than the bound that was checked before it."""
-    before = {name: bound for name, bound in checked.items() if bound is not None}
-    return {name for name, bound in before.items() if (now := bounds[name]) is None or now > bound}

@@ -209,7 +209,14 @@ class ConditionalGradient(torch.optim.Optimizer):
             batch.move(self.state, *next(results))  # nobody keeps these when the next ones are computed, as `zip` would
         for group in self.param_groups:
             group["steps"] += 1
+        if self.attached:
+            self._constrain()
         return loss
+
+    @torch._disable_dynamo
+    def _constrain(self) -> None:
+        for follower in self.attached:
+            follower.after()
 
     @torch._disable_dynamo  # as torch's optimizers: `torch.compiler.disable` would import the compiler at once
     def _prepared(self, closure: Callable[[], Any] | None, compiled: bool) -> tuple[Any, list[Batch], list[AdamWStep]]:
@@ -225,9 +232,14 @@ class ConditionalGradient(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self._index()  # it may have changed groups
+            for group in self.param_groups:
+                admission.check_settings(group)
         parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
         if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
             self._warn_once("gradients", admission.NO_GRADIENTS)
+        for follower in self.attached:  # nothing of the user's runs between this and the numbers of the step
+            follower.before()
         others = [group for group in self.param_groups if rule_of(group) is None]
         adamw = [AdamWStep.of(group, compiled) for group in others]
         batches = list(self._batches(compiled))
