@@ -167,8 +167,8 @@ class LipsFormer(nn.Module):
         super().__init__()
         if config.width % (4 * config.heads):
             raise ValueError(
-                f"width={config.width} must be a multiple of 4 x heads={config.heads}: the rotary positions turn pairs of "
-                "a quarter of a head's entries; choose another width"
+                f"width={config.width} must be a multiple of 4 x heads={config.heads}: the rotary positions turn pairs "
+                "of a quarter of a head's entries; choose another width"
             )
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.width)
