@@ -32,8 +32,10 @@ from torch import Tensor, fx
 import wellnormed as wn
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
+from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
+from wellnormed.certificates.walk import Walk
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
@@ -43,8 +45,6 @@ from wellnormed.proof import Bounds
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.value import Base, Value
-from wellnormed.propagation.axes import inner_axes
-from wellnormed.propagation.walk import Walk
 from wellnormed.train.environment import describe
 
 ROUNDING = 1e-9
@@ -100,13 +100,13 @@ def limits_of(walk: Walk) -> list[Limit]:
             continue
         base = value.terms[0].base
         if len(value.terms) == 1 and isinstance(base, Base) and value.name == base.name:
-            primitive = walk.step.proof.rows[base.name].operation
+            primitive = walk.ledger.proof.rows[base.name].operation
             found.append(_limit(node, primitive, base.shape, base.axes, base.bounds))
             parts.append((node, base))
         axes = {(len(value.shape) - 1,), tuple(default_axes(value.shape)), inner_axes(value)}
         found += [_limit(node, "moves", value.shape, each, gather(value, each)) for each in sorted(axes)]
     for node, base in parts:
-        for name, row in walk.step.proof.rows.items():
+        for name, row in walk.ledger.proof.rows.items():
             if name.startswith(f"{base.name}/") and row.bounds is not None:
                 found.append(_limit(node, row.operation, row.shape, row.axes, row.bounds))
     return found
@@ -126,8 +126,8 @@ def logits_of(walk: Walk) -> list[Logits]:
     found: list[Logits] = []
     for node, value in walk.values.items():
         if isinstance(value, Value) and "scaled_dot" in name_of(node.target):
-            scale = float(walk.step.proof.rows[value.name].constants["scale"])
-            largest = list(map(float_up, walk.step.largest_logits(value)))
+            scale = float(walk.ledger.proof.rows[value.name].constants["scale"])
+            largest = list(map(float_up, walk.ledger.largest_logits(value)))
             found.append(Logits(node.args[0].name, node.args[1].name, scale, largest))  # type: ignore[union-attr]
     return found
 
@@ -378,7 +378,7 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
     captured = capture(drawn.model, drawn.example, whole_batch=True)
     walk = Walk(captured, drawn.radius)
     walk.run()
-    row = list(walk.step.proof.rows.values())[-1]
+    row = list(walk.ledger.proof.rows.values())[-1]
     bound = float_up(wn.certificates.largest_rms(row, "gain"))
     if full:
         print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.module.graph, sep="\n")

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ORDER = """proof matrix norms routing parallel modular optim constraints nn propagation certificates models data train
+ORDER = """proof matrix norms routing parallel modular optim constraints nn program certificates models data train
 cli papers campaigns benchmarks""".split()  # noqa: SIM905 (an order reads best as one line)
 PLACES = ("src/wellnormed", "papers", "campaigns", "benchmarks")
 

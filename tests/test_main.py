@@ -36,7 +36,7 @@ wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(2.0)})
 print(wn.certify(model, torch.zeros(1, 3), progress=True).lipschitz)
 """
     optional = {name for extra in PROJECT["optional-dependencies"].values() for name in names(extra)} - {"wellnormed"}
-    done = run(code, (optional | {"PIL"}) - {"filelock"})  # torch needs filelock
+    done = run(code, (optional | {"PIL"}) - {"filelock", "mpmath"})  # torch needs these two
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) > 0
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         norms,
         optim,
         program,
-        propagation,
     )
     from wellnormed.certificates import certify, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
@@ -59,7 +58,6 @@ __all__ = [
     "norms",
     "optim",
     "program",
-    "propagation",
     "verify",
 ]
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.certificates import Certificate, UncertifiableError, certify, largest_rms, lower_bound, verify
+from wellnormed.certificates import Certificate, UncertifiableError, certify, lower_bound, verify
+from wellnormed.certificates.sizes import largest_rms
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import (
     BallProjection,
@@ -213,7 +214,7 @@ def test_certificates_print_their_rows() -> None:
 
 
 def test_an_operation_of_ones_own() -> None:
-    """Registered with `propagation.operation`, it is bounded and proved as any other."""
+    """Registered with `certificates.operation`, it is bounded and proved as any other."""
 
     @torch.library.custom_op("tests::shrink", mutates_args=())
     def shrink(x: Tensor) -> Tensor:
@@ -221,9 +222,9 @@ def test_an_operation_of_ones_own() -> None:
 
     shrink.register_fake(torch.empty_like)
 
-    @wn.propagation.operation("tests.shrink.default")
-    def bound_shrink(step, x):
-        return step.derive("contraction", [(x, wn.propagation.inner_axes(x))], shape=x.shape)
+    @wn.certificates.operation("tests.shrink.default")
+    def bound_shrink(ledger, x):
+        return ledger.derive("contraction", [(x, wn.certificates.inner_axes(x))], shape=x.shape)
 
     certificate = certify(Calls(lambda x: shrink(3 * x)), torch.zeros(4))
     assert certificate.lipschitz == pytest.approx(3, rel=1e-12)

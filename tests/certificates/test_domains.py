@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
+from wellnormed.certificates.walk import Walk
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import DTYPES, Box
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check
-from wellnormed.propagation.walk import Walk
 
 
 class Of(nn.Module):

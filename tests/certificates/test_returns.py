@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
+from wellnormed.certificates.ledger import Ledger
 from wellnormed.program import operation
 from wellnormed.proof import CheckError
-from wellnormed.propagation.ledger import Ledger
 
 
 class Model(nn.Module):
@@ -287,8 +287,8 @@ def test_what_stops_a_program_is_not_turned_into_a_refusal() -> None:
 def test_what_the_proof_refuses_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Ledger.prove
 
-    def lowered(step: Ledger, *arguments: Any, **settings: Any) -> Any:
-        claim = honest(step, *arguments, **settings)
+    def lowered(ledger: Ledger, *arguments: Any, **settings: Any) -> Any:
+        claim = honest(ledger, *arguments, **settings)
         return replace(claim, values=tuple(0.99 * each for each in claim.values))
 
     monkeypatch.setattr(Ledger, "prove", lowered)
@@ -304,7 +304,7 @@ def test_a_primitive_that_the_proof_does_not_know_is_not_returned(monkeypatch: p
     monkeypatch.setitem(
         operation._RECORDS,
         "aten.relu.default",
-        record("aten.relu.default", lambda step, x: step.derive("unheard", [(x, (1,))], shape=x.shape)),
+        record("aten.relu.default", lambda ledger, x: ledger.derive("unheard", [(x, (1,))], shape=x.shape)),
     )
     with pytest.raises(UncertifiableError, match="nothing is known of 'unheard'"):
         certify(nn.ReLU(), torch.rand(1, 4))
@@ -316,7 +316,9 @@ def test_what_no_file_can_hold_is_not_returned(monkeypatch: pytest.MonkeyPatch) 
         "aten.relu.default",
         record(
             "aten.relu.default",
-            lambda step, x: step.derive("contraction", [(x, [-1])], shape=x.shape, constants={"note": np.float32(1)}),
+            lambda ledger, x: ledger.derive(
+                "contraction", [(x, [-1])], shape=x.shape, constants={"note": np.float32(1)}
+            ),
         ),
     )
     with pytest.raises(UncertifiableError, match=r"what was derived is no certificate .*not JSON serializable"):

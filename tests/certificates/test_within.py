@@ -9,11 +9,11 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates import UncertifiableError, number_formats, verify
+from wellnormed.certificates.promising import promise_of
 from wellnormed.constraints import EntryCap
 from wellnormed.models import GPTConfig, build
 from wellnormed.norms import BiasRMS, Norm, PerHead, RowNorm, Split
 from wellnormed.proof import Proof
-from wellnormed.propagation.promising import promise_of
 
 NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
     "spectral": (wn.Spectral(), (12, 5)),

@@ -82,7 +82,7 @@ def test_the_archive_is_downloaded_once_and_checked(parts, tmp_path, monkeypatch
     source = tmp_path / "remote.tar.gz"
     source.write_bytes(content)
     monkeypatch.setattr(cifar10, "URL", source.as_uri())
-    with pytest.raises(ValueError, match="has the sha256"):
+    with pytest.raises(ValueError, match="with the sha256"):
         cifar10.load_cifar10("test")
     monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(content).hexdigest())
     check(parts)

@@ -240,7 +240,7 @@ def test_the_command_lists_and_refuses(inline, folder, capsys):
     assert "--list" in capsys.readouterr().err
     for device in ("cuda:7", "gpu"):  # found before any cell begins
         assert main(["toy", "--device", device, "--folder", str(folder)]) == 2
-        assert f"error: device='{device}'" in capsys.readouterr().err
+        assert f"'{device}'" in capsys.readouterr().err
     assert main(["toy", "--jobs", "0", "--folder", str(folder)]) == 2
 
 

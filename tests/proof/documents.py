@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from wellnormed.certificates.certifying import certificate_of, promises_of
+from wellnormed.certificates.walk import Walk
 from wellnormed.constraints import Constraints
 from wellnormed.program.capturing import capture
-from wellnormed.propagation.walk import Walk
 
 
 def document_of(
@@ -21,7 +21,7 @@ def document_of(
     captured = capture(model.eval(), example, whole_batch=True)
     walk = Walk(captured, radius, promises_of(model, within, captured))
     walk.run()
-    known = {name: each.tensor for name, each in walk.step.used.items() if name not in walk.step.promises}
+    known = {name: each.tensor for name, each in walk.ledger.used.items() if name not in walk.ledger.promises}
     named = known | {name: each.tensor for name, each in walk.stored.items()}
     tensors = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
     return json.loads(json.dumps(certificate_of(walk).document())), tensors

@@ -326,7 +326,7 @@ def test_damaged_files_end_in_a_sentence(tmp_path: Any) -> None:
         b"{",
         b"[1, NaN]",
         b'{"a": 1, "a": 2}',
-        good.replace(b'"format": 5', b'"format": 4'),
+        good.replace(b'"format": 6', b'"format": 5'),
         good[:-1],
         b"[" * 100000,
     ):

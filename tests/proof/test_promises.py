@@ -144,17 +144,6 @@ def test_a_promise_stands_once_and_for_tensors_that_come_later():
         proof.store("w", np.full((4, 3), 2.0))
 
 
-def test_what_an_earlier_proof_promised_is_not_proved():
-    earlier = proof_of(WHOLE)
-    claim = earlier.claim("max_abs", "w")
-    row = Row("y", "scaling", ("x",), (1, 3), {}, (claim,), reads=((1,),), axes=(1,))
-    earlier.add(row)
-    later = Proof(earlier=earlier)
-    later.add(earlier.rows["x"])
-    with pytest.raises(CheckError, match="no stored tensor 'w'"):
-        later.add(row)
-
-
 def test_promises_are_checked_without_assertions():
     code = (
         "from wellnormed.proof import *\nfrom wellnormed.proof.promises import Parts\n"

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.certificates.promising import promise_of
 from wellnormed.norms import Experts, PerHead, SpectralConv, Split
-from wellnormed.propagation.promising import promise_of
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)

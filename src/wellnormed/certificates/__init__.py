@@ -1,22 +1,28 @@
-"""Certificates: capture what a model executes, bound it, search from below, write files and prove them again."""
+"""Certificates: lower a program to rows of a proof, search from below, write files and prove them again.
+
+`operation` registers the bound of an operation of your own.
+"""
 
 from wellnormed._lazy import lazy_namespace
 
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
+        "Box": "wellnormed.program.domain",
         "Certificate": ".certificate",
         "CheckError": "wellnormed.proof",
-        "Claim": "wellnormed.proof",
+        "Ledger": ".ledger",
         "LowerBound": ".search",
         "Report": "wellnormed.proof",
         "Row": "wellnormed.proof",
+        "Stored": ".ledger",
         "UncertifiableError": "wellnormed.program.errors",
         "certify": ".certifying",
+        "inner_axes": ".axes",
         "largest_entries": ".formats",
-        "largest_rms": ".sizes",
         "lower_bound": ".search",
         "number_formats": ".formats",
+        "operation": "wellnormed.program.operation",
         "require_same_model": ".verifying",
         "verify": ".verifying",
     },

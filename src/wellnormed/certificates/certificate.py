@@ -17,12 +17,12 @@ from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
 from wellnormed.certificates.sizes import greatest, largest_rms, log10_up
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
-from wellnormed.propagation.stored import raw_tensor
 
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,

@@ -14,6 +14,8 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.progress import progress_lines
+from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.walk import Walk
 from wellnormed.constraints import Constraints
 from wellnormed.program.comparing import Comparison, captured
 from wellnormed.program.domain import Box, Domain
@@ -23,8 +25,6 @@ from wellnormed.program.program import arguments_of as arguments_of_call
 from wellnormed.proof import Promise
 from wellnormed.proof.check import conclude
 from wellnormed.proof.files import parse_json
-from wellnormed.propagation.promising import promise_of
-from wellnormed.propagation.walk import Walk
 
 
 @default_on_cpu()
@@ -116,10 +116,10 @@ def certificate_of(walk: Walk, comparison: Comparison | None = None) -> Certific
 
     The proof has checked every row and every claim, with the tensors as they are stored.
     """
-    used, proof = sorted((walk.step.used | walk.fixed).items()), walk.step.proof
-    known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.step.promises}
+    used, proof = sorted((walk.ledger.used | walk.fixed).items()), walk.ledger.proof
+    known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.ledger.promises}
     for each in known.values():
-        walk.step.keep(each)
+        walk.ledger.keep(each)
     certificate = Certificate(
         rows=tuple(proof.rows.values()),
         tensors={name: proof.stored[name].digest for name in known},

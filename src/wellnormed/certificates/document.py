@@ -9,15 +9,15 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from wellnormed._files import read_bytes
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.comparing import CIRCUMSTANCES, Comparison
 from wellnormed.program.domain import DTYPES
 from wellnormed.proof import Bounds, Row
 from wellnormed.proof.check import read_row
 from wellnormed.proof.decimals import Decimals
 from wellnormed.proof.promises import read_promise
-from wellnormed.propagation.stored import raw_tensor
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 ARITHMETIC = "real numbers, tensors as stored"
 
 

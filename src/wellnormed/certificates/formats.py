@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.sizes import short
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.proof import Row
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
 from wellnormed.proof.value import Base, Term, Value
-from wellnormed.propagation.stored import raw_tensor
 
 FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E3M0": 16.0, "E2M1": 6.0}
 """Binary floating-point formats -> their largest finite numbers.

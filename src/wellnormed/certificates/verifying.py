@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from wellnormed._devices import default_on_cpu
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.constraints import Constraints
 from wellnormed.proof import Bounds, CheckError, Report, check
 from wellnormed.proof.files import Stored, read_safetensors
 from wellnormed.proof.reading import word
-from wellnormed.propagation.stored import raw_tensor
 
 _ROUNDED = Decimal("1e-4")
 """The largest difference of a bound in a certificate from that in a fresh one, as a share of it. Tensors that the model

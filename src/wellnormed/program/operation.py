@@ -1,6 +1,6 @@
 """One record for each executed operation: its name, its kind, and the function that lowers it to rows of a proof.
 
-The records stand beside the lowerings, in `wellnormed.propagation.operations`, and are read by everyone who asks what
+The records stand beside the lowerings, in `wellnormed.certificates.operations`, and are read by everyone who asks what
 an operation does. No other table of their names exists.
 """
 
@@ -45,11 +45,11 @@ _RECORDS: dict[str, Operation] = {}
 
 
 def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bounded: bool = True) -> Callable[[F], F]:
-    """Decorate `f(step, *arguments, **keywords)` to register it as the bound of executed operations.
+    """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
 
     The targets are operations of `torch.ops`, or their names without `torch.ops`, such as `"aten.relu.default"`. The
     function gets the call's own arguments: a `Value` for a tensor that depends on the input, a `Stored` for one that
-    does not, anything else as it stands. It returns what `step` derived from them.
+    does not, anything else as it stands. It returns what `ledger` derived from them.
 
     The proof checks what follows from the rows; that they bound the operation is yours to prove. Here every
     entry of the result moves by no more than that of x, and is no larger, so it is a `contraction`:
@@ -62,14 +62,14 @@ def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bo
     Example:
         >>> import torch
         >>> import wellnormed as wn
-        >>> from wellnormed.propagation import inner_axes, operation
+        >>> from wellnormed.certificates import inner_axes, operation
         >>> @torch.library.custom_op("docs::shrink", mutates_args=())
         ... def shrink(x: torch.Tensor) -> torch.Tensor:
         ...     return x.sign() * (x.abs() - 1).clamp(min=0)
         >>> _ = shrink.register_fake(torch.empty_like)
         >>> @operation("docs.shrink.default")
-        ... def bound_shrink(step, x):
-        ...     return step.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
+        ... def bound_shrink(ledger, x):
+        ...     return ledger.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
     """
 
     def register(function: F) -> F:
@@ -95,7 +95,7 @@ def kind_of(node: fx.Node) -> Kind | None:
 @cache
 def _load() -> None:
     """Register the operations that this package bounds; their room stands after this one."""
-    importlib.import_module("wellnormed.propagation.operations")
+    importlib.import_module("wellnormed.certificates.operations")
 
 
 def name_of(target: Any) -> str:

@@ -28,6 +28,8 @@ _OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeE
 class Report:
     """The proved statements about the function that the rows describe, in real arithmetic."""
 
+    each_sample: bool
+    """Whether the rows are of one sample, and a batch is that for each; if not, they are of all inputs at once."""
     inputs: tuple[str, ...]
     """For every certified variable its dtype, name, shape and domain; then the inputs that are fixed."""
     output: str
@@ -54,7 +56,8 @@ class Report:
     them."""
 
     def __str__(self) -> str:
-        lines = [f"for {each}" for each in self.inputs]
+        lines = ["each sample of a batch of any size:"] if self.each_sample else []
+        lines += [f"for {each}" for each in self.inputs]
         constant = f"L = {shown(self.lipschitz)}"
         lines += [f"{self.output} is L-Lipschitz with {constant}, from the largest RMS to the largest RMS"]
         for bound, words in (
@@ -113,7 +116,7 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
 
 def _require_intact(document: dict[str, Any], proof: Proof) -> None:
     """Refuse another format, and tensors that are not those of the certificate."""
-    require(type(document.get("format")) is int and document["format"] == 5, "format must be 5")
+    require(type(document.get("format")) is int and document["format"] == 6, "format must be 6")
     require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
     for key in ("tensors", "computed"):
         for name, digest in of_type(document.get(key, {}), dict, key).items():
@@ -181,6 +184,7 @@ def conclude(document: dict[str, Any], proof: Proof) -> Report:
             if row.operation == "rounding":
                 rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
         return Report(
+            each_sample=of_type(field(document, "each_sample", "the certificate"), bool, "each_sample"),
             inputs=(*map(_domain, inputs), *(f"{word(name)} as stored, lookups apart" for name in fixed)),
             output=f"{_shown(output)}, in {_groups(output)},",
             lipschitz=lipschitz,

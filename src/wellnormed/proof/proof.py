@@ -27,7 +27,6 @@ class Proof:
 
     Args:
         tensors: Name -> NumPy array or `files.Stored` of the tensors that rows may name; `store` adds more.
-        earlier: A proof about some of the same tensors, whose claims about them need no second proof.
 
     Example:
         >>> proof = Proof({"weight": np.diag([3.0, 2.0])})
@@ -44,7 +43,7 @@ class Proof:
         wellnormed.proof.reading.CheckError: spectral of weight at (2.9,) could not be proved
     """
 
-    def __init__(self, tensors: Mapping[str, Any] | None = None, earlier: "Proof | None" = None) -> None:
+    def __init__(self, tensors: Mapping[str, Any] | None = None) -> None:
         self.stored: dict[str, files.Stored] = {}
         """The tensors that rows may name."""
         self.arrays: dict[str, np.ndarray] = {}
@@ -57,9 +56,8 @@ class Proof:
         """Name -> row, in order, with its proved bounds if it is a primitive."""
         self.inferences: list[Inference] = []
         """The rows of primitives as their rules saw them, in order."""
-        self.proved: dict[str, tuple[files.Stored | None, ...]] = {}
-        """Every proved claim, as text, -> its stored tensors, with None for a parameter that is only promised."""
-        self._earlier = {} if earlier is None else earlier.proved
+        self.proved: set[str] = set()
+        """Every proved claim, as text."""
         self._arrays, self._held = set[int](), 0
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
@@ -184,7 +182,7 @@ class Proof:
         values = self._follow(complete)
         if values is None:
             proved = claims.bound(complete, self.tensor)
-            self.proved[repr(proved)] = tuple(self.stored[name] for name in tensors)
+            self.proved.add(repr(proved))
             values = proved.values
         return Claim(measure, tensors, values, constants)
 
@@ -196,16 +194,15 @@ class Proof:
         return promises.follow(claim, known)
 
     def _prove(self, claim: Claim) -> None:
-        """Prove a claim, unless this proof or the earlier one has proved it of the same tensors."""
+        """Prove a claim, unless it is proved."""
         if repr(claim) in self.proved:
             return
-        tensors = tuple(self.stored.get(name) for name in claim.tensors)
         if (least := self._follow(claim)) is not None:
             enough = all(a <= b for a, b in zip(least, claim.values, strict=True))
             require(enough, f"{claim.measure} at {claim.values[:4]} does not follow from what is promised")
-        elif None in tensors or self._earlier.get(repr(claim)) != tensors:
+        else:
             claims.prove(claim, self.tensor)
-        self.proved[repr(claim)] = tensors
+        self.proved.add(repr(claim))
 
     def _cut(self, cut: Base) -> None:
         """Let a row `NAME/k`, which bounds the k equal parts of the outputs of the linear row NAME, refine that row.

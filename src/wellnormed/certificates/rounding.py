@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.certificates.ledger import Ledger
 from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger
 
 
 def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
@@ -31,12 +31,12 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
     return any(not _holds(result.dtype, own.dtype) for own in counted)
 
 
-def rounded(step: Ledger, x: Value, dtype: torch.dtype) -> Value:
+def rounded(ledger: Ledger, x: Value, dtype: torch.dtype) -> Value:
     """A value rounded to another dtype. It is as large as before, and has the same gains.
 
     Nothing else is known of it: not, for example, that keys and values are linear in the same tokens.
     """
-    return step.move("rounding", [x], x.shape, {"dtype": str(dtype).removeprefix("torch.")})
+    return ledger.move("rounding", [x], x.shape, {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def _floats(node: fx.Node) -> Tensor | None:

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.moves import each_axis
+from wellnormed.certificates.operations.elementwise import add, along_channels
+from wellnormed.certificates.operations.linear import linear
+from wellnormed.certificates.operations.selection import windows
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.axes import inner_axes
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.moves import each_axis
-from wellnormed.propagation.operations.elementwise import add, along_channels
-from wellnormed.propagation.operations.linear import linear
-from wellnormed.propagation.operations.selection import windows
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 @operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
 @operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding")
 def convolution(
-    step: Ledger,
+    ledger: Ledger,
     x: Value,
     weight: Stored,
     bias: Stored | None = None,
@@ -42,10 +42,10 @@ def convolution(
     found, and the convolution is then bounded as a circular one, without the repeated pixels.
     """
     if not isinstance(weight, Stored):
-        raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
+        raise ledger.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        return alone(convolution, step, x, weight, bias, stride, padding, dilation, groups)
+        return alone(convolution, ledger, x, weight, bias, stride, padding, dilation, groups)
     stride, dilation, kernel = (
         each_axis(stride, count),
         each_axis(dilation, count),
@@ -58,9 +58,9 @@ def convolution(
         pads = [(p, p) for p in each_axis(0 if padding == "valid" else padding, count)]
     if any(p for pair in pads for p in pair):
         flat = [p for pair in reversed(pads) for p in pair]
-        x = moves.pick(step, x, lambda t: F.pad(t, flat))
+        x = moves.pick(ledger, x, lambda t: F.pad(t, flat))
     if groups == 1 and all(s > r for s, r in zip(stride, reach, strict=True)):
-        return _patches(step, x, weight, bias, kernel, stride, dilation)
+        return _patches(ledger, x, weight, bias, kernel, stride, dilation)
     pixels = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     settings: dict[str, Any] = {"groups": groups}
     inner, channels = set(inner_axes(x)), weight.tensor.shape[0]
@@ -74,12 +74,12 @@ def convolution(
             period = x.shape[2 + number] - r
             if r and period > 0 and period % s == 0 and _repeats(x, 2 + number, period):
                 circular.append(number)
-                x = moves.pick(step, x, lambda t, axis=2 + number, period=period: t.narrow(axis, 0, period))
+                x = moves.pick(ledger, x, lambda t, axis=2 + number, period=period: t.narrow(axis, 0, period))
         constants |= {"circular": circular} if circular else {}
         settings |= {"size": list(x.shape[2:]), "stride": stride, "dilation": dilation}
-    claims = [step.prove(measure, weight, **settings)]
-    claims += [] if bias is None else [step.prove("group_norm", bias)]
-    return step.derive(
+    claims = [ledger.prove(measure, weight, **settings)]
+    claims += [] if bias is None else [ledger.prove("group_norm", bias)]
+    return ledger.derive(
         "convolution",
         [(x, axes)],
         shape=(x.shape[0], channels, *pixels),
@@ -101,13 +101,13 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
     return more <= period
 
 
-def alone(bound: Callable[..., Value], step: Ledger, x: Value, *settings: Any) -> Value:
+def alone(bound: Callable[..., Value], ledger: Ledger, x: Value, *settings: Any) -> Value:
     """Apply the bound of an operation on batches to one image, which has no axis of a batch."""
-    return moves.pick(step, bound(step, moves.pick(step, x, lambda t: t[None]), *settings), lambda t: t[0])
+    return moves.pick(ledger, bound(ledger, moves.pick(ledger, x, lambda t: t[None]), *settings), lambda t: t[0])
 
 
 def _patches(
-    step: Ledger,
+    ledger: Ledger,
     x: Value,
     weight: Stored,
     bias: Stored | None,
@@ -117,13 +117,13 @@ def _patches(
 ) -> Value:
     """A convolution whose windows do not overlap: one linear map is applied to every window."""
     none = [0] * len(kernel)
-    cut = moves.pick(step, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
-    return moves.pick(step, linear(step, cut, weight, bias), lambda t: t.movedim(-1, 1))
+    cut = moves.pick(ledger, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
+    return moves.pick(ledger, linear(ledger, cut, weight, bias), lambda t: t.movedim(-1, 1))
 
 
 @operation("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
 def transposed_convolution(
-    step: Ledger,
+    ledger: Ledger,
     x: Value,
     weight: Stored,
     bias: Stored | None = None,
@@ -138,17 +138,17 @@ def transposed_convolution(
     `padding` cuts entries off both ends of every axis of pixels, and `output_padding` adds entries at the far end.
     """
     if not isinstance(weight, Stored):
-        raise step.refuse("its kernel depends on the input; only stored kernels have a bound")
+        raise ledger.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
     if len(x.shape) == count + 1:
-        return alone(transposed_convolution, step, x, weight, bias, stride, padding, output_padding, groups, dilation)
+        return alone(transposed_convolution, ledger, x, weight, bias, stride, padding, output_padding, groups, dilation)
     stride, dilation, padding, extra = (each_axis(each, count) for each in (stride, dilation, padding, output_padding))
     kernel = weight.tensor.shape[2:]
     size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
-    claims = [step.prove("convolution", weight, size=size, stride=stride, dilation=dilation, groups=groups)]
+    claims = [ledger.prove("convolution", weight, size=size, stride=stride, dilation=dilation, groups=groups)]
     channels = weight.tensor.shape[1] * groups
     axes = list(range(1, count + 2))
-    full = step.derive(
+    full = ledger.derive(
         "convolution",
         [(x, axes)],
         shape=(x.shape[0], channels, *size),
@@ -159,5 +159,5 @@ def transposed_convolution(
     cuts = [(-p, e - p) for p, e in zip(padding, extra, strict=True)]
     if any(p or e for p, e in cuts):
         flat = [p for pair in reversed(cuts) for p in pair]
-        full = moves.pick(step, full, lambda t: F.pad(t, flat))
-    return full if bias is None else add(step, full, along_channels(step, bias, count))
+        full = moves.pick(ledger, full, lambda t: F.pad(t, flat))
+    return full if bias is None else add(ledger, full, along_channels(ledger, bias, count))

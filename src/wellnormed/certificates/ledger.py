@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.axes import parts_of_outputs
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
 from wellnormed.proof.gather import gather
 from wellnormed.proof.value import LARGE, Base, Value
-from wellnormed.propagation.axes import parts_of_outputs
-from wellnormed.propagation.stored import raw_tensor
 
 Reads = Sequence[tuple[Value, Iterable[int]]]
 
@@ -36,7 +36,7 @@ class Stored:
 
 
 class Ledger:
-    """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `step`.
+    """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `ledger`.
 
     Args:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
@@ -68,7 +68,7 @@ class Ledger:
         self._names: dict[str, int] = {}
 
     def refuse(self, reason: str) -> UncertifiableError:
-        """The error to raise, as in `raise step.refuse(...)`, with the operation's place in the model.
+        """The error to raise, as in `raise ledger.refuse(...)`, with the operation's place in the model.
 
         Args:
             reason: What is wrong, as a sentence that goes on after the operation's name, and what to do about it.
@@ -107,12 +107,12 @@ class Ledger:
             UncertifiableError: The row does not follow; says why.
 
         Example:
-            >>> from wellnormed.propagation.operations.source import source
-            >>> step = Ledger(radius=1.0)
-            >>> x = source(step, (1, 4), "x")  # a vector of 4 entries: its gain is 2
+            >>> from wellnormed.certificates.operations.source import source
+            >>> ledger = Ledger(radius=1.0)
+            >>> x = source(ledger, (1, 4), "x")  # a vector of 4 entries: its gain is 2
             >>> sigmoid = {"function": "sigmoid", "numbers": []}
-            >>> y = step.derive("elementwise", [(x, [-1])], shape=(1, 4), constants=sigmoid, name="y")
-            >>> float(step.proof.rows["y"].bounds.gain.max())  # the slope of a sigmoid is at most 1/4
+            >>> y = ledger.derive("elementwise", [(x, [-1])], shape=(1, 4), constants=sigmoid, name="y")
+            >>> float(ledger.proof.rows["y"].bounds.gain.max())  # the slope of a sigmoid is at most 1/4
             0.5
         """
         if 0 in shape:
@@ -127,7 +127,7 @@ class Ledger:
     def move(
         self, operation: str, inputs: Sequence[Value], shape: Sequence[int], constants: Mapping[str, Any]
     ) -> Value:
-        """Add the row of a move to the proof and return its result; see `propagation.moves`."""
+        """Add the row of a move to the proof and return its result; see `certificates.moves`."""
         return self._add(self.unique_name(), operation, inputs, shape, constants)
 
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.operations.movement import written
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Base, Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.axes import inner_axes
-from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.operations.movement import written
 
 
-def ordered(step: Ledger, x: Value, dim: int) -> Value:
+def ordered(ledger: Ledger, x: Value, dim: int) -> Value:
     """Sort every line along an axis in rising order. The largest and the least entry of a line are its last and first.
 
     Sorting disjoint lines of one group is 1-Lipschitz as a whole. So if the same lines, or their negatives, were sorted
@@ -27,7 +27,7 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
     """
     dim %= len(x.shape)
     rest = [size for axis, size in enumerate(x.shape) if axis != dim]
-    for known, along, result in step.ordered:
+    for known, along, result in ledger.ordered:
         for sign in (1, -1):
             if (found := _same_lines(x, dim, known, along, sign)) is None:
                 continue
@@ -36,16 +36,16 @@ def ordered(step: Ledger, x: Value, dim: int) -> Value:
                 lines = t.movedim(along, -1).reshape(-1, t.shape[along])[found]
                 return (lines if sign > 0 else lines.flip(-1)).reshape(*rest, -1).movedim(-1, dim)
 
-            picked = moves.pick(step, result, move)
-            return picked if sign > 0 else moves.times(step, picked, -1.0)
-    result = in_order(step, x, dim)
-    step.ordered.append((x, dim, result))
+            picked = moves.pick(ledger, result, move)
+            return picked if sign > 0 else moves.times(ledger, picked, -1.0)
+    result = in_order(ledger, x, dim)
+    ledger.ordered.append((x, dim, result))
     return result
 
 
-def in_order(step: Ledger, x: Value, dim: int) -> Value:
+def in_order(ledger: Ledger, x: Value, dim: int) -> Value:
     """Sort every line along an axis, which is counted from the first. The result is shared with no other operation."""
-    return step.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
+    return ledger.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
 
 
 def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tensor | None:
@@ -98,76 +98,76 @@ def _number(rows: np.ndarray) -> np.ndarray:
     return number
 
 
-def largest(step: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: bool = False) -> Value:
+def largest(ledger: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: bool = False) -> Value:
     """The largest (or least) entry along an axis."""
     place = 0 if lesser else x.shape[dim] - 1
-    result = moves.pick(step, ordered(step, x, dim), lambda t: t.narrow(dim, place, 1))
-    return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(dim))
+    result = moves.pick(ledger, ordered(ledger, x, dim), lambda t: t.narrow(dim, place, 1))
+    return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(dim))
 
 
-def extreme(step: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
+def extreme(ledger: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
     """The largest (or least) entry over several axes, which become one axis first, or over all if none is given."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim or ())} or range(rank))
     kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-    lines = moves.pick(step, x, lambda t: t.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)))
-    result = moves.pick(step, largest(step, lines, -1, lesser=lesser), lambda t: t.reshape(kept))
-    return result if keepdim else moves.pick(step, result, lambda t: t.squeeze(tuple(axes)))
+    lines = moves.pick(ledger, x, lambda t: t.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)))
+    result = moves.pick(ledger, largest(ledger, lines, -1, lesser=lesser), lambda t: t.reshape(kept))
+    return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(axes)))
 
 
 for _name, _lesser in (("max", False), ("min", True)):
     operation(f"aten.a{_name}.default")(
-        lambda step, x, dim=(), keepdim=False, lesser=_lesser: extreme(step, x, dim, keepdim, lesser)
+        lambda ledger, x, dim=(), keepdim=False, lesser=_lesser: extreme(ledger, x, dim, keepdim, lesser)
     )
     operation(f"aten.{_name}.dim")(  # the positions of these entries have no bound
-        lambda step, x, dim, keepdim=False, lesser=_lesser: [largest(step, x, dim, keepdim, lesser), None]
+        lambda ledger, x, dim, keepdim=False, lesser=_lesser: [largest(ledger, x, dim, keepdim, lesser), None]
     )
     operation(f"aten.{_name}imum.default", f"aten.{_name}.other")(
-        lambda step, a, b, lesser=_lesser: larger(step, a, b, lesser)
+        lambda ledger, a, b, lesser=_lesser: larger(ledger, a, b, lesser)
     )
 
 
 @operation("aten.aminmax.default")
-def extremes(step: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
+def extremes(ledger: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
     """The least and the largest entry."""
-    return [extreme(step, x, dim, keepdim, lesser) for lesser in (True, False)]
+    return [extreme(ledger, x, dim, keepdim, lesser) for lesser in (True, False)]
 
 
 @operation("aten.sort.default", "aten.sort.stable")
-def sort(step: Ledger, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Any]:
+def sort(ledger: Ledger, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Any]:
     """The sorted entries along an axis. Their positions have no bound, and are None."""
-    result = ordered(step, x, dim)
-    return [moves.pick(step, result, lambda t: t.flip(dim)) if descending else result, None]
+    result = ordered(ledger, x, dim)
+    return [moves.pick(ledger, result, lambda t: t.flip(dim)) if descending else result, None]
 
 
 @operation("aten.msort.default")
-def sort_first(step: Ledger, x: Value) -> Value:
+def sort_first(ledger: Ledger, x: Value) -> Value:
     """The sorted entries along the first axis."""
-    return ordered(step, x, 0)
+    return ordered(ledger, x, 0)
 
 
 @operation("aten.topk.default")
-def leading(step: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Any]:
+def leading(ledger: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Any]:
     """The largest (or least) entries along an axis. Their positions have no bound, and are None."""
     if not sorted:
-        raise step.refuse("the order of its results is not defined; leave sorted=False out")
-    result, _ = sort(step, x, dim, descending=largest)
-    return [moves.pick(step, result, lambda t: t.narrow(dim, 0, k)), None]
+        raise ledger.refuse("the order of its results is not defined; leave sorted=False out")
+    result, _ = sort(ledger, x, dim, descending=largest)
+    return [moves.pick(ledger, result, lambda t: t.narrow(dim, 0, k)), None]
 
 
-def larger(step: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
+def larger(ledger: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
     """The larger (or lesser) of two tensors, entry by entry, as an extreme along a new axis of two entries."""
-    a, b = written(step, a), written(step, b)
+    a, b = written(ledger, a), written(ledger, b)
     first, second = sorted((a, b), key=lambda each: each.name)
-    if (first.name, second.name) not in step.pairs:
-        wide = [moves.spread(step, each, torch.broadcast_shapes(a.shape, b.shape)) for each in (first, second)]
-        step.pairs[first.name, second.name] = moves.side_by_side(step, wide, lambda ts: torch.stack(ts, -1))
-    return largest(step, step.pairs[first.name, second.name], -1, lesser=lesser)
+    if (first.name, second.name) not in ledger.pairs:
+        wide = [moves.spread(ledger, each, torch.broadcast_shapes(a.shape, b.shape)) for each in (first, second)]
+        ledger.pairs[first.name, second.name] = moves.side_by_side(ledger, wide, lambda ts: torch.stack(ts, -1))
+    return largest(ledger, ledger.pairs[first.name, second.name], -1, lesser=lesser)
 
 
 def max_pool(
     count: int,
-    step: Ledger,
+    ledger: Ledger,
     x: Value,
     kernel: Any,
     stride: Any = (),
@@ -178,19 +178,19 @@ def max_pool(
     """The maximum over windows of the last `count` axes. Their entries are copied to an axis of their own first."""
     settings = [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
     if ceil:
-        raise step.refuse("ceil_mode=True may cut off the last window; pad the input instead")
+        raise ledger.refuse("ceil_mode=True may cut off the last window; pad the input instead")
     held = windows(torch.ones(1, *x.shape[-count:]), *settings)
     if not bool(held.any(-1).all()):
-        raise step.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
-    lines = moves.pick(step, x, lambda t: windows(t, *settings))
+        raise ledger.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
+    lines = moves.pick(ledger, x, lambda t: windows(t, *settings))
     if any(settings[2]):  # the padding is zeros here and -infinity there, so these are the lines of no other operation
-        return moves.pick(step, in_order(step, lines, len(lines.shape) - 1), lambda t: t[..., -1])
-    return largest(step, lines, -1)
+        return moves.pick(ledger, in_order(ledger, lines, len(lines.shape) - 1), lambda t: t[..., -1])
+    return largest(ledger, lines, -1)
 
 
-def max_pool_with_indices(count: int, step: Ledger, x: Value, *settings: Any) -> list[Any]:
+def max_pool_with_indices(count: int, ledger: Ledger, x: Value, *settings: Any) -> list[Any]:
     """The values of a max pool. Their positions have no bound, and are None."""
-    return [max_pool(count, step, x, *settings), None]
+    return [max_pool(count, ledger, x, *settings), None]
 
 
 for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
@@ -199,12 +199,12 @@ for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images 
 
 
 @operation("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
-def adaptive_max_pool(step: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
+def adaptive_max_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
     """A max pool to a given size. It is refused unless all windows are equal."""
     pixels = x.shape[-len(size) :]
     if any(n % s for n, s in zip(pixels, size, strict=True)):
-        raise step.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
-    return [max_pool(len(size), step, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
+        raise ledger.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
+    return [max_pool(len(size), ledger, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
 
 
 def windows(
@@ -229,24 +229,24 @@ def windows(
     return t.flatten(-count)
 
 
-def _refused(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
-    raise step.refuse(
+def _refused(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
+    raise ledger.refuse(
         "it is not continuous: a change of the input, however small, can move its result by a fixed amount; use a soft "
-        "form, such as softmax in the place of top-k, or a straight line in the place of a step. A function that is "
+        "form, such as softmax in the place of top-k, or a straight line in the place of a ledger. A function that is "
         "written with comparisons is certified if it is called by its name, such as torch.nn.functional.leaky_relu"
     )
 
 
 @operation("aten.nan_to_num.default")
-def nan_to_num(step: Ledger, x: Value, *replacements: float | None) -> Value:
+def nan_to_num(ledger: Ledger, x: Value, *replacements: float | None) -> Value:
     """The identity: a certificate is of finite numbers."""
     return x
 
 
 @operation("aten.item.default", "aten._local_scalar_dense.default", bounded=False)
-def item(step: Ledger, x: Value) -> Value:
+def item(ledger: Ledger, x: Value) -> Value:
     """Refuse `item`, because the graph does not show what Python code does with a number."""
-    raise step.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
+    raise ledger.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
 
 
 _STEPS = ("argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")

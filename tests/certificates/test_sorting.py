@@ -268,7 +268,7 @@ def test_what_only_seems_to_be_the_same_pairs_is_charged(name):
             walked(model, example)
         return
     walk, out = walked(model, example)
-    bounds = walk.step.proof.rows[out.name].bounds
+    bounds = walk.ledger.proof.rows[out.name].bounds
     found = float(max(search(model, example, restarts=6, steps=25).gain.flat)) / 2
     assert found == pytest.approx(gain, rel=1e-3)  # a search that does not reach the gain would prove nothing
     assert gain <= float(max(bounds.gain.flat)) / 2 * (1 + 1e-9)  # the root of a decimal as a float

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.moves import add, number, pick, side_by_side, spread
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.moves import add, number, pick, side_by_side, spread
 
 aten = torch.ops.aten
 
@@ -54,20 +54,21 @@ def _plain(argument: Any) -> Any:
 
 
 def _moving(target: Callable[..., Any]) -> Callable[..., Value]:
-    def move(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+    def move(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
         if not isinstance(x, Value):
-            raise step.refuse("the positions that it takes entries from depend on the input; only the entries may")
+            raise ledger.refuse("the positions that it takes entries from depend on the input; only the entries may")
         arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
-        return pick(step, x, lambda t: target(t, *arguments, **keywords))
+        return pick(ledger, x, lambda t: target(t, *arguments, **keywords))
 
     return move
 
 
 def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
-    def part(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> list[Value]:
+    def part(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> list[Value]:
         count = len(target(torch.empty(x.shape), *arguments, **keywords))
         return [
-            pick(step, x, lambda t, number=number: target(t, *arguments, **keywords)[number]) for number in range(count)
+            pick(ledger, x, lambda t, number=number: target(t, *arguments, **keywords)[number])
+            for number in range(count)
         ]
 
     return part
@@ -76,8 +77,8 @@ def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
 def _nearest(target: Callable[..., Any]) -> Callable[..., Value]:
     """As `_moving`, for operations that compute in the precision of their input where an entry comes from."""
 
-    def move(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
-        dtype = torch.promote_types(step.dtype, torch.float32)
+    def move(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+        dtype = torch.promote_types(ledger.dtype, torch.float32)
 
         def moved(positions: Tensor) -> Tensor:  # in two parts, which float32 holds
             low, high = (
@@ -85,7 +86,7 @@ def _nearest(target: Callable[..., Any]) -> Callable[..., Value]:
             )
             return low.double() + 2**20 * high.double()
 
-        return pick(step, x, moved)
+        return pick(ledger, x, moved)
 
     return move
 
@@ -107,46 +108,46 @@ for _name in ("embedding", "index", "index_select", "gather", "take", "take_alon
 
 @operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()), kind="copy")
 @operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")), kind="copy")
-def identity(step: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
+def identity(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
     """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more.
 
     A stored tensor, which takes the dtype of a value, is converted.
     """
-    return _converted(step, x) if isinstance(x, Stored) else x
+    return _converted(ledger, x) if isinstance(x, Stored) else x
 
 
 @operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default", kind="move")
-def cat(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
+def cat(ledger: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Concatenation along an axis."""
     shapes = [x.shape if isinstance(x, Value) else tuple(x.tensor.shape) for x in xs]
     kept = [x for x, shape in zip(xs, shapes, strict=True) if math.prod(shape)]  # empty tensors are left out
-    return side_by_side(step, [as_value(step, x) for x in kept], lambda ts: torch.cat(ts, dim))
+    return side_by_side(ledger, [as_value(ledger, x) for x in kept], lambda ts: torch.cat(ts, dim))
 
 
 @operation("aten.stack.default", kind="move")
-def stack(step: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
+def stack(ledger: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Concatenation along a new axis."""
-    return side_by_side(step, [as_value(step, x) for x in xs], lambda ts: torch.stack(ts, dim))
+    return side_by_side(ledger, [as_value(ledger, x) for x in xs], lambda ts: torch.stack(ts, dim))
 
 
 @operation("aten.constant_pad_nd.default", "aten.pad.default", kind="move")
-def pad(step: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any) -> Value:
+def pad(ledger: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: Any) -> Value:
     """Padding with zeros, with another number, or with copies of entries, as the mode says."""
     options = [*rest, *keywords.values()]
     mode = next((each for each in options if isinstance(each, str)), "constant")
-    fill = step.in_dtype(next((each for each in options if isinstance(each, int | float)), 0.0))
+    fill = ledger.in_dtype(next((each for each in options if isinstance(each, int | float)), 0.0))
     if mode != "constant" or not fill:
-        return pick(step, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
-    inside = pick(step, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
+        return pick(ledger, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
+    inside = pick(ledger, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
     around = aten.constant_pad_nd.default(torch.zeros(x.shape, dtype=torch.float64), list(pad), fill)
-    return add(step, [inside, step.constant(step.computed(f"{step.name}.fill", around))])
+    return add(ledger, [inside, ledger.constant(ledger.computed(f"{ledger.name}.fill", around))])
 
 
 def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
-    def scatter(step: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
+    def scatter(ledger: Ledger, x: Any, source: Any, *arguments: Any, **keywords: Any) -> Value:
         """The entries of x, some of which are replaced by those of the source."""
-        xs = [as_value(step, x), written(step, source)]
-        return side_by_side(step, xs, lambda ts: target(*ts, *arguments, **keywords))
+        xs = [as_value(ledger, x), written(ledger, source)]
+        return side_by_side(ledger, xs, lambda ts: target(*ts, *arguments, **keywords))
 
     return scatter
 
@@ -156,41 +157,41 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 
 
 @operation("aten.copy.default", kind="filler")
-def copy(step: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
+def copy(ledger: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The entries of the source, broadcast to the shape of x."""
-    value = written(step, source)
+    value = written(ledger, source)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(step, value, shape)
+    return spread(ledger, value, shape)
 
 
 @operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default", kind="filler")
-def fill(step: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
+def fill(ledger: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value:
     """One number, broadcast to the shape of x. Assigning a number to a slice executes this operation."""
     if isinstance(content, Stored):
         content = float(content.tensor)
     shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(step, written(step, content), shape)
+    return spread(ledger, written(ledger, content), shape)
 
 
-def _converted(step: Ledger, source: Stored) -> Stored:
+def _converted(ledger: Ledger, source: Stored) -> Stored:
     """A stored tensor in the dtype of the result."""
-    if source.tensor.dtype == step.dtype:
+    if source.tensor.dtype == ledger.dtype:
         return source
-    step.require_known(source)
-    return step.computed(f"{step.name}.written", source.tensor.to(step.dtype))
+    ledger.require_known(source)
+    return ledger.computed(f"{ledger.name}.written", source.tensor.to(ledger.dtype))
 
 
-def written(step: Ledger, source: Value | Stored | float) -> Value:
+def written(ledger: Ledger, source: Value | Stored | float) -> Value:
     """What is written into another tensor. If it is stored or a number, it takes the dtype of the result."""
     if isinstance(source, Value):
         return source
-    return as_value(step, _converted(step, source) if isinstance(source, Stored) else step.in_dtype(source))
+    return as_value(ledger, _converted(ledger, source) if isinstance(source, Stored) else ledger.in_dtype(source))
 
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
-    def make(step: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
+    def make(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Stored:
         """A constant tensor of the shape of a value."""
-        return step.computed(step.name, target(torch.empty(x.shape, dtype=step.dtype), *arguments, **keywords))
+        return ledger.computed(ledger.name, target(torch.empty(x.shape, dtype=ledger.dtype), *arguments, **keywords))
 
     return make
 
@@ -202,34 +203,34 @@ for _name, _zeros in (("empty_like", "zeros_like"), ("new_empty", "new_zeros")):
 
 
 @operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
-def masked_fill(step: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
+def masked_fill(ledger: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
     """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
-    return where(step, mask, fill, x)
+    return where(ledger, mask, fill, x)
 
 
 @operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther")
-def where(step: Ledger, mask: Stored, x: Any, y: Any) -> Value:
+def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     """The entries of x where a mask is true, and those of y elsewhere. The mask may not depend on the input."""
     if isinstance(mask, Value):
-        raise step.refuse("its condition depends on the input, so that its result is not continuous; use an activation")
-    step.require_known(mask)
+        raise ledger.refuse("its condition depends on the input, so its result is not continuous; use an activation")
+    ledger.require_known(mask)
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
-        value = written(step, each)
+        value = written(ledger, each)
 
         def masked(t: Tensor, chosen: Tensor = chosen) -> Tensor:
             return torch.where(chosen, t, 0.0)
 
         if not bool(chosen.any()):
             continue
-        parts.append(pick(step, value, masked))
+        parts.append(pick(ledger, value, masked))
     shapes = [each.shape if isinstance(each, Value) else torch.as_tensor(_plain(each)).shape for each in (x, y)]
     shape = torch.broadcast_shapes(keep.shape, *shapes)
-    return spread(step, add(step, parts), shape)
+    return spread(ledger, add(ledger, parts), shape)
 
 
-def as_value(step: Ledger, x: Value | Stored | float) -> Value:
+def as_value(ledger: Ledger, x: Value | Stored | float) -> Value:
     """Return x as a value. A stored tensor or a number gets a row for this."""
     if isinstance(x, Value):
         return x
-    return step.constant(x) if isinstance(x, Stored) else number(step, x)
+    return ledger.constant(x) if isinstance(x, Stored) else number(ledger, x)

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.certificates import Certificate, UncertifiableError, certify
-from wellnormed.propagation import inner_axes, operation
+from wellnormed.certificates import Certificate, UncertifiableError, certify, inner_axes, operation
 
 
 class Model(nn.Module):
@@ -222,8 +221,8 @@ half.register_fake(torch.empty_like)
 
 
 @operation("test_program.half.default")
-def _bound_half(step: Any, x: Any) -> Any:
-    return step.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
+def _bound_half(ledger: Any, x: Any) -> Any:
+    return ledger.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
 
 
 def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.operations import movement
 from wellnormed.program.operation import name_of, record_of
 from wellnormed.proof import Row
 from wellnormed.proof.value import Base, Value
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.operations import movement
 
 from .adversary import begin
 
@@ -125,10 +125,10 @@ def _overload(name):
     return getattr(getattr(aten, packet), overload)
 
 
-def replay(step: Ledger, bases: dict[str, np.ndarray], stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def replay(ledger: Ledger, bases: dict[str, np.ndarray], stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every row's result from its row alone, in NumPy."""
     results = dict(bases)
-    for row in step.proof.rows.values():
+    for row in ledger.proof.rows.values():
         if row.name not in results:
             results[row.name] = _replayed(row, [results[name] for name in row.inputs], stored)
     return results
@@ -177,10 +177,10 @@ def evaluated(value: Value, bases: dict[str, np.ndarray]) -> np.ndarray:
     return total
 
 
-def _check(step, results, expected, x):
+def _check(ledger, results, expected, x):
     stored = {name: s.tensor.double().numpy() if s.tensor.is_floating_point() else s.tensor.numpy()
-              for name, s in step.used.items()}  # fmt: skip
-    replayed = replay(step, {"x": x.numpy()}, stored)
+              for name, s in ledger.used.items()}  # fmt: skip
+    replayed = replay(ledger, {"x": x.numpy()}, stored)
     for result, right in zip(results, expected, strict=True):
         assert result.shape == tuple(right.shape)
         np.testing.assert_allclose(evaluated(result, {"x": x.numpy()}), right.numpy(), rtol=1e-14)
@@ -190,12 +190,12 @@ def _check(step, results, expected, x):
 @pytest.mark.parametrize(("name", "number"), [(n, i) for n, cases in CASES.items() for i in range(len(cases))])
 def test_rows_and_values_move_as_torch_does(name, number):
     shape, arguments = CASES[name][number]
-    step, value = begin(shape)
+    ledger, value = begin(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    results = record_of(f"aten.{name}").lowering(step, value, *map(_stored, arguments))
+    results = record_of(f"aten.{name}").lowering(ledger, value, *map(_stored, arguments))
     expected = _overload(name)(x, *arguments)
     several = isinstance(expected, list | tuple)
-    _check(step, results if several else [results], expected if several else [expected], x)
+    _check(ledger, results if several else [results], expected if several else [expected], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -204,11 +204,11 @@ def test_the_nearest_entry_is_that_of_the_dtype(name, dtype):
     """Which entry is the nearest depends on the digits in which positions are computed; (6, 74) and (4, 41) differ."""
     differing = 0
     for count, size in [(6, 74), (4, 41), *((count, size) for count in (6, 11, 46) for size in range(31, 131, 9))]:
-        step, value = begin((1, 1, count))
-        step.dtype = dtype
+        ledger, value = begin((1, 1, count))
+        ledger.dtype = dtype
         x = torch.arange(float(count)).reshape(1, 1, count)
-        result = record_of(f"aten.{name}").lowering(step, value, [size])
-        _check(step, [result], [_overload(name)(x.to(dtype), [size]).double()], x.double())
+        result = record_of(f"aten.{name}").lowering(ledger, value, [size])
+        _check(ledger, [result], [_overload(name)(x.to(dtype), [size]).double()], x.double())
         differing += not torch.equal(_overload(name)(x, [size]).double(), _overload(name)(x.double(), [size]))
     assert differing > 0
 
@@ -216,31 +216,31 @@ def test_the_nearest_entry_is_that_of_the_dtype(name, dtype):
 @pytest.mark.parametrize("name", _LIKE)
 def test_moves_that_take_another_tensors_shape(name):
     shape, other = _LIKE[name]
-    step, value = begin(shape)
+    ledger, value = begin(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    result = record_of(f"aten.{name}").lowering(step, value, Stored("other", torch.zeros(other)))
-    _check(step, [result], [_overload(name)(x, torch.zeros(other))], x)
+    result = record_of(f"aten.{name}").lowering(ledger, value, Stored("other", torch.zeros(other)))
+    _check(ledger, [result], [_overload(name)(x, torch.zeros(other))], x)
 
 
 @pytest.mark.parametrize(("name", "axis"), [("cat", 0), ("cat", -1), ("stack", 1), ("stack", -1)])
 def test_side_by_side(name, axis):
-    step, value = begin((2, 3))
+    ledger, value = begin((2, 3))
     x, fixed = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    moved = record_of("aten.flip.default").lowering(step, value, [1])
-    result = record_of(f"aten.{name}.default").lowering(step, [value, Stored("fixed", fixed), moved, value], axis)
-    _check(step, [result], [getattr(torch, name)([x, fixed, x.flip(1), x], axis)], x)
+    moved = record_of("aten.flip.default").lowering(ledger, value, [1])
+    result = record_of(f"aten.{name}.default").lowering(ledger, [value, Stored("fixed", fixed), moved, value], axis)
+    _check(ledger, [result], [getattr(torch, name)([x, fixed, x.flip(1), x], axis)], x)
 
 
 def test_chains_of_moves_and_constants():
-    step, value = begin((2, 3, 4))
+    ledger, value = begin((2, 3, 4))
     x, factor = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)
-    scaled = record_of("aten.mul.Tensor").lowering(step, value, Stored("factor", factor))
-    turned = record_of("aten.transpose.int").lowering(step, scaled, 1, 2)
-    padded = record_of("aten.constant_pad_nd.default").lowering(step, turned, [1, 0], -2.0)
-    halved = record_of("aten.div.Tensor").lowering(step, padded, -4.0)
-    total = record_of("aten.add.Tensor").lowering(step, halved, halved, alpha=3)
+    scaled = record_of("aten.mul.Tensor").lowering(ledger, value, Stored("factor", factor))
+    turned = record_of("aten.transpose.int").lowering(ledger, scaled, 1, 2)
+    padded = record_of("aten.constant_pad_nd.default").lowering(ledger, turned, [1, 0], -2.0)
+    halved = record_of("aten.div.Tensor").lowering(ledger, padded, -4.0)
+    total = record_of("aten.add.Tensor").lowering(ledger, halved, halved, alpha=3)
     right = torch.nn.functional.pad((x * factor).transpose(1, 2), (1, 0), value=-2.0) / -4.0
-    _check(step, [total], [right + 3 * right], x)
+    _check(ledger, [total], [right + 3 * right], x)
 
 
 def test_every_registered_move_has_a_case():
@@ -266,7 +266,7 @@ def test_a_view_of_the_bits_has_no_bound():
 def test_random_positions(seed):
     generator = torch.Generator().manual_seed(seed)
     shape = tuple(torch.randint(1, 5, (3,), generator=generator).tolist())
-    step, value = begin(shape)
+    ledger, value = begin(shape)
     x = torch.randn(shape, dtype=torch.float64, generator=generator)
     count = math.prod(shape)
     # arithmetic in one axis, arbitrary in another, zeros in between
@@ -276,10 +276,10 @@ def test_random_positions(seed):
     keep = torch.rand(3, 4, generator=generator) < 0.7 if seed % 3 else torch.ones(3, 4, dtype=torch.bool)
     if seed % 3 == 2:
         keep = keep[:1].expand(3, 4)
-    from wellnormed.propagation.moves import pick
+    from wellnormed.certificates.moves import pick
 
-    result = pick(step, value, lambda t: torch.where(keep, t.reshape(-1)[index], 0.0))
-    _check(step, [result], [torch.where(keep, x.reshape(-1)[index], 0.0)], x)
+    result = pick(ledger, value, lambda t: torch.where(keep, t.reshape(-1)[index], 0.0))
+    _check(ledger, [result], [torch.where(keep, x.reshape(-1)[index], 0.0)], x)
 
 
 def test_names_are_those_of_operations():

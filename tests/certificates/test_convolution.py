@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from wellnormed.certificates.ledger import Stored
+from wellnormed.certificates.operations.convolution import convolution, transposed_convolution
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.propagation.ledger import Stored
-from wellnormed.propagation.operations.convolution import convolution, transposed_convolution
 
 from .adversary import Net, attack, begin, bounds_of, groups_of, largest_gain_of_matrix, search
 
@@ -52,15 +52,15 @@ def _operator(function, shape):
 def _ratio(number, transposed):
     count, groups, inputs, weight, stride, dilation, padding, pixels, extra = _settings(number, transposed)
     # an image is one group when it has four axes or more; a third axis is of tokens' features
-    step, x = begin((1, inputs, *pixels))
+    ledger, x = begin((1, inputs, *pixels))
     arguments = (stride, padding, extra, groups, dilation) if transposed else (stride, padding, dilation, groups)
     bound = transposed_convolution if transposed else convolution
-    result = bound(step, x, Stored("w", weight), None, *arguments)
+    result = bound(ledger, x, Stored("w", weight), None, *arguments)
     function = (_ADJOINTS if transposed else _FUNCTIONS)[count]
     matrix = _operator(lambda t: function(t, weight.double(), None, *arguments), (inputs, *pixels))
     assert math.prod(result.shape) == len(matrix)
     everything = tuple(range(1, count + 2))
-    proved = step.bounds(result, everything).gain
+    proved = ledger.bounds(result, everything).gain
     assert proved.size == 1
     groups_in = groups_of((1, inputs, *pixels), default_axes((1, inputs, *pixels)))
     exact = largest_gain_of_matrix(matrix, groups_in)
@@ -103,17 +103,19 @@ def test_the_norm_over_tokens_is_the_sum_of_taps(taps):
 def test_over_tokens_with_channels(stride, dilation, groups):
     layer = nn.Conv1d(4, 2, 3, stride, 2, dilation, groups).requires_grad_(False)
     layer.weight.copy_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(groups)))
-    step, x = begin((1, 6, 4))
-    from wellnormed.propagation.moves import pick
+    ledger, x = begin((1, 6, 4))
+    from wellnormed.certificates.moves import pick
 
     bias = Stored("b", layer.bias)
-    turned = pick(step, x, lambda t: t.mT)
+    turned = pick(ledger, x, lambda t: t.mT)
     result = pick(
-        step, convolution(step, turned, Stored("w", layer.weight), bias, stride, 2, dilation, groups), lambda t: t.mT
+        ledger,
+        convolution(ledger, turned, Stored("w", layer.weight), bias, stride, 2, dilation, groups),
+        lambda t: t.mT,
     )
     matrix = _operator(lambda t: F.conv1d(t.mT, layer.weight.double(), None, stride, 2, dilation, groups).mT, (6, 4))
     exact = max(largest_gain_of_matrix(matrix[rows], groups_of((6, 4), (1,))) for rows in groups_of(result.shape, (2,)))
-    proved = float(max(step.bounds(result, [-1]).gain.flat))
+    proved = float(max(ledger.bounds(result, [-1]).gain.flat))
     assert exact * (1 - 1e-9) <= proved < 2 * exact
 
 
@@ -121,14 +123,14 @@ def test_over_tokens_with_channels(stride, dilation, groups):
 def test_unbatched(transposed):
     weight = torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(1))
     weight = weight if transposed else weight.transpose(0, 1)
-    step, x = begin((2, 5, 5))
+    ledger, x = begin((2, 5, 5))
     bound = transposed_convolution if transposed else convolution
-    result = bound(step, x, Stored("w", weight), None, 2, 1)
+    result = bound(ledger, x, Stored("w", weight), None, 2, 1)
     function = F.conv_transpose2d if transposed else F.conv2d
     matrix = _operator(lambda t: function(t, weight.double(), None, 2, 1), (2, 5, 5))
     assert math.prod(result.shape) == len(matrix)
     exact = largest_gain_of_matrix(matrix, groups_of((2, 5, 5), (2,)))
-    assert exact * (1 - 1e-9) <= float(step.bounds(result, [0, 1, 2]).gain.item()) < 3 * exact
+    assert exact * (1 - 1e-9) <= float(ledger.bounds(result, [0, 1, 2]).gain.item()) < 3 * exact
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from wellnormed.certificates.rounding import rounds
 from wellnormed.program.operation import kind_of, name_of
-from wellnormed.propagation.rounding import rounds
 
 Found = dict[str, Any]
 """Name in a pattern -> the node, number or list that stands there."""

@@ -6,7 +6,7 @@
 - `add`: the sum of inputs of shapes that broadcast.
 - `constant`: a stored tensor or a number.
 - `idle_ball`: the projection onto a ball that contains every value.
-- `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `propagation.rounding`.
+- `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `certificates.rounding`.
 """
 
 import math
@@ -17,27 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger, Stored
 
 Move = Callable[[Tensor], Tensor]
 Table = int | list[int]
 
 
-def pick(step: Ledger, x: Value, move: Move) -> Value:
+def pick(ledger: Ledger, x: Value, move: Move) -> Value:
     """Apply an operation that only moves entries.
 
     Args:
-        step: The operation at work.
+        ledger: The operation at work.
         x: The value.
         move: The operation, as a function of float64 tensors of the shape of x. Where it puts zeros, as padding does,
             the result has zeros.
 
     Example:
-        >>> from wellnormed.propagation.operations.source import source
-        >>> step = Ledger(radius=1.0)
-        >>> padded = pick(step, source(step, (1, 4), "x"), lambda entries: torch.nn.functional.pad(entries, (1, 1)))
-        >>> padded.shape, float(step.bounds(padded, [-1]).radius.max())
+        >>> from wellnormed.certificates.operations.source import source
+        >>> ledger = Ledger(radius=1.0)
+        >>> padded = pick(ledger, source(ledger, (1, 4), "x"), lambda entries: torch.nn.functional.pad(entries, (1, 1)))
+        >>> padded.shape, float(ledger.bounds(padded, [-1]).radius.max())
         ((1, 6), 2.0)
     """
     count = math.prod(x.shape)
@@ -48,14 +48,14 @@ def pick(step: Ledger, x: Value, move: Move) -> Value:
         return x
     tables = tables_of(positions)
     if tables is None:
-        place = step.use(step.computed(f"{step.unique_name(step.name)}.positions", positions))
-        return step.move("pick", [x], positions.shape, {"positions": place})
-    return step.move("pick", [x], positions.shape, {"offset": tables[0], "tables": tables[1]})
+        place = ledger.use(ledger.computed(f"{ledger.unique_name(ledger.name)}.positions", positions))
+        return ledger.move("pick", [x], positions.shape, {"positions": place})
+    return ledger.move("pick", [x], positions.shape, {"offset": tables[0], "tables": tables[1]})
 
 
-def spread(step: Ledger, x: Value, shape: Sequence[int]) -> Value:
+def spread(ledger: Ledger, x: Value, shape: Sequence[int]) -> Value:
     """Broadcast to a shape."""
-    return x if x.shape == tuple(shape) else pick(step, x, lambda t: t.broadcast_to(shape))
+    return x if x.shape == tuple(shape) else pick(ledger, x, lambda t: t.broadcast_to(shape))
 
 
 def each_axis(setting: Any, count: int) -> list[Any]:
@@ -65,7 +65,7 @@ def each_axis(setting: Any, count: int) -> list[Any]:
 
 
 def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
-    """Offset and tables of positions that are sums over the axes; a table with equal steps is its step."""
+    """Offset and tables of positions that are sums over the axes; a table with equal steps is its ledger."""
     if not positions.numel() or not bool((positions >= 0).any()):
         return None
     present = tuple(int(each) for each in (positions >= 0).nonzero()[0])
@@ -82,10 +82,10 @@ def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
         return None
     compact: list[Table] = []
     for table in tables:
-        step = table[1] - table[0] if len(table) > 1 and None not in table[:2] else 0
-        if None not in table and all(t == table[0] + step * i for i, t in enumerate(table)):
+        stride = table[1] - table[0] if len(table) > 1 and None not in table[:2] else 0
+        if None not in table and all(t == table[0] + stride * i for i, t in enumerate(table)):
             offset += table[0]
-            compact.append(step)
+            compact.append(stride)
         else:
             compact.append([-1 if t is None else offset_free for t, offset_free in _shifted(table)])
             offset += min(t for t in table if t is not None)
@@ -98,34 +98,34 @@ def _shifted(table: list[Any]) -> list[tuple[Any, int]]:
     return [(t, 0 if t is None else t - least) for t in table]
 
 
-def side_by_side(step: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
+def side_by_side(ledger: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
     """Values laid beside one another without overlap, as `place` lays a list of tensors of their shapes."""
 
     def alone(number: int) -> Move:
         return lambda x: place([x if i == number else x.new_zeros(other.shape) for i, other in enumerate(xs)])
 
-    return add(step, [pick(step, x, alone(number)) for number, x in enumerate(xs)])
+    return add(ledger, [pick(ledger, x, alone(number)) for number, x in enumerate(xs)])
 
 
-def add(step: Ledger, xs: Sequence[Value]) -> Value:
+def add(ledger: Ledger, xs: Sequence[Value]) -> Value:
     """The sum; shapes broadcast."""
     if len(xs) == 1:
         return xs[0]
-    return step.move("add", xs, np.broadcast_shapes(*(x.shape for x in xs)), {})
+    return ledger.move("add", xs, np.broadcast_shapes(*(x.shape for x in xs)), {})
 
 
-def times(step: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
+def times(ledger: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
     """The product with a number or a stored tensor whose shape broadcasts, or the quotient.
 
     Raises:
         UncertifiableError: It divides by zero, or a factor is not finite.
     """
-    constant = step.use(factor) if isinstance(factor, Stored) else float(factor)
+    constant = ledger.use(factor) if isinstance(factor, Stored) else float(factor)
     other = tuple(factor.tensor.shape) if isinstance(factor, Stored) else ()
     shape = np.broadcast_shapes(x.shape, other)
-    return step.move("times", [x], shape, {"divisor" if divide else "factor": constant})
+    return ledger.move("times", [x], shape, {"divisor" if divide else "factor": constant})
 
 
-def number(step: Ledger, content: float) -> Value:
+def number(ledger: Ledger, content: float) -> Value:
     """A number as a value."""
-    return step.move("constant", [], (), {"number": float(content)})
+    return ledger.move("constant", [], (), {"number": float(content)})

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import with_inner_axes
+from wellnormed.certificates.ledger import Ledger
 from wellnormed.program.operation import operation
 from wellnormed.proof import Claim
 from wellnormed.proof.attention import Origin, origin_of
 from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.axes import with_inner_axes
-from wellnormed.propagation.ledger import Ledger
 
 
 @operation("aten.scaled_dot_product_attention.default")
 def attention(
-    step: Ledger,
+    ledger: Ledger,
     q: Any,
     k: Any,
     v: Any,
@@ -35,18 +35,20 @@ def attention(
     `(*batch, tokens, outputs)`. The scale is `width^(-1/2)` if it is None.
     """
     if dropout:
-        raise step.refuse("it drops attention weights at random; call `model.eval()` first")
+        raise ledger.refuse("it drops attention weights at random; call `model.eval()` first")
     if isinstance(mask, Value):
-        raise step.refuse("its mask depends on the input; add only stored biases to the logits")
+        raise ledger.refuse("its mask depends on the input; add only stored biases to the logits")
     if not all(isinstance(x, Value) for x in (q, k, v)):
-        raise step.refuse("its queries, keys or values do not depend on the input; compute all three from it")
+        raise ledger.refuse("its queries, keys or values do not depend on the input; compute all three from it")
     if enable_gqa:
-        k, v = (moves.pick(step, x, lambda t, n=q.shape[-3] // x.shape[-3]: t.repeat_interleave(n, -3)) for x in (k, v))
+        k, v = (
+            moves.pick(ledger, x, lambda t, n=q.shape[-3] // x.shape[-3]: t.repeat_interleave(n, -3)) for x in (k, v)
+        )
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return attend(step, q, k, v, scale)
+    return attend(ledger, q, k, v, scale)
 
 
-def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
+def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     """Bound `softmax(scale q k^T + constants) v`; the origin of q, k and v decides which claims the bound can use.
 
     If keys and values are linear maps of the same tokens, the bound uses the norms of the maps of each head. If the
@@ -54,47 +56,48 @@ def attend(step: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     The rule is `proof.attention.attention`, and the shapes are those of `attention`.
     """
     if min(len(x.shape) for x in (q, k, v)) < 2:
-        raise step.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
+        raise ledger.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     # keys and values may differ in number: a mask can broadcast the logits of a single key to several tokens
     (tokens,) = torch.broadcast_shapes(k.shape[-2:-1], v.shape[-2:-1])
     q, k, v = (
-        moves.spread(step, x, (*batch, count, x.shape[-1])) for x, count in ((q, q.shape[-2]), (k, tokens), (v, tokens))
+        moves.spread(ledger, x, (*batch, count, x.shape[-1]))
+        for x, count in ((q, q.shape[-2]), (k, tokens), (v, tokens))
     )
     reads: list[tuple[Value, Iterable[int]]] = [(q, [-1]), (k, [-1]), (v, [-1])]
     claims: list[Claim] = []
     query, key, value = (origin_of(x) for x in (q, k, v))
     if key and value and key.source is value.source and np.array_equal(key.tokens, value.tokens):
         reads.append((key.source, [-1]))
-        claims = [_claim(step, "spectral", key), _claim(step, "spectral", value)]
+        claims = [_claim(ledger, "spectral", key), _claim(ledger, "spectral", value)]
         if query and query.source is key.source and not query.bias:
             pairs = [list(pair) for pair in zip(query.heads, key.heads, strict=True)]
-            claims.append(_claim(step, "product", query, key, pairs=pairs))
+            claims.append(_claim(ledger, "product", query, key, pairs=pairs))
     shape = (*batch, q.shape[-2], v.shape[-1])
-    return step.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
+    return ledger.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
 
 
-def _claim(step: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
+def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
     """Prove the norms of the parts of one weight that belong to heads, or of products of such parts of two weights."""
     names, transposed = zip(*(weight_of(each.linear) for each in origins), strict=True)
     parts = [each.parts for each in origins]
     own = {"parts": parts, "transposed": list(transposed)} if len(origins) > 1 else {"parts": parts[0]}
     own |= {"transposed": True} if transposed == (True,) else {}
-    return step.prove(measure, *(step.used[name] for name in names), **settings, **own)
+    return ledger.prove(measure, *(ledger.used[name] for name in names), **settings, **own)
 
 
 @operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
-def softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
+def softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """Softmax along an axis, whose entries are not negative and have the sum 1. It is 1/2-Lipschitz."""
     axes = with_inner_axes(x, [dim])
-    return step.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
+    return ledger.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
 @operation("aten.log_softmax.int", "aten._log_softmax.default")
-def log_softmax(step: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
+def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """`x - log(sum(exp(x)))` along an axis of n entries.
 
     The Jacobian is `I - 1 p^T`, where 1 is the vector of ones and p the softmax. Its norm is at most `sqrt(n)`.
     """
     axes = with_inner_axes(x, [dim])
-    return step.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
+    return ledger.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})

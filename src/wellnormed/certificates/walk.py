@@ -7,6 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from wellnormed.certificates import operations as operations  # registers the bounds of operations
+from wellnormed.certificates.contractions import CONTRACTIONS, rectified
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.matching import match, repeats
+from wellnormed.certificates.moves import pick
+from wellnormed.certificates.operations.linear import margin
+from wellnormed.certificates.operations.source import embedding, source
+from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_attention
+from wellnormed.certificates.rounding import rounded, rounds
 from wellnormed.program.domain import Domain, default_axes
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
@@ -15,15 +24,6 @@ from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise
 from wellnormed.proof.value import Value
-from wellnormed.propagation import operations as operations  # registers the bounds of operations
-from wellnormed.propagation.contractions import CONTRACTIONS, rectified
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.matching import match, repeats
-from wellnormed.propagation.moves import pick
-from wellnormed.propagation.operations.linear import margin
-from wellnormed.propagation.operations.source import embedding, source
-from wellnormed.propagation.patterns import PATTERNS, attention_of, spelled_attention
-from wellnormed.propagation.rounding import rounded, rounds
 
 
 class Walk(Interpreter):
@@ -36,17 +36,17 @@ class Walk(Interpreter):
         promises: Mapping[str, Promise | None] | None = None,
     ) -> None:
         super().__init__(program)
-        self.step = Ledger(radius, promises)
+        self.ledger = Ledger(radius, promises)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
         self.fixed: dict[str, Stored] = {}
         """The inputs of integers that the program fixes to the values of the example, by name."""
         for name, example in program.fixed.items():
-            stored = self.step.computed(f"input.{name}", example)
-            self.step.require_stored(stored)
+            stored = self.ledger.computed(f"input.{name}", example)
+            self.ledger.require_stored(stored)
             self.fixed[stored.name] = stored
-            self.step.keep(stored)
+            self.ledger.keep(stored)
         self.dependent = self.depends.variable
         self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
         self._same = repeats(program.nodes)
@@ -61,8 +61,8 @@ class Walk(Interpreter):
         """
         nodes = self.needed(self.program.result)
         for number, node in enumerate(nodes, 1):
-            self.step.where, self.step.name = place(node), self._name(node)
-            self.step.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
+            self.ledger.where, self.ledger.name = place(node), self._name(node)
+            self.ledger.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
             try:
                 with refusing(self._unforeseen):
                     self.interpret([node], self.values)
@@ -70,22 +70,22 @@ class Walk(Interpreter):
                 raise UncertifiableError(f"{error}{self._coverage(nodes)}") from error.__cause__
             progress(number, len(nodes))
         result = self.values.get(self.program.result)
-        self.step.where = self.step.name = "output"
+        self.ledger.where = self.ledger.name = "output"
         if not isinstance(result, Value):
-            raise self.step.refuse(
+            raise self.ledger.refuse(
                 "the model's result is not computed from the certified input: floats, or what an embedding looks up"
             )
         if margins:
-            self.step.name = "margin"
-            margin(self.step, result)
-            self.step.name = "output"
+            self.ledger.name = "margin"
+            margin(self.ledger, result)
+            self.ledger.name = "output"
         if not result.shape:
-            result = pick(self.step, result, lambda t: t[None])
-        return self.step.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
+            result = pick(self.ledger, result, lambda t: t[None])
+        return self.ledger.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
 
     def _unforeseen(self, error: Exception) -> str:
         reason = f"its bound does not cover these arguments ({first_line(error)}); write the operation in another way"
-        return str(self.step.refuse(reason))
+        return str(self.ledger.refuse(reason))
 
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
         """Words that say how many of the operations that depend on the input have a bound; empty if all have."""
@@ -121,7 +121,7 @@ class Walk(Interpreter):
         if node.op == "placeholder" or is_stored(node, self.program):
             return self._tensor(node)
         if node in self.patterns:
-            return self._checked(node, self.patterns[node][0](self.step, operands))
+            return self._checked(node, self.patterns[node][0](self.ledger, operands))
         _, arguments, keywords = operands
         if node not in self.dependent:
             return self._constant(node, arguments, keywords)
@@ -132,41 +132,41 @@ class Walk(Interpreter):
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]
             if chosen is None:
-                raise self.step.refuse("the positions of entries in their order are used, which have no bound")
+                raise self.ledger.refuse("the positions of entries in their order are used, which have no bound")
             return self._checked(node, chosen)
         return self._bound(node, arguments, keywords)
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
         table, *others = plain_tree(arguments)
         if not _looks_up_rows(node, table, others):
-            raise self.step.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
-        return self._checked(node, embedding(self.step, arguments[0], tuple(node.meta["val"].shape[:-1])))
+            raise self.ledger.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
+        return self._checked(node, embedding(self.ledger, arguments[0], tuple(node.meta["val"].shape[:-1])))
 
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         record = record_of(node.target)
         if record is None:
             if draws(node):
-                raise self.step.refuse(DRAWS)
-            raise self.step.refuse(
-                f"`{name_of(node.target)}` has no bound; write one with `wellnormed.propagation.operation`, or replace "
-                "the operation"
+                raise self.ledger.refuse(DRAWS)
+            raise self.ledger.refuse(
+                f"`{name_of(node.target)}` has no bound; write one with `wellnormed.certificates.operation`, or "
+                "replace the operation"
             )
         executed = node.meta["val"]
         if isinstance(executed, Tensor) and executed.is_complex():
-            raise self.step.refuse(f"its result is of {executed.dtype}; compute with real and imaginary parts apart")
+            raise self.ledger.refuse(f"its result is of {executed.dtype}; compute with real and imaginary parts apart")
         keywords = {key: each for key, each in keywords.items() if key not in ("memory_format", "pin_memory")}
-        result = record.lowering(self.step, *arguments, **keywords)
+        result = record.lowering(self.ledger, *arguments, **keywords)
         return self._checked(node, result) if isinstance(result, Value) else result
 
     def _checked(self, node: fx.Node, result: Value) -> Value:
         """The result of an operation, rounded if it rounds; refused unless it has floats of 16 bits or more."""
         executed = node.meta["val"]
         if not all(isinstance(size, int) for size in executed.shape):
-            raise self.step.refuse("the size of its result depends on values of an index; index by integers, not flags")
+            raise self.ledger.refuse("the size of its result depends on values of an index; index by integers")
         if tuple(executed.shape) != result.shape:
-            raise self.step.refuse(f"its bound has shape {result.shape} instead of {tuple(executed.shape)}")
+            raise self.ledger.refuse(f"its bound has shape {result.shape} instead of {tuple(executed.shape)}")
         if not executed.dtype.is_floating_point or executed.dtype.itemsize == 1:  # 8-bit floats round in large steps
-            raise self.step.refuse(
+            raise self.ledger.refuse(
                 f"its result is of {executed.dtype}, which is not continuous; keep it a float of 16 bits or more"
             )
         if not rounds(node, self.dependent):
@@ -174,32 +174,32 @@ class Walk(Interpreter):
         # the same tensor, rounded in the same way several times, is one
         key = result, executed.dtype
         if key not in self._rounded:
-            self._rounded[key] = rounded(self.step, result, executed.dtype)
+            self._rounded[key] = rounded(self.ledger, result, executed.dtype)
         return self._rounded[key]
 
     def _tensor(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             name = str(node.target)
             tensor, persistent = self.program.stored[name]
-            self.step.where = f"tensor `{name}`"
+            self.ledger.where = f"tensor `{name}`"
             stored = Stored(name, tensor.detach(), computed=not persistent)
             if persistent:
-                self.step.require_stored(stored)
+                self.ledger.require_stored(stored)
                 self.stored[name] = stored
-            if name in self.step.promises:
+            if name in self.ledger.promises:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
-            return stored if persistent else self.step.computed(name, stored.tensor)
+            return stored if persistent else self.ledger.computed(name, stored.tensor)
         name, example = self.program.inputs[node.name]
-        self.step.where = f"input `{name}`"
+        self.ledger.where = f"input `{name}`"
         if node not in self.dependent:
-            return self.step.computed(f"input.{name}", example)
-        return source(self.step, tuple(example.shape), f"input.{name}", example.dtype)
+            return self.ledger.computed(f"input.{name}", example)
+        return source(self.ledger, tuple(example.shape), f"input.{name}", example.dtype)
 
     def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         """Compute an operation that does not depend on the input; notes where rows of parameters go."""
         plain = plain_tree((arguments, dict(keywords)))
         first = arguments[0] if arguments else None
-        parameter = self.step.unknown(first)
+        parameter = self.ledger.unknown(first)
         matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and kind_of(node) == "move"
         swapped = matrix and _transposes(node, *plain)
         moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
@@ -207,14 +207,14 @@ class Walk(Interpreter):
         vectors = _keeps_vectors(node, plain[0], plain[1], vector)
         for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
             if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
-                self.step.require_known(each)
+                self.ledger.require_known(each)
         result = compute(node, *plain)
         if isinstance(result, Tensor):
-            return self.step.computed(
-                self.step.name, result, first if swapped else None, parameter if vectors else None
+            return self.ledger.computed(
+                self.ledger.name, result, first if swapped else None, parameter if vectors else None
             )
         if isinstance(result, list | tuple):
-            return [self.step.computed(f"{self.step.name}.{i}", each) for i, each in enumerate(result)]
+            return [self.ledger.computed(f"{self.ledger.name}.{i}", each) for i, each in enumerate(result)]
         return result
 
     def _name(self, node: fx.Node) -> str:

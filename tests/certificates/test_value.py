@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from wellnormed.certificates.ledger import Stored
+from wellnormed.certificates.moves import add, pick, side_by_side, times
+from wellnormed.certificates.operations.linear import linear, matmul, reduce
 from wellnormed.program.domain import default_axes
-from wellnormed.propagation.ledger import Stored
-from wellnormed.propagation.moves import add, pick, side_by_side, times
-from wellnormed.propagation.operations.linear import linear, matmul, reduce
 
 from .adversary import begin, groups_of, largest_gain_of_matrix
 
@@ -21,7 +21,7 @@ class _Program:
         self.generator = torch.Generator().manual_seed(seed)
         shapes = [(1, 3, 4), (1, 2, 6), (2, 4), (1, 2, 2, 4), (1, 4, 2, 3)]
         self.shape = shapes[self.draw(len(shapes))]
-        self.step, value = begin(self.shape)
+        self.ledger, value = begin(self.shape)
         matrix = torch.eye(math.prod(self.shape), dtype=torch.float64).view(-1, *self.shape)
         self.values = [(value, matrix)]
 
@@ -34,7 +34,7 @@ class _Program:
     def move(self, x, function):
         """One that maps a tensor, on the value and on every row of the Jacobian."""
         value, rows = x
-        return pick(self.step, value, function), torch.stack([function(row) for row in rows])
+        return pick(self.ledger, value, function), torch.stack([function(row) for row in rows])
 
     def run(self, length):
         kinds = [
@@ -75,18 +75,18 @@ class _Program:
 
     def joined(self, x):
         y, axis = self.partner(x), self.draw(len(x[0].shape))
-        value = side_by_side(self.step, [x[0], y[0]], lambda ts: torch.cat(ts, axis))
+        value = side_by_side(self.ledger, [x[0], y[0]], lambda ts: torch.cat(ts, axis))
         return value, torch.cat([x[1], y[1]], axis + 1)
 
     def scaled(self, x):
         shape = [n if self.draw(2) else 1 for n in x[0].shape]
         factor = self.normal(*shape) if self.draw(3) else self.normal(1).reshape(())
-        stored = Stored(self.step.unique_name("factor"), factor)
-        return times(self.step, x[0], stored), x[1] * factor
+        stored = Stored(self.ledger.unique_name("factor"), factor)
+        return times(self.ledger, x[0], stored), x[1] * factor
 
     def summed(self, x):
         parts = [x, self.partner(x), self.shifted(x)][: 2 + self.draw(2)]
-        return add(self.step, [value for value, _ in parts]), sum(rows for _, rows in parts)
+        return add(self.ledger, [value for value, _ in parts]), sum(rows for _, rows in parts)
 
     def padded(self, x):
         mode = ["constant", "circular", "reflect", "replicate"][self.draw(4)]
@@ -114,10 +114,10 @@ class _Program:
         """`a x + b x'` with entries of x moved, as rotary positions do."""
         a, b = self.normal(*x[0].shape[-1:]), self.normal(*x[0].shape[-1:])
         moved = self.shifted(x)
-        names = [self.step.unique_name(kind) for kind in ("cos", "sin")]
+        names = [self.ledger.unique_name(kind) for kind in ("cos", "sin")]
         value = add(
-            self.step,
-            [times(self.step, v, Stored(n, c)) for v, n, c in zip((x[0], moved[0]), names, (a, b), strict=True)],
+            self.ledger,
+            [times(self.ledger, v, Stored(n, c)) for v, n, c in zip((x[0], moved[0]), names, (a, b), strict=True)],
         )
         return value, x[1] * a + moved[1] * b
 
@@ -129,14 +129,14 @@ class _Program:
 
     def mapped(self, x):
         weight = self.normal(4, x[0].shape[-1])
-        return linear(self.step, x[0], Stored(self.step.unique_name("weight"), weight)), x[1] @ weight.mT
+        return linear(self.ledger, x[0], Stored(self.ledger.unique_name("weight"), weight)), x[1] @ weight.mT
 
     def averaged(self, x):
         axis = self.draw(len(x[0].shape))
         if self.draw(2) and len(x[0].shape) > 1:
             matrix = self.normal(3, x[0].shape[-2])
-            return matmul(self.step, Stored(self.step.unique_name("matrix"), matrix), x[0]), matrix @ x[1]
-        return reduce(self.step, x[0], [axis], True, False), x[1].sum(axis + 1, keepdim=True)
+            return matmul(self.ledger, Stored(self.ledger.unique_name("matrix"), matrix), x[0]), matrix @ x[1]
+        return reduce(self.ledger, x[0], [axis], True, False), x[1].sum(axis + 1, keepdim=True)
 
 
 def _excess(seed):
@@ -147,7 +147,7 @@ def _excess(seed):
         axes = default_axes(value.shape)
     else:
         axes = tuple(a for a in range(len(value.shape)) if program.draw(2)) or (0,)
-    bounds = program.step.bounds(value, axes)
+    bounds = program.ledger.bounds(value, axes)
     matrix = rows.flatten(1).mT
     inputs = groups_of(program.shape, default_axes(program.shape))
     outer = [1 if a in axes else n for a, n in enumerate(value.shape)]
@@ -179,9 +179,9 @@ def test_random_affine_programs(seed):
     program = _Program(seed)
     value, rows = program.run(3)
     constant = program.normal(*value.shape) * 3
-    total = add(program.step, [value, program.step.constant(Stored("constant", constant))])
+    total = add(program.ledger, [value, program.ledger.constant(Stored("constant", constant))])
     axes = default_axes(total.shape)
-    bounds = program.step.bounds(total, axes)
+    bounds = program.ledger.bounds(total, axes)
     generator = torch.Generator().manual_seed(seed)
     inner = default_axes(program.shape)
     for _ in range(50):
@@ -197,21 +197,21 @@ def test_random_affine_programs(seed):
 
 def test_like_slices_are_told_from_unlike_ones():
     """Slices that differ in one entry, one factor or one group are not taken together."""
-    step, x = begin((1, 4, 2))
+    ledger, x = begin((1, 4, 2))
     factor = torch.ones(1, 4, 2)
     factor[0, 3, 1] = 5.0
-    scaled = times(step, x, Stored("factor", factor.double()))
-    moved = pick(step, scaled, lambda t: t.flip(1).unflatten(1, (2, 2)))
-    gains = step.bounds(moved, [3]).gain.astype(float)
+    scaled = times(ledger, x, Stored("factor", factor.double()))
+    moved = pick(ledger, scaled, lambda t: t.flip(1).unflatten(1, (2, 2)))
+    gains = ledger.bounds(moved, [3]).gain.astype(float)
     assert gains.shape == (1, 2, 2, 1)
     assert gains.flatten().tolist() == pytest.approx([5 * 2**0.5, 2**0.5, 2**0.5, 2**0.5])
     # both tokens of a pair in one group: the entries of two input groups do not mix
-    assert step.bounds(moved, [2, 3]).gain.astype(float).flatten().tolist() == pytest.approx([52**0.5, 2])
+    assert ledger.bounds(moved, [2, 3]).gain.astype(float).flatten().tolist() == pytest.approx([52**0.5, 2])
 
 
 def test_entries_of_two_groups_that_mix_add_up():
-    step, x = begin((1, 2, 2))
-    total = add(step, [x, pick(step, x, lambda t: t.flip(1))])
-    assert float(max(step.bounds(total, [-1]).gain.flat)) == pytest.approx(2 * 2**0.5)
-    twice = add(step, [x, times(step, x, -1.0)])
-    assert float(max(step.bounds(twice, [-1]).gain.flat)) >= 0
+    ledger, x = begin((1, 2, 2))
+    total = add(ledger, [x, pick(ledger, x, lambda t: t.flip(1))])
+    assert float(max(ledger.bounds(total, [-1]).gain.flat)) == pytest.approx(2 * 2**0.5)
+    twice = add(ledger, [x, times(ledger, x, -1.0)])
+    assert float(max(ledger.bounds(twice, [-1]).gain.flat)) >= 0

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
+from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.program.domain import DTYPES, Box, constants_of, default_axes
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger, Stored
 
 
-def source(step: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
+def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
     """Add the row of an input, which stands for every value of the domain.
 
     Args:
-        step: The ledger, which knows the domain.
+        ledger: The ledger, which knows the domain.
         shape: The shape of the input.
         name: The name of the row.
         dtype: The dtype of the input, a float of 16, 32 or 64 bits.
@@ -26,24 +26,24 @@ def source(step: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = t
         UncertifiableError: The input is a single number, or of another dtype.
     """
     if not shape:
-        raise step.refuse("the input is a single number; pass a batch of vectors")
-    constants = _constants(step, dtype)
-    return step.derive("input", [], shape=shape, axes=default_axes(shape), constants=constants, name=name)
+        raise ledger.refuse("the input is a single number; pass a batch of vectors")
+    constants = _constants(ledger, dtype)
+    return ledger.derive("input", [], shape=shape, axes=default_axes(shape), constants=constants, name=name)
 
 
-def _constants(step: Ledger, dtype: torch.dtype) -> dict[str, Any]:
+def _constants(ledger: Ledger, dtype: torch.dtype) -> dict[str, Any]:
     if dtype not in DTYPES.values():
-        raise step.refuse(f"the input is of {dtype}; pass one of {', '.join(DTYPES)}")
-    return constants_of(step.radius, dtype)
+        raise ledger.refuse(f"the input is of {dtype}; pass one of {', '.join(DTYPES)}")
+    return constants_of(ledger.radius, dtype)
 
 
-def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
+def embedding(ledger: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
     """Add the row of the vectors that an embedding looks up.
 
     They stand for any vectors of the domain, which must contain all rows of the table.
 
     Args:
-        step: The ledger.
+        ledger: The ledger.
         weight: The table, `(vocabulary, width)`.
         tokens: The shape of the integers; the result has one more axis, of `width` entries.
 
@@ -51,12 +51,12 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
         UncertifiableError: The table is not a matrix, or has a row outside the domain.
     """
     if weight.tensor.ndim != 2:
-        raise step.refuse(f"the table has {weight.tensor.ndim} axes; only rows of a matrix may be looked up")
-    domain, width = step.radius, weight.tensor.shape[-1]
-    inside = step.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
+        raise ledger.refuse(f"the table has {weight.tensor.ndim} axes; only rows of a matrix may be looked up")
+    domain, width = ledger.radius, weight.tensor.shape[-1]
+    inside = ledger.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
     (size,) = inside.values
     if isinstance(domain, Box) and not domain.low <= -size <= size <= domain.high:
-        raise step.refuse(
+        raise ledger.refuse(
             f"box=({domain.low}, {domain.high}) leaves out rows of {weight.name}, whose entries reach {size} in size: "
             f"pass box=({-size}, {size}) or a wider one"
         )
@@ -64,15 +64,15 @@ def embedding(step: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
         largest = Decimal(size) / root_down(width)
     if not isinstance(domain, Box) and largest > Decimal(domain):
         needed = float_up(largest)
-        raise step.refuse(
+        raise ledger.refuse(
             f"radius={domain} is smaller than the largest row of {weight.name}, which has RMS {needed}: pass "
             f"radius={needed} or more, or cap the embedding's rows"
         )
-    return step.derive(
+    return ledger.derive(
         "input",
         [],
         shape=(*tokens, width),
         axes=(-1,),
-        constants=_constants(step, weight.tensor.dtype),
-        claims=[inside, step.prove("diameter", weight)],
+        constants=_constants(ledger, weight.tensor.dtype),
+        claims=[inside, ledger.prove("diameter", weight)],
     )

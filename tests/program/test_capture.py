@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from tests.certificates.adversary import bounds_of
 from wellnormed.certificates import certify
 from wellnormed.program.errors import UncertifiableError
-
-from .adversary import bounds_of
 
 
 class _Model(nn.Module):

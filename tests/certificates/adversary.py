@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.operations.source import source
+from wellnormed.certificates.walk import Walk
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.proof import Bounds
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.operations.source import source
-from wellnormed.propagation.walk import Walk
 
 ROUNDING = 1e-9
 """Relative share of a measured number that float64 may have added to it: the rounding of a few hundred operations."""
@@ -46,15 +46,15 @@ def walked(model: nn.Module, example: Any, radius: float = 1.0) -> tuple[Walk, V
 def bounds_of(model: nn.Module, example: Any, radius: float = 1.0) -> Bounds:
     """The bounds of a model's result, group by group."""
     walk, out = walked(model, example, radius)
-    bounds = walk.step.proof.rows[out.name].bounds
+    bounds = walk.ledger.proof.rows[out.name].bounds
     assert bounds is not None
     return bounds
 
 
 def begin(shape: tuple[int, ...], radius: float = 1.0) -> tuple[Ledger, Value]:
     """A ledger with an input, to which operations are applied by hand."""
-    step = Ledger(radius)
-    return step, source(step, shape, "x")
+    ledger = Ledger(radius)
+    return ledger, source(ledger, shape, "x")
 
 
 @dataclass

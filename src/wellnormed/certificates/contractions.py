@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import fx
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, match, op
+from wellnormed.certificates.operations.activation import apply
+from wellnormed.certificates.operations.elementwise import add, multiply
+from wellnormed.certificates.operations.normalization import centre, euclidean_norm
+from wellnormed.certificates.operations.selection import larger, windows
+from wellnormed.certificates.patterns import Lowering
 from wellnormed.proof.value import Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.matching import SQUARE, Anything, Found, Number, Op, X, match, op
-from wellnormed.propagation.operations.activation import apply
-from wellnormed.propagation.operations.elementwise import add, multiply
-from wellnormed.propagation.operations.normalization import centre, euclidean_norm
-from wellnormed.propagation.operations.selection import larger, windows
-from wellnormed.propagation.patterns import Lowering
 
 Y = Anything("y")
 _ABOVE = "gt.Tensor gt.Scalar ge.Tensor ge.Scalar"
@@ -44,14 +44,14 @@ def _lp_pool(axes: int) -> Any:
     return op("pow.Tensor_Scalar", op("mul.Tensor", size, Number("count")), 0.5)
 
 
-def _pool(axes: int, step: Ledger, f: Mapping[str, Any]) -> Value:
+def _pool(axes: int, ledger: Ledger, f: Mapping[str, Any]) -> Value:
     kernel = moves.each_axis(f["kernel"], axes)
     stride, padding, ceil, *more = [*f["windows"], *[[], 0, False, True, None][len(f["windows"]) :]]
     if any(moves.each_axis(padding, 1)) or ceil or more[1] is not None or f["count"] != math.prod(kernel):
-        raise step.refuse("its windows do not lie inside the image, or it multiplies by another number than theirs")
+        raise ledger.refuse("its windows do not lie inside the image, or it multiplies by another number than theirs")
     settings = [moves.each_axis(each, len(kernel)) for each in (stride or kernel, 0, 1)]
-    entries = moves.pick(step, f["x"], lambda t: windows(t, kernel, *settings))
-    return euclidean_norm(step, entries, dim=-1)
+    entries = moves.pick(ledger, f["x"], lambda t: windows(t, kernel, *settings))
+    return euclidean_norm(ledger, entries, dim=-1)
 
 
 _GATE = op("sigmoid.default", X)
@@ -61,27 +61,27 @@ _MIXTURE = op("add.Tensor", _DIFFERENCE, _SECOND, either_order=True)
 """`(a - b) sigmoid(x) + b`, as gated recurrent units have it."""
 
 
-def _mixture(step: Ledger, f: Mapping[str, Any]) -> Value:
+def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """`a sigmoid(x) + b sigmoid(-x)`: in the other form, b would count twice."""
-    first = multiply(step, apply(step, "sigmoid", f["x"]), f["first"])
-    return add(step, first, multiply(step, _rest(step, f), f["second"]))
+    first = multiply(ledger, apply(ledger, "sigmoid", f["x"]), f["first"])
+    return add(ledger, first, multiply(ledger, _rest(ledger, f), f["second"]))
 
 
-def _rest(step: Ledger, f: Mapping[str, Any]) -> Value:
+def _rest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """`1 - sigmoid(x)`: no more than 1, like `sigmoid(-x)`, which it is."""
-    return apply(step, "sigmoid", moves.times(step, f["x"], -1.0))
+    return apply(ledger, "sigmoid", moves.times(ledger, f["x"], -1.0))
 
 
 CONTRACTIONS: list[tuple[Any, Lowering]] = [
     *(
-        (_chosen(lesser), lambda step, f, lesser=lesser: larger(step, f["x"], f["y"], lesser))
+        (_chosen(lesser), lambda ledger, f, lesser=lesser: larger(ledger, f["x"], f["y"], lesser))
         for lesser in (False, True)
     ),
     (
         op("sub.Tensor", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
-        lambda step, f: centre(step, f["x"], f["dims"]),
+        lambda ledger, f: centre(ledger, f["x"], f["dims"]),
     ),
-    (op("sub.Tensor", X, op("tanh.default", X)), lambda step, f: apply(step, "tanhshrink", f["x"])),
+    (op("sub.Tensor", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
     (_MIXTURE, _mixture),
     ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _rest),
@@ -114,6 +114,6 @@ def rectified(nodes: Iterable[fx.Node], same: Mapping[fx.Node, fx.Node]) -> dict
     return {node: (_bound_rectified, found) for each in both for node, found in each.items()}
 
 
-def _bound_rectified(step: Ledger, f: Mapping[str, Any]) -> Value:
-    result = larger(step, f["x"], 0.0, lesser=f["inner"] < 0)
-    return result if f["inner"] == f["outer"] else moves.times(step, result, -1.0)
+def _bound_rectified(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    result = larger(ledger, f["x"], 0.0, lesser=f["inner"] < 0)
+    return result if f["inner"] == f["outer"] else moves.times(ledger, result, -1.0)

@@ -514,7 +514,7 @@ def test_products_of_an_active_ball_are_smaller_than_of_an_idle_one():
 def test_no_logit_exceeds_its_bound(name):
     model, radius = ATTENTION[name]
     walk, _ = walked(model(), _random(1, 3, 4), radius)
-    (bounds,) = (row.logits for row in walk.step.proof.inferences if row.logits is not None)
+    (bounds,) = (row.logits for row in walk.ledger.proof.inferences if row.logits is not None)
     seen: list[Tensor] = []
     net = model().double().requires_grad_(False)
     softmax, product = torch.softmax, F.scaled_dot_product_attention

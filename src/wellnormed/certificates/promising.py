@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
+from wellnormed.certificates.moves import tables_of
 from wellnormed.norms import Norm
 from wellnormed.proof import Promise
 from wellnormed.proof.promises import Parts
-from wellnormed.propagation.moves import tables_of
 
 
 def promise_of(name: str, norm: Norm, cap: float, shape: Sequence[int]) -> Promise:

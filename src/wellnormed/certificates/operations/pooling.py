@@ -7,30 +7,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.operations.linear import average
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.ledger import Ledger
-from wellnormed.propagation.operations.linear import average
 
 aten = torch.ops.aten
 
 
-def along_axes(step: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
+def along_axes(ledger: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
     """Apply a linear map to each of the last axes. Each map is given as a function that acts on the last axis."""
     for number, apply in enumerate(maps):
         axis = len(x.shape) - len(maps) + number
         columns = apply(torch.eye(x.shape[axis], dtype=torch.float64)[:, None])[:, 0]
-        matrix = step.computed(f"{step.name}.matrix{number}", columns.mT.contiguous())
-        turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
-        mapped = average(step, matrix, turned)
-        x = moves.pick(step, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+        matrix = ledger.computed(f"{ledger.name}.matrix{number}", columns.mT.contiguous())
+        turned = moves.pick(ledger, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
+        mapped = average(ledger, matrix, turned)
+        x = moves.pick(ledger, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
     return x
 
 
 def average_pool(
     count: int,
-    step: Ledger,
+    ledger: Ledger,
     x: Value,
     kernel: Any,
     stride: Any = (),
@@ -41,14 +41,14 @@ def average_pool(
 ) -> Value:
     """Means over windows of the last `count` axes, which may overlap."""
     if divisor_override is not None:
-        raise step.refuse("it has a divisor_override; leave it out, and multiply by a constant")
+        raise ledger.refuse("it has a divisor_override; leave it out, and multiply by a constant")
     stride = kernel if stride in ((), [], None) else stride
     settings = zip(*(moves.each_axis(each, count) for each in (kernel, stride, padding)), strict=True)
 
     def one(k: int, s: int, p: int) -> Callable[[Tensor], Tensor]:
         return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)
 
-    return along_axes(step, x, [one(*each) for each in settings])
+    return along_axes(ledger, x, [one(*each) for each in settings])
 
 
 for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
@@ -56,17 +56,17 @@ for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images 
 
 
 @operation("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default")
-def adaptive_average_pool(step: Ledger, x: Value, size: Sequence[int]) -> Value:
+def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
     """Means over windows that together cover the image, `size` of them along the last axes."""
-    return along_axes(step, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
+    return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
 
 
 @operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
-def interpolate(step: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
+def interpolate(ledger: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
     """Linear interpolation to a given size."""
     given = [*scales, *[None] * len(size)]
     return along_axes(
-        step,
+        ledger,
         x,
         [
             lambda t, n=n, s=s: aten.upsample_linear1d(t, [n], align_corners, s)
@@ -77,7 +77,7 @@ def interpolate(step: Ledger, x: Value, size: Sequence[int], align_corners: bool
 
 @operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_trilinear3d.vec")
 def interpolate_to(
-    step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+    ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
 ) -> Value:
     """Linear interpolation to a given size, or by given factors."""
     count = len(size or factors or ())
@@ -88,12 +88,12 @@ def interpolate_to(
             t, None if n is None else [n], align_corners, None if s is None else [s]
         )
 
-    return along_axes(step, x, [one(n, s) for n, s in zip(sizes, scales, strict=True)])
+    return along_axes(ledger, x, [one(n, s) for n, s in zip(sizes, scales, strict=True)])
 
 
 @operation("aten.upsample_bicubic2d.vec")
 def interpolate_cubic(
-    step: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+    ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
 ) -> Value:
     """Cubic interpolation of two axes to a given size, or by given factors."""
 
@@ -107,4 +107,4 @@ def interpolate_cubic(
 
         return apply
 
-    return along_axes(step, x, [one(0), one(1)])
+    return along_axes(ledger, x, [one(0), one(1)])

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
+from wellnormed.certificates.moves import pick
+from wellnormed.certificates.operations.activation import apply
+from wellnormed.certificates.operations.attention import attend
+from wellnormed.certificates.operations.normalization import normalize, project, to_unit
+from wellnormed.certificates.operations.potential import convex_potential, convolutional_potential
+from wellnormed.certificates.rounding import rounds
 from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
-from wellnormed.propagation.moves import pick
-from wellnormed.propagation.operations.activation import apply
-from wellnormed.propagation.operations.attention import attend
-from wellnormed.propagation.operations.normalization import normalize, project, to_unit
-from wellnormed.propagation.operations.potential import convex_potential, convolutional_potential
-from wellnormed.propagation.rounding import rounds
 
 _DIV = "div.Tensor div.Scalar"
 _MEAN_SQUARE = op("mean.dim", SQUARE, Anything("dims"), True, rest="mean_rest")
@@ -73,9 +73,9 @@ _CONVOLUTIONAL_POTENTIAL = tuple(
 )
 
 
-def _bound_convolutional(step: Ledger, f: Mapping[str, Any]) -> Value:
+def _bound_convolutional(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     bias, *forward = f["forward"] or [None]
-    return convolutional_potential(step, f["x"], f["weight"], bias, f.get("factor", 1.0), forward, f["back"])
+    return convolutional_potential(ledger, f["x"], f["weight"], bias, f.get("factor", 1.0), forward, f["back"])
 
 
 def _bias(f: Mapping[str, Any]) -> Any:
@@ -84,14 +84,14 @@ def _bias(f: Mapping[str, Any]) -> Any:
 
 Lowering = Callable[[Ledger, Mapping[str, Any]], Value]
 PATTERNS: list[tuple[Any, Lowering]] = [
-    (_ROOT, lambda step, f: normalize(step, f["x"], f["dims"], f["eps"])),
-    (_BALL, lambda step, f: project(step, f["x"], f["dims"], f.get("scale", 1.0))),
-    (_UNIT, lambda step, f: to_unit(step, f["x"], f["dims"], f["eps"])),
-    (_gated(_TANH), lambda step, f: apply(step, "gelu_tanh", f["x"])),
-    (_gated(_ERF), lambda step, f: apply(step, "gelu", f["x"])),
-    (mul(X, _SIGMOID), lambda step, f: apply(step, "silu", f["x"])),
-    (_POTENTIAL, lambda step, f: convex_potential(step, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
-    (_FUSED_POTENTIAL, lambda step, f: convex_potential(step, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
+    (_ROOT, lambda ledger, f: normalize(ledger, f["x"], f["dims"], f["eps"])),
+    (_BALL, lambda ledger, f: project(ledger, f["x"], f["dims"], f.get("scale", 1.0))),
+    (_UNIT, lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"])),
+    (_gated(_TANH), lambda ledger, f: apply(ledger, "gelu_tanh", f["x"])),
+    (_gated(_ERF), lambda ledger, f: apply(ledger, "gelu", f["x"])),
+    (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),
+    (_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
+    (_FUSED_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
     (_CONVOLUTIONAL_POTENTIAL, _bound_convolutional),
 ]
 """Patterns, each with the function that bounds it: it takes what the pattern found, with values and stored tensors in
@@ -152,8 +152,8 @@ class _Logits:
                 return logits.args
             if name == _SUM_WITH_PRODUCT:
                 return self._factors_of_sum(*logits.args, **keywords)
-            step = self._STEPS.get(name)
-            logits = _under(step and step(self, *logits.args, **keywords), ())
+            reader = self._STEPS.get(name)
+            logits = _under(reader and reader(self, *logits.args, **keywords), ())
         return ()
 
     def _multiplied(self, logits: Any, by: Any, divides: bool = False) -> Any:
@@ -235,20 +235,20 @@ def _under(node: Any, names: tuple[str, ...]) -> Any:
     return node
 
 
-def spelled_attention(step: Ledger, found: Found) -> Value:
+def spelled_attention(ledger: Ledger, found: Found) -> Value:
     """Bound what `attention_of` found, with values in the place of nodes."""
-    k, most = pick(step, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
-    if not sum(_largest(step, constant) * abs(factor) for constant, factor in found["added"]) <= most:
-        raise step.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
-    result = attend(step, found["q"], k, found["v"], found["scale"])
-    if max(step.largest_logits(result)) > most:
-        raise step.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
+    k, most = pick(ledger, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
+    if not sum(_largest(ledger, constant) * abs(factor) for constant, factor in found["added"]) <= most:
+        raise ledger.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
+    result = attend(ledger, found["q"], k, found["v"], found["scale"])
+    if max(ledger.largest_logits(result)) > most:
+        raise ledger.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
     return result
 
 
-def _largest(step: Ledger, constant: Any) -> float:
+def _largest(ledger: Ledger, constant: Any) -> float:
     """The largest absolute entry of a constant that is added to logits."""
     if not isinstance(constant, Stored):
         return abs(float(constant))
-    step.require_known(constant)
+    ledger.require_known(constant)
     return float(constant.tensor.double().abs().max()) if constant.tensor.numel() else 0.0

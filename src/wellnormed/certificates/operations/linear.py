@@ -10,64 +10,64 @@ from typing import Any
 import numpy as np
 import torch
 
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.operations.elementwise import add
 from wellnormed.program.operation import operation
 from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import UNIT, Base, Value
-from wellnormed.propagation import moves
-from wellnormed.propagation.axes import inner_axes
-from wellnormed.propagation.ledger import Ledger, Stored
-from wellnormed.propagation.operations.elementwise import add
 
 aten = torch.ops.aten
 
 
 @operation("aten.linear.default")
-def linear(step: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
+def linear(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
     """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with a stored weight W, `(outputs, inputs)`."""
     if not isinstance(weight, Stored):
-        raise step.refuse("its weight depends on the input; only stored weights have a bound")
-    return _apply(step, x, weight, bias, transposed=False)
+        raise ledger.refuse("its weight depends on the input; only stored weights have a bound")
+    return _apply(ledger, x, weight, bias, transposed=False)
 
 
 @operation("wellnormed.float8_product.default", "aten._scaled_mm.default", bounded=False)
-def rounded_product(step: Ledger, *arguments: Any, **keywords: Any) -> Value:
+def rounded_product(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
     """Refuse products of numbers that are rounded to 8 bits, since this rounding is a step function."""
-    raise step.refuse(
+    raise ledger.refuse(
         "it multiplies entries rounded to 8-bit floats, in steps that no Lipschitz constant holds for; certify the "
         "model before `to_float8_`, with `nn.Linear` in this place"
     )
 
 
 @operation("aten.addmm.default", "aten.baddbmm.default")
-def add_product(step: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
+def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
     """`beta summand + alpha a b`, where a and b are matrices or batches of matrices."""
     product: Any = None
     if isinstance(a, Value) or isinstance(b, Value):
-        product = matmul(step, a, b)
-        product = product if alpha == 1 else moves.times(step, product, float(alpha))
+        product = matmul(ledger, a, b)
+        product = product if alpha == 1 else moves.times(ledger, product, float(alpha))
     else:
-        product = step.computed(f"{step.name}.product", alpha * (a.tensor @ b.tensor))
-    return add(step, product, summand, beta)
+        product = ledger.computed(f"{ledger.name}.product", alpha * (a.tensor @ b.tensor))
+    return add(ledger, product, summand, beta)
 
 
 @operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
-def matmul(step: Ledger, a: Any, b: Any) -> Value:
+def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
     """`a b`, where one factor may be a stored matrix, vector, or batch of matrices."""
     if isinstance(a, Value) and isinstance(b, Value):
-        return _of_values(step, a, b)
+        return _of_values(ledger, a, b)
     if isinstance(a, Stored):
-        return average(step, a, b)
+        return average(ledger, a, b)
     if b.tensor.ndim == 1:
-        row = step.computed(f"{step.name}.row", b.tensor[None])
-        return moves.pick(step, _apply(step, a, row, None, transposed=False), lambda t: t.squeeze(-1))
+        row = ledger.computed(f"{ledger.name}.row", b.tensor[None])
+        return moves.pick(ledger, _apply(ledger, a, row, None, transposed=False), lambda t: t.squeeze(-1))
     if b.tensor.ndim > 2:  # x W = (W^T x^T)^T, matrix by matrix
-        flipped = step.computed(f"{step.name}.transposed", b.tensor.mT.contiguous())
-        turned = moves.pick(step, a, lambda t: t.mT)
-        return moves.pick(step, average(step, flipped, turned), lambda t: t.mT)
-    return _apply(step, a, b, None, transposed=True)
+        flipped = ledger.computed(f"{ledger.name}.transposed", b.tensor.mT.contiguous())
+        turned = moves.pick(ledger, a, lambda t: t.mT)
+        return moves.pick(ledger, average(ledger, flipped, turned), lambda t: t.mT)
+    return _apply(ledger, a, b, None, transposed=True)
 
 
-def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, transposed: bool) -> Value:
+def _apply(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, *, transposed: bool) -> Value:
     if weight.transpose_of is not None:
         weight, transposed = weight.transpose_of, not transposed
     outputs = weight.tensor.shape[1] if transposed else weight.tensor.shape[0]
@@ -75,29 +75,29 @@ def _apply(step: Ledger, x: Value, weight: Stored, bias: Stored | None, *, trans
     axes = sorted({*inner_axes(x), last})
     settings = {"transposed": True} if transposed else {}
 
-    claims = [step.prove("spectral", weight, parts=1, **settings)]
-    claims += [] if bias is None else [step.prove("group_norm", bias, parts=1)]
+    claims = [ledger.prove("spectral", weight, parts=1, **settings)]
+    claims += [] if bias is None else [ledger.prove("group_norm", bias, parts=1)]
     shape = (*x.shape[:-1], outputs)
-    return step.derive("linear", [(x, axes)], shape=shape, axes=axes, constants={"parts": 1}, claims=claims)
+    return ledger.derive("linear", [(x, axes)], shape=shape, axes=axes, constants={"parts": 1}, claims=claims)
 
 
-def average(step: Ledger, matrix: Stored, x: Value) -> Value:
+def average(ledger: Ledger, matrix: Stored, x: Value) -> Value:
     """`P x` along the last axis but one, such as an average of tokens.
 
     Args:
-        step: The ledger.
+        ledger: The ledger.
         matrix: P, a stored matrix `(rows, tokens)`, several of them `(*batch, rows, tokens)`, or a vector `(tokens,)`.
         x: The value, `(*batch, tokens, width)`, whose leading axes broadcast with those of P, or `(tokens,)`.
     """
     if matrix.tensor.ndim == 1:
-        row = step.computed(f"{step.name}.row", matrix.tensor[None])
-        return moves.pick(step, average(step, row, x), lambda t: t.squeeze(-2))
+        row = ledger.computed(f"{ledger.name}.row", matrix.tensor[None])
+        return moves.pick(ledger, average(ledger, row, x), lambda t: t.squeeze(-2))
     if len(x.shape) == 1:
-        column = moves.pick(step, x, lambda t: t[:, None])
-        return moves.pick(step, average(step, matrix, column), lambda t: t.squeeze(-1))
+        column = moves.pick(ledger, x, lambda t: t[:, None])
+        return moves.pick(ledger, average(ledger, matrix, column), lambda t: t.squeeze(-1))
     batch = tuple(np.broadcast_shapes(tuple(matrix.tensor.shape[:-2]), x.shape[:-2]))
     shape = (*batch, matrix.tensor.shape[-2], x.shape[-1])
-    x = moves.spread(step, x, (*batch, *x.shape[-2:]))
+    x = moves.spread(ledger, x, (*batch, *x.shape[-2:]))
     inner, along = inner_axes(x), len(shape) - 2
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
@@ -105,58 +105,58 @@ def average(step: Ledger, matrix: Stored, x: Value) -> Value:
     # a group may not extend along an axis on which the matrix differs: every matrix has a bound of its own
     inner = tuple(axis for axis in inner if axis >= along or lead[axis] == 1)
     if measure == "spectral":
-        flat = step.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2)) if parts > 1 else matrix
+        flat = ledger.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2)) if parts > 1 else matrix
         if parts == 1 and matrix.tensor.ndim > 2:
-            flat = step.computed(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]))
-        claim = step.prove("spectral", flat, parts=parts)
+            flat = ledger.computed(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]))
+        claim = ledger.prove("spectral", flat, parts=parts)
     else:
-        claim = step.prove("row_sum", matrix, parts=parts)
-    return step.derive("average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead}, claims=[claim])
+        claim = ledger.prove("row_sum", matrix, parts=parts)
+    return ledger.derive("average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead}, claims=[claim])
 
 
-def _of_values(step: Ledger, a: Value, b: Value) -> Value:
+def _of_values(ledger: Ledger, a: Value, b: Value) -> Value:
     if len(a.shape) < 2 or len(b.shape) < 2:
-        raise step.refuse("it multiplies a vector by another tensor that depends on the input; give both two axes")
+        raise ledger.refuse("it multiplies a vector by another tensor that depends on the input; give both two axes")
     batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    a, b = (moves.spread(step, x, (*batch, *x.shape[-2:])) for x in (a, b))
+    a, b = (moves.spread(ledger, x, (*batch, *x.shape[-2:])) for x in (a, b))
     shape = (*batch, a.shape[-2], b.shape[-1])
-    return step.derive("matrix_product", [(a, [-1]), (b, [-2, -1])], shape=shape, axes=[-1])
+    return ledger.derive("matrix_product", [(a, [-1]), (b, [-2, -1])], shape=shape, axes=[-1])
 
 
-def reduce(step: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, mean: bool) -> Value:
+def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, mean: bool) -> Value:
     """The sum or the mean over some axes, one after another, or over all axes if `dims` is None or empty."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in dims}) if dims else list(range(rank))
     for axis in axes:
         size = x.shape[axis]
-        ones = step.computed(f"{size} ones", torch.ones(1, size))
-        turned = moves.pick(step, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
-        summed = average(step, ones, turned)
-        x = moves.pick(step, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
-        x = moves.times(step, x, float(size), divide=True) if mean else x
+        ones = ledger.computed(f"{size} ones", torch.ones(1, size))
+        turned = moves.pick(ledger, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
+        summed = average(ledger, ones, turned)
+        x = moves.pick(ledger, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+        x = moves.times(ledger, x, float(size), divide=True) if mean else x
     if keepdim or not axes:
         return x
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    return moves.pick(step, x, lambda t: t.reshape(shape))
+    return moves.pick(ledger, x, lambda t: t.reshape(shape))
 
 
 @operation("aten.mean.dim", "aten.mean.default")
-def mean(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
+def mean(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The mean over some axes, or over all."""
-    return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
+    return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
 
 
 @operation("aten.sum.dim_IntList", "aten.sum.default")
-def total(step: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
+def total(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The sum over some axes, or over all."""
-    return reduce(step, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)
+    return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)
 
 
-def margin(step: Ledger, logits: Value) -> Value:
+def margin(ledger: Ledger, logits: Value) -> Value:
     """Add a row that bounds the difference of any two logits of one vector, which are the result of a linear map.
 
     Args:
-        step: The ledger.
+        ledger: The ledger.
         logits: `(*, classes)`; all of them may be multiplied by one number after the linear map.
 
     Returns:
@@ -168,20 +168,20 @@ def margin(step: Ledger, logits: Value) -> Value:
     term, base = logits.terms[0], logits.terms[0].base
     linear = base.inference if isinstance(base, Base) and base.divisible and term.index is base.order else None
     if len(logits.terms) != 1 or linear is None:
-        raise step.refuse(
+        raise ledger.refuse(
             "its result comes from no linear map, or is rounded after it, so that differences of its entries have no "
             "bound of their own"
         )
     if term.factor is not None and term.factor.size > 1:
-        raise step.refuse("the entries of its result have factors of their own; multiply all by one number")
+        raise ledger.refuse("the entries of its result have factors of their own; multiply all by one number")
     (weight, transposed), (x,), rows = weight_of(linear), linear.inputs, base.shape[-1]
     if rows**2 * x.shape[-1] > _MOST_DIFFERENCES:
-        raise step.refuse(f"all pairs of {rows} outputs take too long; leave margins out")
+        raise ledger.refuse(f"all pairs of {rows} outputs take too long; leave margins out")
     settings = {"transposed": True} if transposed else {}
-    claims = [step.prove("row_difference", step.used[weight], **settings)]
-    claims += [step.prove("max_abs", step.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
+    claims = [ledger.prove("row_difference", ledger.used[weight], **settings)]
+    claims += [ledger.prove("max_abs", ledger.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
     factor = 1.0 if term.factor is None else abs(term.factor).item() * (1 + 4 * UNIT * (term.roundings + 1))
-    return step.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
+    return ledger.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
 
 
 _MOST_DIFFERENCES = 10**11

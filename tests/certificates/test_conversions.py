@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, UncertifiableError, certify, require_same_model, verify
+from wellnormed.certificates.stored import raw_tensor
 from wellnormed.proof import check
-from wellnormed.propagation.stored import raw_tensor
 
 HALF, EIGHT = torch.bfloat16, torch.float8_e4m3fn
 ONE = pytest.approx(1, rel=1e-12)  # roots and quotients of the RMS, rounded up

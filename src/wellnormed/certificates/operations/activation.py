@@ -1,0 +1,118 @@
+"""Bounds of functions that are applied to every entry. Their slopes and sizes are in `proof.functions`."""
+
+import math
+from typing import Any
+
+import torch
+
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.moves import pick
+from wellnormed.certificates.operations.elementwise import multiply
+from wellnormed.program.operation import operation
+from wellnormed.proof.value import Value
+
+
+def apply(ledger: Ledger, function: str, x: Value, *numbers: float) -> Value:
+    """Apply a function of the table `proof.functions` to every entry; the numbers are its settings."""
+    return ledger.derive(
+        "elementwise", [(x, inner_axes(x))], shape=x.shape,
+        constants={"function": function, "numbers": [float(each) for each in numbers]},
+    )  # fmt: skip
+
+
+for _name in ("relu", "abs", "relu6", "tanh", "sin", "cos", "atan", "asinh", "sigmoid", "hardsigmoid", "hardswish"):
+    operation(f"aten.{_name}.default")(lambda ledger, x, name=_name: apply(ledger, name, x))
+for _name in ("erf", "silu", "mish", "log_sigmoid"):
+    operation(f"aten.{_name}.default")(lambda ledger, x, name=_name: apply(ledger, name, x))
+
+
+@operation("aten.gelu.default")
+def gelu(ledger: Ledger, x: Value, approximate: str = "none") -> Value:
+    """GELU, in its exact form or in the approximation by tanh. The two have different largest slopes."""
+    return apply(ledger, "gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@operation("aten.leaky_relu.default")
+def leaky_relu(ledger: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
+    """The leaky ReLU, which has the slopes 1 and `negative_slope`."""
+    return apply(ledger, "leaky_relu", x, negative_slope)
+
+
+@operation("aten.prelu.default", "aten._prelu_kernel.default")
+def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
+    """PReLU, `relu(x) - w relu(-x)` with learned slopes w: bounded as a leaky ReLU with the largest `|w|`."""
+    (claim,) = [ledger.prove("max_abs", weight)]
+    return ledger.derive(
+        "elementwise", [(x, inner_axes(x))], shape=x.shape, claims=[claim],
+        constants={"function": "leaky_relu", "numbers": [claim.values[0]]},
+    )  # fmt: skip
+
+
+@operation("aten.elu.default")
+def elu(ledger: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    """ELU, which is `scale alpha (exp(input_scale x) - 1)` below zero and `scale x` above."""
+    return apply(ledger, "elu", x, alpha, scale, input_scale)
+
+
+@operation("aten.celu.default")
+def celu(ledger: Ledger, x: Value, alpha: float = 1.0) -> Value:
+    """CELU, which is `alpha (exp(x / alpha) - 1)` below zero and x above. Its slope is at most 1."""
+    if not alpha > 0:
+        raise ledger.refuse(f"alpha={alpha} makes it grow without bound; pass a positive alpha")
+    return apply(ledger, "elu", x, 1.0, 1.0, 1.0)
+
+
+@operation("aten.selu.default")
+def selu(ledger: Ledger, x: Value) -> Value:
+    """SELU, which is an ELU with the constants of Klambauer et al. (2017), rounded up."""
+    return apply(ledger, "elu", x, 1.6732632423543775, 1.0507009873554807, 1.0)
+
+
+@operation("aten.hardtanh.default")
+def clamp(ledger: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
+    """Every entry is limited to the interval from `min` to `max`, or at one side if the other limit is None."""
+    min, max = None if min == -math.inf else min, None if max == math.inf else max
+    if min is None or max is None:
+        limits = {"clamp_min": min, "clamp_max": max}
+        return next((apply(ledger, name, x, ledger.in_dtype(to)) for name, to in limits.items() if to is not None), x)
+    return apply(ledger, "clamp", x, ledger.in_dtype(min), ledger.in_dtype(max))
+
+
+@operation("aten.clamp.default")
+def clamp_open(ledger: Ledger, x: Value, min: float | None = None, max: float | None = None) -> Value:
+    """The same operation as `clamp`, with None as the default of both limits."""
+    return clamp(ledger, x, min, max)
+
+
+operation("aten.clamp_min.default")(lambda ledger, x, min: clamp(ledger, x, min, None))
+operation("aten.clamp_max.default")(lambda ledger, x, max: clamp(ledger, x, None, max))
+operation("aten.softshrink.default")(lambda ledger, x, lambd=0.5: apply(ledger, "softshrink", x))
+operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")(
+    lambda ledger, x, p, train: _dropout(ledger, x, p, train)
+)
+
+
+def _dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
+    if train and p > 0:
+        raise ledger.refuse("dropout is active in training mode; call `model.eval()` first")
+    return x
+
+
+@operation("aten.logsumexp.default", "aten.logaddexp.default", bounded=False)
+def logsumexp(ledger: Ledger, x: Value, *arguments: Any) -> Value:
+    """Refuse both by their own names: torch's parts of them have comparisons."""
+    raise ledger.refuse("it has no bound; leave it out of the certified part, as the loss is")
+
+
+@operation("aten.softplus.default", bounded=False)
+def softplus(ledger: Ledger, x: Value, *arguments: Any) -> Value:
+    """Refuse softplus: above its threshold torch returns x without the logarithm, so the result jumps there."""
+    raise ledger.refuse("torch's softplus jumps by 2e-9 at its threshold; write `-torch.nn.functional.logsigmoid(-x)`")
+
+
+@operation("aten.glu.default")
+def glu(ledger: Ledger, x: Value, dim: int = -1) -> Value:
+    """The first half of the entries along an axis times the sigmoid of the second half."""
+    a, b = (pick(ledger, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))
+    return multiply(ledger, a, apply(ledger, "sigmoid", b))

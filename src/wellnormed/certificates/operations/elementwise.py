@@ -1,0 +1,126 @@
+"""Bounds of sums, differences, products, quotients and powers, entry by entry, of shapes that broadcast."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.operations.movement import as_value
+from wellnormed.program.operation import operation
+from wellnormed.proof.value import Value
+
+Operand = Value | Stored | float | int
+
+
+@operation("aten.add.Tensor", "aten.add.Scalar")
+def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
+    """`a + alpha b`.
+
+    A parameter whose entries are unknown, because a constraint promises only a norm of it, is bounded by that promise.
+    """
+    if alpha == 1 and isinstance(a, Value) and ledger.unknown(b):
+        return _shifted(ledger, a, b)
+    if isinstance(b, Value) and ledger.unknown(a):
+        return _shifted(ledger, moves.times(ledger, b, float(alpha)) if alpha != 1 else b, a)
+    values = [as_value(ledger, a), as_value(ledger, b)]
+    if alpha != 1:
+        values[1] = moves.times(ledger, values[1], float(alpha))
+    return moves.add(ledger, values)
+
+
+@operation("aten.sub.Tensor", "aten.sub.Scalar")
+def subtract(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
+    """`a - alpha b`."""
+    return add(ledger, a, b, -alpha)
+
+
+@operation("aten.rsub.Scalar", "aten.rsub.Tensor")
+def subtract_from(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
+    """`b - alpha a`."""
+    return add(ledger, b, a, -alpha)
+
+
+@operation("aten.neg.default")
+def negate(ledger: Ledger, x: Value) -> Value:
+    """`-x`."""
+    return moves.times(ledger, x, -1.0)
+
+
+@operation("aten.mul.Tensor", "aten.mul.Scalar")
+def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
+    """`a b`, where one factor may be a number or a stored tensor. An unknown parameter is bounded as in `add`."""
+    if not isinstance(a, Value):
+        a, b = b, a
+    assert isinstance(a, Value)  # a bound is asked for only if a factor depends on the input
+    if ledger.unknown(b):
+        return _scaled(ledger, a, b)
+    return _product(ledger, a, b) if isinstance(b, Value) else moves.times(ledger, a, b)
+
+
+@operation("aten.square.default")
+def square(ledger: Ledger, x: Value) -> Value:
+    """`x^2`."""
+    return _product(ledger, x, x)
+
+
+@operation("aten.pow.Tensor_Scalar")
+def power(ledger: Ledger, x: Value, exponent: float) -> Value:
+    """`x^n` for n = 1, 2, 3, ..., as products of squares."""
+    if exponent != int(exponent) or exponent < 1:
+        raise ledger.refuse(f"it raises to the power {exponent}; only the powers 1, 2, 3, ... have a bound")
+    if exponent == 1:
+        return x
+    half = power(ledger, x, exponent // 2)
+    squared = _product(ledger, half, half)
+    return _product(ledger, squared, x) if exponent % 2 else squared
+
+
+@operation("aten.div.Tensor", "aten.div.Scalar")
+def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
+    """`a / b`, where b is a number or a stored tensor."""
+    if not isinstance(a, Value) or isinstance(b, Value):
+        raise ledger.refuse("its divisor depends on the input, and may come near 0; divide by a constant")
+    return moves.times(ledger, a, b, divide=True)
+
+
+def _scaled(ledger: Ledger, x: Value, factors: Any) -> Value:
+    """The product with a parameter whose entries are unknown, bounded by the promise of its constraint."""
+    x, parameter = moves.spread(ledger, x, np.broadcast_shapes(x.shape, factors.tensor.shape)), ledger.unknown(factors)
+    assert parameter is not None  # the caller has asked
+    claim = ledger.prove("max_abs", parameter)
+    return ledger.derive("scaling", [(x, inner_axes(x))], shape=x.shape, claims=[claim])
+
+
+def _shifted(ledger: Ledger, x: Value, shift: Any) -> Value:
+    """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
+
+    The bound uses the norms of whole rows where the groups of the result contain them, and the largest absolute entry
+    otherwise.
+    """
+    x = moves.spread(ledger, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
+    parameter, axes, sizes = ledger.unknown(shift), inner_axes(x), shift.tensor.shape
+    assert parameter is not None  # the caller has asked
+    over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
+    whole = bool(over) and over[0] in axes and x.shape[over[0]] == parameter.tensor.shape[-1]
+    claim, constants = ledger.prove("row_norm" if whole else "max_abs", parameter), {"over": over} if whole else {}
+    return ledger.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants)
+
+
+def along_channels(ledger: Ledger, stored: Any, after: int) -> Any:
+    """Reshape a stored vector with an entry for every channel so that it broadcasts along `after` axes behind them."""
+    if stored is None or not after:
+        return stored
+    tensor = stored.tensor.reshape(-1, *[1] * after)
+    if parameter := ledger.unknown(stored):
+        return replace(stored, tensor=tensor, rows_of=parameter)
+    return ledger.computed(f"{stored.name} by channel", tensor)
+
+
+def _product(ledger: Ledger, a: Value, b: Value) -> Value:
+    shape = tuple(np.broadcast_shapes(a.shape, b.shape))
+    a, b = (moves.spread(ledger, x, shape) for x in (a, b))
+    axes = inner_axes(a, b)
+    return ledger.derive("product", [(a, axes), (b, axes)], shape=shape)

@@ -1,0 +1,179 @@
+"""Bounds of normalisation layers, of Euclidean norms, of centring, and of projections onto balls."""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import torch
+
+from wellnormed.certificates import moves
+from wellnormed.certificates.axes import inner_axes, with_inner_axes
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.operations.elementwise import add, along_channels, multiply
+from wellnormed.program.operation import operation
+from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.value import Value
+
+
+def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+    """The numbers of the axes, in order. As in torch, None or an empty list stands for all of them."""
+    given = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
+    return sorted({d % len(x.shape) for d in given})
+
+
+def normalize(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None) -> Value:
+    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over some axes. One bound holds for both."""
+    if eps is None or not eps > 0:
+        raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
+    dims = _axes(x, dims)
+    return ledger.derive(
+        "normalization", [(x, with_inner_axes(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
+    )
+
+
+def _scaled(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
+    x = x if weight is None else multiply(ledger, x, weight)
+    return x if bias is None else add(ledger, x, bias)
+
+
+@operation("aten.layer_norm.default")
+def layer_norm(
+    ledger: Ledger, x: Value, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Value:
+    """LayerNorm over as many of the last axes as `shape` has."""
+    return _scaled(ledger, normalize(ledger, x, range(-len(shape), 0), eps), weight, bias)
+
+
+@operation("aten.rms_norm.default")
+def rms_norm(
+    ledger: Ledger, x: Value, shape: Sequence[int], weight: Stored | None = None, eps: float | None = None
+) -> Value:
+    """RMSNorm over as many of the last axes as `shape` has.
+
+    Without eps, torch takes the machine epsilon of the dtype that it computes in, which has at least 32 bits.
+    """
+    eps = min(torch.finfo(each).eps for each in (ledger.dtype, torch.float32)) if eps is None else eps
+    return _scaled(ledger, normalize(ledger, x, range(-len(shape), 0), eps), weight, None)
+
+
+@operation("aten.group_norm.default")
+def group_norm(
+    ledger: Ledger, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Value:
+    """GroupNorm, which normalises the channels of each group together, over all pixels."""
+    shape = x.shape
+    cut = moves.pick(ledger, x, lambda t: t.unflatten(1, (groups, -1)))
+    normal = normalize(ledger, cut, range(2, len(cut.shape)), eps)
+    return _by_channel(ledger, moves.pick(ledger, normal, lambda t: t.reshape(shape)), weight, bias)
+
+
+@operation("aten.instance_norm.default")
+def instance_norm(
+    ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
+) -> Value:
+    """InstanceNorm, which normalises the pixels of each channel, or uses stored statistics."""
+    eps = float(rest[1])
+    if use_input:
+        return _by_channel(ledger, normalize(ledger, x, range(2, len(x.shape)), eps), weight, bias)
+    return _with_statistics(ledger, x, weight, bias, mean, variance, eps)
+
+
+@operation("aten._native_batch_norm_legit_no_training.default")
+def batch_norm(
+    ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
+) -> list[Value]:
+    """BatchNorm in evaluation mode, which multiplies every channel by a constant and adds another."""
+    return [_with_statistics(ledger, x, weight, bias, mean, variance, eps)]
+
+
+@operation("aten.batch_norm.default")
+def batch_norm_whole(
+    ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
+) -> Value:
+    """BatchNorm in evaluation mode. It is refused in training mode."""
+    return (
+        batch_norm_training(ledger)
+        if training or mean is None
+        else _with_statistics(ledger, x, weight, bias, mean, variance, float(rest[1]))
+    )
+
+
+@operation("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default", bounded=False)
+@operation("aten._native_batch_norm_legit.no_stats", "aten.native_batch_norm.default", bounded=False)
+def batch_norm_training(ledger: Ledger, *arguments: Any) -> Value:
+    """Refuse BatchNorm in training mode, where the result for one sample depends on the others."""
+    raise ledger.refuse("it normalises by the batch, so each result depends on all samples; call `model.eval()` first")
+
+
+def _with_statistics(
+    ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
+) -> Value:
+    unit = torch.finfo(torch.float64).eps / 2
+    # two roundings below, so that the rounded scale is no less than the exact one
+    deviation = (variance.tensor.detach().double() + eps).sqrt() * (1 - 4 * unit)
+    if ledger.unknown(weight) or ledger.unknown(bias):
+        normal = _with_statistics(ledger, x, None, None, mean, variance, eps)
+        return _by_channel(ledger, normal, weight, bias)
+    scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
+    offset = torch.zeros(()) if bias is None else bias.tensor.detach().double()
+    moved = mean.tensor.detach().double() * scale
+    shift = offset - moved
+    shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # no less in size either
+    stored = (ledger.computed(f"{ledger.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
+    return _by_channel(ledger, x, *stored)
+
+
+def _by_channel(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
+    channels = (along_channels(ledger, stored, len(x.shape) - 2) for stored in (weight, bias))
+    return _scaled(ledger, x, *channels)
+
+
+def project(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, scale: float) -> Value:
+    """`x / sqrt(max(1, scale mean(x^2)))` over some axes.
+
+    It is the projection onto the ball of all vectors with a root mean square of at most `scale^(-1/2)`.
+    """
+    if not scale > 0:
+        raise ledger.refuse(f"it multiplies the mean square by {scale}, which is not positive")
+    dims = _axes(x, dims)
+    entries = math.prod(x.shape[d] for d in dims)
+    constants = {"scale": float(scale), "over": dims}
+    with rounding_up():
+        idle = all(r * r * Decimal(scale) <= entries for r in ledger.bounds(x, dims).radius.flat)
+    if idle:  # no value lies outside the ball, so the result is x, and remains linear in what x is linear in
+        return ledger.move("idle_ball", [x], x.shape, constants)
+    return ledger.derive("ball", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+
+
+def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
+    """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry."""
+    dims = _axes(x, dims)
+    return ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=x.shape, constants={"growth": 2.0})
+
+
+@operation("aten.linalg_vector_norm.default")
+def euclidean_norm(
+    ledger: Ledger, x: Value, ord: float = 2, dim: Any = None, keepdim: bool = False, **keywords: Any
+) -> Value:
+    """The Euclidean norm over some axes, or over all.
+
+    The bounds are `||x| - |y|| <= |x - y|`, and `|x| <= sqrt(n) max_i |x_i|` for n entries.
+    """
+    if ord != 2:
+        raise ledger.refuse(f"only Euclidean norms of vectors have a bound, not that of order {ord}")
+    dims = _axes(x, dim)
+    kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
+    reads = [(x, {*dims, *inner_axes(x)})]
+    result = ledger.derive("contraction", reads, shape=kept, constants={"growth": growth})
+    return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
+
+
+def to_unit(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float) -> Value:
+    """`x / max(|x|, eps)` over some axes."""
+    if not eps > 0:
+        raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
+    dims = _axes(x, dims)
+    constants = {"eps": float(eps), "over": dims}
+    return ledger.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
