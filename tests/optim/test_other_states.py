@@ -119,7 +119,7 @@ def test_states_of_other_sizes_and_what_is_no_state_are_refused():
         {"state": {}, "param_groups": 3},
         {"state": {}, "param_groups": [3]},
     ):
-        with pytest.raises(ValueError, match="no state of an optimizer"):
+        with pytest.raises(ValueError, match="the state must be a dictionary of an optimizer"):
             optimizer.load_state_dict(wrong)
 
 

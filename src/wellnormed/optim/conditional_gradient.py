@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellnormed._warnings import warn
 from wellnormed.norms import Norm
-from wellnormed.optim import admission
+from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
@@ -55,7 +55,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     """Where an optimizer's defaults differ from those of `EngineSettings`."""
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
-        admission.refuse_unknown(type(self), settings)
+        validation.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
@@ -67,7 +67,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._averaged: dict[Tensor, tuple[str | None, float | None]] = {}
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
-        admission.check_settings(defaults)
+        validation.check_settings(defaults)
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
@@ -78,11 +78,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         return resolve(params, settings)
 
     def _adopt(self, assignment: Assignment) -> None:
-        admission.refuse_parameters(assignment)
+        validation.refuse_parameters(assignment)
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
-        self._directions = admission.directions_of(assignment, self._chosen.get("directions") or {})
+        self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
@@ -123,7 +123,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         groups, assignment = [{**param_group, "params": members}], self.assignment
         if any(parameter not in self._norms for _, parameter in members):
             known = self._known_later(members)
-            entries = admission.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
+            entries = validation.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
             frozen = tuple(name for name in assignment.frozen if all(name != a.name for a in entries))
             assignment = Assignment(assignment.assigned + entries, frozen, assignment.lr, known.weights)
             added = {**param_group, "params": [(a.name, a.parameter) for a in entries]}
@@ -135,7 +135,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "first ones by overrides= or assign_norms"
             )
         for group in groups:
-            admission.check_settings({**self.defaults, **group})
+            validation.check_settings({**self.defaults, **group})
         if assignment is not self.assignment:
             self._adopt(assignment)
         for group in groups:
@@ -166,7 +166,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 self._norms[parameter] = None
             else:
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
-                admission.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
+                validation.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
 
     def _direction(self, parameter: Tensor, group: Group, rule: StepRule, norm: Norm) -> Direction:
         """The user's direction of a parameter, or that of its step rule."""
@@ -227,17 +227,17 @@ class ConditionalGradient(torch.optim.Optimizer):
         """
         self._index()
         for group in self.param_groups:  # a scheduler may have moved them
-            admission.check_settings(group)
+            validation.check_settings(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self._index()  # it may have changed groups
             for group in self.param_groups:
-                admission.check_settings(group)
+                validation.check_settings(group)
         parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
-        if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
-            self._warn_once("gradients", admission.NO_GRADIENTS)
+        if not validation.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
+            self._warn_once("gradients", validation.NO_GRADIENTS)
         for follower in self.attached:  # nothing of the user's runs between this and the numbers of the step
             follower.before()
         others = [group for group in self.param_groups if rule_of(group) is None]
@@ -279,7 +279,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
         if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
-            self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+            self._warn_once("decay", validation.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -314,7 +314,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         """The `update_norm` of every parameter, by name."""
         self._index()
         for group in self.param_groups:
-            admission.check_settings(group)
+            validation.check_settings(group)
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for name, (group, parameter) in self._owner.items():
             if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:

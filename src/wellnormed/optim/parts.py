@@ -93,7 +93,7 @@ MEMORIES: dict[str, Momentum] = {"buffer": Buffer(), "gradient": InGradient()}
 
 
 @dataclass(frozen=True)
-class Seen:
+class DirectionInput:
     """What a direction sees of a batch `(batch, *shape)` of weights that share their shape and their norm.
 
     `gradient` and `weight` are None unless the direction `sees` them. `state` holds the tensors that it `keeps`, each
@@ -158,7 +158,7 @@ class Direction(ABC):
         return None
 
     @abstractmethod
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         """The directions of a batch, or its new weights, in the shape of `seen.momentum`."""
 
 
@@ -173,7 +173,7 @@ def outcome(
         ValueError: One of them is missing, unknown, or of another shape than the tensor that it replaces.
     """
     state = {key: told[key] for key in direction.keeps}
-    seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
+    seen = DirectionInput(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
     shapes = {"result": tuple(seen.momentum.shape), **{key: tuple(kept.shape) for key, kept in seen.state.items()}}
     results = {"result": direction(seen), **seen.state}
     for name in {**shapes, **results}:
@@ -194,7 +194,7 @@ class Oracle(Direction):
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         with known_to_hold():  # an average of gradients, all of which were found to be finite
             return seen.norm.dualize(seen.momentum)
 
@@ -204,7 +204,7 @@ class Sharp(Direction):
 
     same_at_any_rate = True
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         norm, momentum = seen.norm, seen.momentum
         return norm.dualize(momentum) * norm.dual_norm(momentum)[..., *(None,) * norm.ndim]
 
@@ -219,7 +219,7 @@ class SpectralClip(Direction):
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         def clipped(slices: Tensor, unit: float) -> Tensor:
             return self.gain * spectral_hardcap(slices, unit / self.gain)
 
@@ -253,7 +253,7 @@ class NeuronNormalized(Direction):
         slices = norm.slices(torch.empty(weight.shape, device="meta"))
         return weight.new_zeros(sum(x.numel() // min(x.shape[-2:]) for x in slices))
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         directions = widened(self.inner(seen))  # in float16 the floor is 0, and small squares are
         batches, averages = seen.norm.slices(directions), []
         moments = seen.state["second_moment"]

@@ -1,4 +1,4 @@
-"""The keywords that every optimizer takes, and their defaults; `admission` says which of them contradict each other."""
+"""The keywords that every optimizer takes, and their defaults; `validation` refuses what contradicts itself."""
 
 from collections.abc import Mapping
 from typing import Literal, TypedDict

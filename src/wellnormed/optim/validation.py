@@ -37,16 +37,18 @@ class NonFiniteGradientError(ValueError):
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
+    """Refuse keywords that the optimizer does not know, and settings for AdamW of another type than `AdamWSettings`."""
     where = f"{optimizer.__name__}: "
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
         values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in values.items())
-        raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
+        raise ValueError(f"{where}adamw must be an AdamWSettings, got {adamw!r}; pass adamw=AdamWSettings({call})")
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
-        raise ValueError(f"{where}process_group={group!r} is no process group; pass one of torch.distributed, or None")
+        raise ValueError(
+            f"{where}process_group must be a ProcessGroup, got {group!r}; pass one of torch.distributed, or None"
+        )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
 
@@ -174,7 +176,9 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
     """The user's direction of every parameter whose name a pattern matches and whose norm the direction acts on."""
     for pattern, direction in directions.items():
         if not isinstance(direction, Direction):
-            raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
+            raise ValueError(
+                f"directions[{pattern!r}] must be a wellnormed.optim.Direction, got {direction!r}; pass an instance"
+            )
         _check_declared(f"directions[{pattern!r}]={direction!r}: ", direction)
     pattern_of = assignment.match(directions, "directions")
     chosen = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
