@@ -1,5 +1,7 @@
 """One optimizer engine, and the published optimizers as compositions of momentum, norm and step rule."""
 
+from wellnormed.optim import callbacks as callbacks
+from wellnormed.optim import directions as directions
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent

@@ -64,7 +64,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
-        self._averaged: dict[Tensor, tuple[str | None, float | None]] = {}
+        self._averaged: dict[Tensor, str | None] = {}
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         validation.check_settings(defaults)
@@ -168,31 +168,26 @@ class ConditionalGradient(torch.optim.Optimizer):
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
                 validation.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
 
-    def _direction(self, parameter: Tensor, group: Group, rule: StepRule, norm: Norm) -> Direction:
+    def _direction(self, parameter: Tensor, rule: StepRule) -> Direction:
         """The user's direction of a parameter, or that of its step rule."""
-        return self._directions.get(parameter) or rule.direction_for(group, norm)
+        return self._directions.get(parameter) or rule.direction
 
     def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
-        """Refuse a step rule or direction that would take what was averaged under another for its own."""
-        norm, kind, bound = self._norms[parameter], None, None
+        """Refuse a step rule that would take what was averaged under another for its own."""
+        norm = self._norms[parameter]
         if (rule is None and "betas" not in group) or (rule is not None and norm is None):
             raise ValueError(
                 f"step_rule={group['step_rule']!r} cannot move {name!r}, which its group was not made for; give "
                 "overrides={NAME: None} for AdamW, or a norm, when the optimizer is made"
             )
-        if rule is not None and norm is not None:
-            kind = rule.averages
-            if kind == "directions":
-                bound = self._direction(parameter, group, rule, norm).bound(norm)
-        was, longest = self._averaged.setdefault(parameter, (kind, bound))
-        longer = bound is not None and (longest is None or longest > bound)
+        kind = None if rule is None else rule.averages
         begun = self.state.get(parameter) or (group["memory"] == "gradient" and group["steps"])
-        if begun and (was != kind or (kind == "directions" and longer)):
+        if begun and self._averaged.get(parameter, kind) != kind:
             raise ValueError(
-                f"the step rule of {name!r}, or its direction, was changed in the middle of training, and its averages "
-                "are of something else, or longer; change it back, or make a new optimizer"
+                f"the step rule of {name!r} was changed in the middle of training, and its averages are of something "
+                "else; change it back, or make a new optimizer"
             )
-        self._averaged[parameter] = kind, bound
+        self._averaged[parameter] = kind
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -257,7 +252,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None and (norm := self._norms[p]) is not None:
                     assert rule is not None  # a parameter with a norm has one
-                    direction = self._direction(p, group, rule, norm)
+                    direction = self._direction(p, rule)
                     owner[p], part_of[p] = (group, rule), (id(group), self._radii[p])
                     apart = None if direction.same_at_any_rate else part_of[p]
                     alike[p] = norm, direction, id(p) if group["memory"] == "gradient" else apart
@@ -298,8 +293,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-        None where there is no bound: a parameter without a norm, a direction that gives none (as of the step rule
-        "sharp", and of `normuon` for singular values), and, for singular values again, `cautious_decay` with a weight
+        None where there is no bound: a parameter without a norm, a direction that gives none (as that of the step rule
+        "sharp", and `NorMuon`), and, for singular values again, `cautious_decay` with a weight
         decay: shrinking some entries of a matrix may raise them.
         """
         bounds = self.update_norms()
@@ -318,7 +313,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for name, (group, parameter) in self._owner.items():
             if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:
-                direction = self._direction(parameter, group, rule, norm)
+                direction = self._direction(parameter, rule)
                 bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
         return bounds
 

@@ -9,6 +9,7 @@ from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.optim.validation import refuse_direction
 from wellnormed.parallel.layout import whole
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
@@ -112,6 +113,7 @@ def _rescaled_averages(
     here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
         tensors, norm, rule = state_dict["state"].get(number), norms[parameter], rule_of(group)
+        refuse_direction(name, directions.get(parameter), norm, group)  # settings come along with the state
         if not tensors:
             continue
         stored = {key: tuple(getattr(value, "shape", ())) for key, value in tensors.items()}
@@ -119,7 +121,7 @@ def _rescaled_averages(
         if norm is None or rule is None:
             kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
         else:
-            direction = directions.get(parameter) or rule.direction_for(group, norm)
+            direction = directions.get(parameter) or rule.direction
             kept = dict.fromkeys(("momentum_buffer",), shape)
             later = [key for key in direction.keeps if key in stored]  # begun by the first step along the direction
             kept |= {key: tuple(direction.start(key, parameter, norm).shape) for key in later}
@@ -129,7 +131,7 @@ def _rescaled_averages(
                 f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
             )
         if norm is not None and rule is not None and rule.averages == "directions":
-            bound = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
+            bound = (directions.get(parameter) or rule.direction).bound(norm)
             # weights of 16 bits are proved again after every step, and rounding adds up in their averages
             if bound is not None and parameter.dtype.itemsize > 2:
                 average = _within(name, tensors["momentum_buffer"], norm, bound)

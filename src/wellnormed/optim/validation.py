@@ -63,7 +63,6 @@ def check_settings(settings: Group) -> None:
     if (rule := rule_of(settings)) is None:
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
-    require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
     require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
@@ -80,16 +79,6 @@ def check_settings(settings: Group) -> None:
         raise ValueError(
             f"{decays}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
         )
-    keep, gain = settings["normuon"], settings["clip_gain"]
-    if keep is not None and not 0 <= keep < 1:
-        raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
-    if keep is not None and (rule.convex or not rule.scale_free or memory == "gradient"):
-        raise ValueError(
-            f"normuon={keep} changes the norm of a step and keeps averages; it goes with the step rules "
-            "'unconstrained' and 'averaged' and memory='buffer'"
-        )
-    if gain is not None and (not rule.scale_free or not 0 < gain < float("inf")):
-        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule not 'sharp'")
     if settings["nesterov"] and (rule.averages == "directions" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
     if memory not in MEMORIES:
