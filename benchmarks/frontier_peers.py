@@ -22,22 +22,24 @@ from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.train.config import CHARACTERS, TrainConfig
 from wellnormed.train.language import LanguageTask
+from wellnormed.optim import Direction
+from wellnormed.optim.directions import NorMuon
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import with_precision, with_vocabulary
 from wellnormed.train.task import fit
 
-KINDS: dict[str, tuple[Literal["nanogpt", "speedrun"], float | None, tuple[float, ...]]] = {
-    "nanoGPT, Scion": ("nanogpt", None, (0.01, 0.02, 0.04)),
-    "speedrun, Scion": ("speedrun", None, (0.01, 0.02, 0.04)),
-    "speedrun, NorMuon": ("speedrun", 0.95, (0.025, 0.05, 0.1)),
+KINDS: dict[str, tuple[Literal["nanogpt", "speedrun"], dict[str, Direction], tuple[float, ...]]] = {
+    "nanoGPT, Scion": ("nanogpt", {}, (0.01, 0.02, 0.04)),
+    "speedrun, Scion": ("speedrun", {}, (0.01, 0.02, 0.04)),
+    "speedrun, NorMuon": ("speedrun", {"*": NorMuon(0.95)}, (0.025, 0.05, 0.1)),
 }
-"""Name -> model, what NorMuon keeps, and the rates that the search begins with."""
+"""Name -> model, directions, and the rates that the search begins with."""
 SEEDS = (0, 1, 2)
 
 
 def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
     """One training run of 2,000 steps of 12 windows of 64 characters."""
-    variant, normuon, _ = KINDS[kind]
+    variant, directions, _ = KINDS[kind]
     corpus = load_corpus(CHARACTERS, "tiny-shakespeare")
     config = TrainConfig(
         model=NanoGPTConfig(variant=variant, length=64, width=128, blocks=4, heads=4), data=CHARACTERS,
@@ -47,7 +49,8 @@ def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
     config = with_precision(with_vocabulary(config, corpus), alone)
 
     def scion(model: Any, config: TrainConfig, group: Any) -> tuple[torch.optim.Optimizer, None]:
-        return wn.Scion(model, config.learning_rate, momentum=0.95, nesterov=True, radius=1.0, normuon=normuon), None
+        rate = config.learning_rate
+        return wn.Scion(model, rate, momentum=0.95, nesterov=True, radius=1.0, directions=directions), None
 
     task = LanguageTask(config, corpus, alone, scion)
     fit(task)

@@ -79,7 +79,7 @@ def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
         "Scion, cautious decay": lambda m: wn.Scion(m, lr=0.05, weight_decay=0.1, cautious_decay=True),
         "Scion, radii": lambda m: wn.Scion(m, lr=0.05, radius=2.0, radii={"head.*": 3.0}, lr_factors={"*.bias": 0.5}),
         "Scion, buffer": lambda m: wn.Scion(m, lr=0.05, momentum=0.9, nesterov=True, memory="buffer"),
-        "Scion, normuon": lambda m: wn.Scion(m, lr=0.05, normuon=0.95),
+        "Scion, normuon": lambda m: wn.Scion(m, lr=0.05, directions={"*": o.directions.NorMuon()}),
         "Scion, maximize": lambda m: wn.Scion(m, lr=0.05, maximize=True),
         "Scion, modular": lambda m: wn.Scion(m, lr=0.05, recipe="modular"),
         "Scion, language": lambda m: wn.Scion(m, lr=0.05, recipe="language"),

@@ -67,7 +67,7 @@ CASES = {
     "Spectral sphere": Case(page.Tangent(), True, one, constraint=wn.constraints.Sphere(1.0)),
     "MuonSphere": Case(None, True, one, constraint=wn.constraints.Sphere(1.0)),
     "Per-head Muon": Case(None, True, one, "match-rms-adamw", {"weight_decay": 0.1, "nesterov": False}, heads=2),
-    "MuCon": Case(None, True, one, "l2", {"clip_gain": 4.0}),
+    "MuCon": Case(None, True, one, "l2", {"directions": {"*": wn.optim.directions.SpectralClip(4.0)}}),
     "Muon+": Case(page.MuonPlus(), False, lambda m, n: m**0.5, settings={"weight_decay": 0.1}),
     "NorMuon": Case(page.NorMuon(), False, lambda m, n: min(m, n) ** 0.5, "pixels", {"weight_decay": 0.025}),
     "Mano": Case(page.Mano(), False, lambda m, n: 0.2 * n, settings={"weight_decay": 0.1, "nesterov": False}),

@@ -15,10 +15,10 @@ from wellnormed.routing import AssignedParameter
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (2.0, r"'0' is given 2.0, which is no constraint; pass one, such as SoftCap\(2.0\)"),
-        (wn.HardCap, r"which is no constraint; pass one, such as HardCap\(2.0\)"),
-        ("soft", r"'0' is given 'soft', which is no constraint"),
-        (None, r"'0' is given None, which is no constraint"),
+        (2.0, r"'0' must have a Constraint, got 2.0; pass one, such as SoftCap\(2.0\)"),
+        (wn.HardCap, r"must have a Constraint, got .*HardCap.*; pass one, such as HardCap\(2.0\)"),
+        ("soft", r"'0' must have a Constraint, got 'soft'"),
+        (None, r"'0' must have a Constraint, got None"),
     ],
 )
 def test_what_is_no_constraint_is_refused_with_what_to_write(value, message):
@@ -43,7 +43,7 @@ def test_empty_weights_are_refused():
 
 def test_norms_must_be_an_assignment():
     model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=r"is no assignment; pass norms=wn.assign_norms\(model\)"):
+    with pytest.raises(ValueError, match=r"norms must be an Assignment, got .*; pass norms=wn.assign_norms\(model\)"):
         wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms={"weight": 1})
 
 

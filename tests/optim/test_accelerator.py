@@ -104,7 +104,7 @@ OPTIMIZERS = {
     "Scion": wn.Scion,
     "constrained": lambda model, lr: wn.Scion(model, lr=lr, unconstrained=False),
     "Muon": wn.Muon,
-    "NorMuon": lambda model, lr: wn.Scion(model, lr=lr, normuon=0.95),
+    "NorMuon": lambda model, lr: wn.Scion(model, lr=lr, directions={"*": wn.optim.directions.NorMuon()}),
     "Nesterov": lambda model, lr: wn.Scion(model, lr=lr, nesterov=True),
     "memory-light": lambda model, lr: wn.Scion(model, lr=lr, memory="gradient"),
 }

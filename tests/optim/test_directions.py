@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.optim import Direction, Seen
-from wellnormed.optim.parts import NeuronNormalized, Oracle
+from wellnormed.optim import Direction, DirectionInput
+from wellnormed.optim.directions import NorMuon, SpectralClip
 
 EXACT = wn.Spectral(method="svd")
 
@@ -34,7 +34,7 @@ def optimizer_for(shape, dtype=torch.float64, norm=EXACT, lr=0.1, **settings):
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
 def test_normuon_is_its_published_formula(shape):
     """Li et al. 2025, algorithm 1, as the authors' code writes it, with the norm's own unit as the step's."""
-    layer, optimizer = optimizer_for(shape, normuon=0.9)
+    layer, optimizer = optimizer_for(shape, directions={"weight": NorMuon(0.9)})
     weight, buffer, second = layer.weight.detach().clone(), torch.zeros(shape, dtype=torch.float64), 0.0
     side = -1 if shape[0] >= shape[1] else -2
     for seed in range(4):
@@ -57,8 +57,10 @@ def test_normuon_is_its_published_formula(shape):
 
 
 def test_normuon_acts_on_every_slice_and_survives_a_resume():
-    layer, optimizer = optimizer_for((8, 6), norm=wn.norms.PerHead(2, EXACT), normuon=0.9, nesterov=True)
-    other, twin = optimizer_for((8, 6), norm=wn.norms.PerHead(2, EXACT), normuon=0.5)
+    layer, optimizer = optimizer_for(
+        (8, 6), norm=wn.norms.PerHead(2, EXACT), directions={"*": NorMuon(0.9)}, nesterov=True
+    )
+    other, twin = optimizer_for((8, 6), norm=wn.norms.PerHead(2, EXACT), directions={"*": NorMuon(0.9)}, nesterov=True)
     for seed in range(3):
         layer.weight.grad = drawn((8, 6), seed)
         optimizer.step()
@@ -89,7 +91,7 @@ def test_cautious_decay_is_its_published_formula(norm):
 
 def test_a_clip_is_the_duality_map_of_a_step():
     """Spectral Clipping, section 4: singular values of k m, capped at one unit of the norm."""
-    layer, optimizer = optimizer_for((6, 10), clip_gain=0.4, momentum=0.0)
+    layer, optimizer = optimizer_for((6, 10), directions={"*": SpectralClip(0.4)}, momentum=0.0)
     weight, g = layer.weight.detach().clone(), drawn((6, 10), 1)
     layer.weight.grad = g.clone()
     optimizer.step()
@@ -107,7 +109,7 @@ def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
     g = drawn((6, 10), 1)
     full = (6 / 10) ** 0.5 / float(torch.linalg.svdvals(g).amin())
     for share in (0.1, 0.5, 0.9, 1.0, 3.0):
-        layer, optimizer = optimizer_for((6, 10), clip_gain=share * full, momentum=0.0)
+        layer, optimizer = optimizer_for((6, 10), directions={"*": SpectralClip(share * full)}, momentum=0.0)
         before = layer.weight.detach().clone()
         layer.weight.grad = g.clone()
         optimizer.step()
@@ -118,7 +120,7 @@ def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
 
 def test_parameters_that_are_no_matrices_keep_their_oracles():
     model = nn.Linear(6, 4)
-    one = wn.Scion(model, lr=0.1, normuon=0.95, clip_gain=2.0, radius=1.0)
+    one = wn.Scion(model, lr=0.1, directions={"*": NorMuon(0.95, SpectralClip(2.0))}, radius=1.0)
     before = model.bias.detach().clone()
     model.weight.grad, model.bias.grad = torch.ones(4, 6), torch.tensor([1.0, -2.0, 0.5, 3.0])
     one.step()
@@ -129,17 +131,30 @@ def test_parameters_that_are_no_matrices_keep_their_oracles():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"normuon": 1.0}, "normuon=1.0"),
-        ({"normuon": 0.9, "step_rule": "constrained"}, "normuon=0.9 changes the norm"),
-        ({"normuon": 0.9, "memory": "gradient"}, "normuon=0.9 changes the norm"),
-        ({"clip_gain": 0.0}, "clip_gain=0.0"),
-        ({"clip_gain": 1.0, "step_rule": "sharp"}, "not 'sharp'"),
+        ({"directions": {"*": NorMuon(0.9)}, "step_rule": "constrained"}, "'weight' has no bound, and step_rule"),
+        ({"directions": {"*": NorMuon(0.9)}, "memory": "gradient"}, "'weight' keeps second_moment, and memory"),
         ({"cautious_decay": True, "step_rule": "constrained"}, "cautious_decay=True"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         optimizer_for((4, 4), **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NorMuon(1.0), r"kept=1.0 must lie in \[0, 1\)"),
+        (lambda: NorMuon(-0.1), r"kept=-0.1 must lie in \[0, 1\)"),
+        (lambda: NorMuon(0.9, Mixed()), r"inner must be a Direction that sees the momentum alone .*, got Mixed\(\)"),
+        (lambda: NorMuon(0.9, Unbounded), "inner must be a Direction"),
+        (lambda: SpectralClip(0.0), "gain=0.0 must be positive and finite"),
+        (lambda: SpectralClip(float("inf")), "gain=inf must be positive and finite"),
+    ],
+)
+def test_a_ready_direction_refuses_what_it_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 class Mixed(Direction):
@@ -151,7 +166,7 @@ class Mixed(Direction):
     def bound(self, norm):
         return 2.0 * norm.overshoot
 
-    def __call__(self, seen: Seen):
+    def __call__(self, seen: DirectionInput):
         seen.state["squares"] = 0.9 * seen.state["squares"] + 0.1 * seen.gradient.square()
         assert (seen.length, seen.step) == (0.1, seen.step)
         total = seen.momentum / (seen.state["squares"].sqrt() + 1.0) + seen.step * seen.weight
@@ -162,7 +177,7 @@ class Mixed(Direction):
 
 
 class Unbounded(Direction):
-    def __call__(self, seen: Seen):
+    def __call__(self, seen: DirectionInput):
         return seen.momentum
 
 
@@ -171,7 +186,7 @@ class Halved(Direction):
 
     sees, returns = ("weight",), "weight"
 
-    def __call__(self, seen: Seen):
+    def __call__(self, seen: DirectionInput):
         return 0.5 * seen.weight - seen.length * seen.momentum
 
 
@@ -211,7 +226,7 @@ def test_equal_matrices_are_one_batch_and_directions_serve_by_norm():
         def acts_on(self, norm):
             return norm.measures == "singular values"
 
-        def __call__(self, seen: Seen):
+        def __call__(self, seen: DirectionInput):
             shapes.append(tuple(seen.momentum.shape))
             return seen.norm.dualize(seen.momentum)
 
@@ -236,7 +251,7 @@ def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows
         def bound(self, norm):
             return norm.overshoot
 
-        def __call__(self, seen: Seen):
+        def __call__(self, seen: DirectionInput):
             sizes.append(len(seen.momentum))
             seen.state["calls"] = seen.state["calls"] + 1
             return seen.norm.dualize(seen.momentum)
@@ -273,8 +288,8 @@ def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows
 
 
 def test_what_normalizes_neurons_shares_a_batch_only_if_what_it_normalizes_does():
-    assert NeuronNormalized(0.9, Oracle()).same_at_any_rate
-    assert not NeuronNormalized(0.9, Unbounded()).same_at_any_rate
+    assert NorMuon(0.9).same_at_any_rate
+    assert not NorMuon(0.9, Unbounded()).same_at_any_rate
 
 
 def test_directions_of_the_package_are_computed_at_once_for_every_rate(monkeypatch):
@@ -283,7 +298,12 @@ def test_directions_of_the_package_are_computed_at_once_for_every_rate(monkeypat
     monkeypatch.setattr(wn.parallel.Job, "run", lambda job: jobs.append(len(job.inputs[0])) or run(job))
     model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(5)))
     model(torch.ones(2, 6)).square().sum().backward()
-    for settings in ({}, {"normuon": 0.95}, {"clip_gain": 3.0}, {"step_rule": "sharp"}):
+    for settings in (
+        {},
+        {"directions": {"*": NorMuon()}},
+        {"directions": {"*": SpectralClip(3.0)}},
+        {"step_rule": "sharp"},
+    ):
         factors = {f"{i}.weight": 0.5**i for i in range(5)}
         optimizer = wn.optim.ConditionalGradient(model, lr=0.1, lr_factors=factors, **settings)
         assert len({group["lr"] for group in optimizer.param_groups}) == 5
@@ -304,7 +324,7 @@ def test_without_a_bound_what_needs_one_refuses_by_name():
         optimizer_for((4, 4), directions={"weight": Unbounded()}, step_rule="constrained")
     with pytest.raises(ValueError, match="'weight' keeps squares, and memory='gradient'"):
         optimizer_for((4, 4), directions={"weight": Mixed()}, memory="gradient")
-    with pytest.raises(ValueError, match=r"directions\['weight'\]=.* is no wellnormed.optim.Direction"):
+    with pytest.raises(ValueError, match=r"directions\['weight'\] must be a wellnormed.optim.Direction, got"):
         optimizer_for((4, 4), directions={"weight": Unbounded})
     with pytest.raises(ValueError, match="directions: the pattern 'wieght'"):
         optimizer_for((4, 4), directions={"wieght": Unbounded()})
@@ -367,7 +387,7 @@ class Careless(Direction):
     def __init__(self, mistake=None):
         self.mistake = mistake
 
-    def __call__(self, seen: Seen):
+    def __call__(self, seen: DirectionInput):
         if self.mistake == "state":
             seen.state["average"] = seen.state["average"].mean(-1)
         if self.mistake == "name":
@@ -436,7 +456,7 @@ class Counting(Direction):
     def start(self, name, weight, norm):
         return torch.zeros((), dtype=torch.int64) if name == "count" else torch.zeros_like(weight, dtype=torch.float64)
 
-    def __call__(self, seen: Seen):
+    def __call__(self, seen: DirectionInput):
         seen.state["count"] = seen.state["count"] + 1
         seen.state["fine"] = seen.state["fine"] + seen.momentum.double() / 3
         return seen.norm.dualize(seen.state["fine"]) / seen.state["count"].reshape(-1, 1, 1)
@@ -467,11 +487,11 @@ def test_what_is_kept_comes_back_from_a_state_dict_as_it_was(dtype):
     assert optimizer.state[layer.weight]["count"] == 5
 
 
-@pytest.mark.parametrize("setting", [{"normuon": 0.95}, {"clip_gain": 100.0}], ids=["normuon", "clip_gain"])
-def test_rows_without_gradients_and_large_gains_stay_finite_in_float16(setting):
+@pytest.mark.parametrize("direction", [NorMuon(), SpectralClip(100.0)], ids=repr)
+def test_rows_without_gradients_and_large_gains_stay_finite_in_float16(direction):
     """The least square that NorMuon divides by is 0 in float16, and a hundred times a gradient of 700 is infinite."""
     layer = torch.nn.Linear(8, 8, bias=False).half()
-    optimizer = wn.Scion(layer, lr=0.02, momentum=0.0, **setting)
+    optimizer = wn.Scion(layer, lr=0.02, momentum=0.0, directions={"weight": direction})
     before = layer.weight.detach().clone()
     layer.weight.grad = 700 * torch.randn(8, 8).half()
     layer.weight.grad[0] = 0

@@ -56,7 +56,7 @@ OPTIMIZERS = {
     "Muon and AdamW": muon,
     "Almond": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
     "of one's own": lambda a, **s: wn.Muon(a, lr=0.05, directions={"*": OfOnesOwn()}, **s),
-    "NorMuon": lambda a, **s: wn.Scion(a, lr=0.05, normuon=0.9, **s),
+    "NorMuon": lambda a, **s: wn.Scion(a, lr=0.05, directions={"*": wn.optim.directions.NorMuon(0.9)}, **s),
     "sharp": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
 }
 

@@ -24,6 +24,7 @@ from wellnormed.program.program import Example, Program, tensors_of
 from wellnormed.program.program import arguments_of as arguments_of_call
 from wellnormed.proof import Promise
 from wellnormed.proof.check import conclude
+from wellnormed.proof.decimals import assumed, shown
 from wellnormed.proof.files import parse_json
 
 
@@ -155,8 +156,8 @@ def promises_of(model: nn.Module, within: Constraints | None, program: Program) 
     for name, (p, norm, bound) in constrained.items():
         if not float(proved := norm.upper_bound(p.detach())) <= bound:
             raise ValueError(
-                f"certify: {name} has norm {float(proved):.6g}, and {bound:g} is promised; take the step that brings "
-                "it back, or certify without `within`"
+                f"certify: {name} has norm {shown(float(proved))}, and {assumed(bound)} is promised; take the step "
+                "that brings it back, or certify without `within`"
             )
     stored = [(name, own.tensor) for name, own in program.stored.items()]
     trained = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()

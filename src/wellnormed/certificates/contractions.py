@@ -64,10 +64,10 @@ _MIXTURE = op("add.Tensor", _DIFFERENCE, _SECOND, either_order=True)
 def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """`a sigmoid(x) + b sigmoid(-x)`: in the other form, b would count twice."""
     first = multiply(ledger, apply(ledger, "sigmoid", f["x"]), f["first"])
-    return add(ledger, first, multiply(ledger, _rest(ledger, f), f["second"]))
+    return add(ledger, first, multiply(ledger, _complement(ledger, f), f["second"]))
 
 
-def _rest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+def _complement(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """`1 - sigmoid(x)`: no more than 1, like `sigmoid(-x)`, which it is."""
     return apply(ledger, "sigmoid", moves.times(ledger, f["x"], -1.0))
 
@@ -84,7 +84,7 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
     (op("sub.Tensor", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
     (_MIXTURE, _mixture),
-    ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _rest),
+    ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _complement),
 ]
 """Patterns with the functions that bound them, as in `PATTERNS`."""
 

@@ -80,7 +80,7 @@ def constrain(
     if norms is None and isinstance(optimizer, BoundsItsSteps):
         norms = optimizer.assignment
     if not isinstance(norms, Assignment):
-        raise ValueError(f"constrain: norms={norms!r} is no assignment; pass norms=wn.assign_norms(model)")
+        raise ValueError(f"constrain: norms must be an Assignment, got {norms!r}; pass norms=wn.assign_norms(model)")
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     taken = {name for other in attached_to(optimizer) for name in other.names}
     constrained: dict[str, Constrained] = {}
@@ -172,7 +172,7 @@ def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tu
         name = constraint.__name__ if isinstance(constraint, type) else "SoftCap"
         value = constraint if isinstance(constraint, float | int) else 2.0
         raise ValueError(
-            f"constrain: {pattern!r} is given {constraint!r}, which is no constraint; pass one, such as {name}({value})"
+            f"constrain: {pattern!r} must have a Constraint, got {constraint!r}; pass one, such as {name}({value})"
         )
     require_hashable(f"constrain: {pattern!r} is given {constraint!r}: ", constraint)
     names = norms.match([pattern], "constraints of constrain")

@@ -18,6 +18,7 @@ from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
 from wellnormed.matrix.optimal_cap import REACH_LIMIT, CapPolynomial
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
+from wellnormed.proof.decimals import shown
 
 UPDATE_ROOM = 0.02
 """The share by which an update may exceed its bound: `msign` states it for 16 bits, and so for float32 products that
@@ -68,9 +69,9 @@ class Cap(Constraint):
             _try(self, step)
         except ValueError:
             raise ValueError(
-                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {step:.4g} (rate x radius "
-                f"x overshoot) is too long for it, which bears {self.longest_step:.4g}; lower the learning rate, or "
-                "use HardCap, which bears any step"
+                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
+                f"radius x overshoot) is too long for it, which bears {shown(self.longest_step, '.4g', up=False)}; "
+                "lower the learning rate, or use HardCap, which bears any step"
             ) from None  # the function's own error speaks of its argument, a step per cap
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:

@@ -125,7 +125,8 @@ def matching_state(state: object, here: Mapping[str, Tensor]) -> dict[str, Tenso
     saved = {f"{bare[parameter]}.{key}": own[name] for name, (parameter, _, key) in places.items()}
     if len(saved) < len(pairs):
         raise ValueError(
-            "Constraints.load_state_dict: the state is no dictionary of names and tensors; pass what state_dict() gave"
+            "Constraints.load_state_dict: the state must be a dictionary of names and tensors; pass "
+            "what state_dict() returned"
         )
     if here.keys() != saved.keys():
         raise ValueError(

@@ -12,6 +12,7 @@ from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, SpectralConstraint, State
 from wellnormed.constraints.caps import Cap
 from wellnormed.norms import Norm
+from wellnormed.proof.decimals import shown
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class WeightDecay(Cap):
         step = self._require_update_norm(update_norm, name)
         if step > self.longest_step:
             raise ValueError(
-                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {step:.4g} is longer than the cap: "
-                "the decay would flip the weight's sign; lower the learning rate or use HardCap"
+                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {shown(step, '.4g')} is longer than the "
+                "cap: the decay would flip the weight's sign; lower the learning rate or use HardCap"
             )
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

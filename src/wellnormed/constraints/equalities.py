@@ -17,6 +17,7 @@ from wellnormed.constraints.caps import Cap
 from wellnormed.matrix import stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 from wellnormed.norms import Norm
+from wellnormed.proof.decimals import shown
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Orthogonal(Cap):
         step = self._require_update_norm(update_norm, name)
         if not step <= self.longest_step:
             raise ValueError(
-                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {step:g} is longer than 0.9999 of the norm "
-                "that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
+                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {shown(step)} is longer than 0.9999 of the "
+                "norm that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
             )
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:

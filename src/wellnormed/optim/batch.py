@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
         return cls(step, group["momentum"], None if kept == 1 else kept, None if factor == 0 else factor)
 
     def as_tensors(self) -> "Numbers":
-        """The same for a compiled step; on the CPU, from where every device takes a number with all its digits."""
+        """These numbers as 0-d float64 CPU tensors, so that `torch.compile` does not specialise on their values."""
         return Numbers(*(number if number is None else _as_tensor(number) for number in self))  # pyrefly: ignore
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellnormed._warnings import warn
 from wellnormed.norms import Norm
-from wellnormed.optim import admission
+from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
@@ -55,7 +55,7 @@ class ConditionalGradient(torch.optim.Optimizer):
     """Where an optimizer's defaults differ from those of `EngineSettings`."""
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
-        admission.refuse_unknown(type(self), settings)
+        validation.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
@@ -64,10 +64,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._process_group = settings.get("process_group")
         self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
         self._warned: set[str] = set()
-        self._averaged: dict[Tensor, tuple[str | None, float | None]] = {}
+        self._averaged: dict[Tensor, str | None] = {}
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
-        admission.check_settings(defaults)
+        validation.check_settings(defaults)
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
@@ -78,11 +78,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         return resolve(params, settings)
 
     def _adopt(self, assignment: Assignment) -> None:
-        admission.refuse_parameters(assignment)
+        validation.refuse_parameters(assignment)
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
-        self._directions = admission.directions_of(assignment, self._chosen.get("directions") or {})
+        self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
@@ -123,7 +123,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         groups, assignment = [{**param_group, "params": members}], self.assignment
         if any(parameter not in self._norms for _, parameter in members):
             known = self._known_later(members)
-            entries = admission.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
+            entries = validation.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
             frozen = tuple(name for name in assignment.frozen if all(name != a.name for a in entries))
             assignment = Assignment(assignment.assigned + entries, frozen, assignment.lr, known.weights)
             added = {**param_group, "params": [(a.name, a.parameter) for a in entries]}
@@ -135,7 +135,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 "first ones by overrides= or assign_norms"
             )
         for group in groups:
-            admission.check_settings({**self.defaults, **group})
+            validation.check_settings({**self.defaults, **group})
         if assignment is not self.assignment:
             self._adopt(assignment)
         for group in groups:
@@ -166,33 +166,28 @@ class ConditionalGradient(torch.optim.Optimizer):
                 self._norms[parameter] = None
             else:
                 self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
-                admission.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
+                validation.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
 
-    def _direction(self, parameter: Tensor, group: Group, rule: StepRule, norm: Norm) -> Direction:
+    def _direction(self, parameter: Tensor, rule: StepRule) -> Direction:
         """The user's direction of a parameter, or that of its step rule."""
-        return self._directions.get(parameter) or rule.direction_for(group, norm)
+        return self._directions.get(parameter) or rule.direction
 
     def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
-        """Refuse a step rule or direction that would take what was averaged under another for its own."""
-        norm, kind, bound = self._norms[parameter], None, None
+        """Refuse a step rule that would take what was averaged under another for its own."""
+        norm = self._norms[parameter]
         if (rule is None and "betas" not in group) or (rule is not None and norm is None):
             raise ValueError(
                 f"step_rule={group['step_rule']!r} cannot move {name!r}, which its group was not made for; give "
                 "overrides={NAME: None} for AdamW, or a norm, when the optimizer is made"
             )
-        if rule is not None and norm is not None:
-            kind = rule.averages
-            if kind == "directions":
-                bound = self._direction(parameter, group, rule, norm).bound(norm)
-        was, longest = self._averaged.setdefault(parameter, (kind, bound))
-        longer = bound is not None and (longest is None or longest > bound)
+        kind = None if rule is None else rule.averages
         begun = self.state.get(parameter) or (group["memory"] == "gradient" and group["steps"])
-        if begun and (was != kind or (kind == "directions" and longer)):
+        if begun and self._averaged.get(parameter, kind) != kind:
             raise ValueError(
-                f"the step rule of {name!r}, or its direction, was changed in the middle of training, and its averages "
-                "are of something else, or longer; change it back, or make a new optimizer"
+                f"the step rule of {name!r} was changed in the middle of training, and its averages are of something "
+                "else; change it back, or make a new optimizer"
             )
-        self._averaged[parameter] = kind, bound
+        self._averaged[parameter] = kind
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -227,17 +222,17 @@ class ConditionalGradient(torch.optim.Optimizer):
         """
         self._index()
         for group in self.param_groups:  # a scheduler may have moved them
-            admission.check_settings(group)
+            validation.check_settings(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self._index()  # it may have changed groups
             for group in self.param_groups:
-                admission.check_settings(group)
+                validation.check_settings(group)
         parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
-        if not admission.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
-            self._warn_once("gradients", admission.NO_GRADIENTS)
+        if not validation.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
+            self._warn_once("gradients", validation.NO_GRADIENTS)
         for follower in self.attached:  # nothing of the user's runs between this and the numbers of the step
             follower.before()
         others = [group for group in self.param_groups if rule_of(group) is None]
@@ -257,7 +252,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None and (norm := self._norms[p]) is not None:
                     assert rule is not None  # a parameter with a norm has one
-                    direction = self._direction(p, group, rule, norm)
+                    direction = self._direction(p, rule)
                     owner[p], part_of[p] = (group, rule), (id(group), self._radii[p])
                     apart = None if direction.same_at_any_rate else part_of[p]
                     alike[p] = norm, direction, id(p) if group["memory"] == "gradient" else apart
@@ -279,7 +274,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
         if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
-            self._warn_once("decay", admission.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+            self._warn_once("decay", validation.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -298,8 +293,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-        None where there is no bound: a parameter without a norm, a direction that gives none (as of the step rule
-        "sharp", and of `normuon` for singular values), and, for singular values again, `cautious_decay` with a weight
+        None where there is no bound: a parameter without a norm, a direction that gives none (as that of the step rule
+        "sharp", and `NorMuon`), and, for singular values again, `cautious_decay` with a weight
         decay: shrinking some entries of a matrix may raise them.
         """
         bounds = self.update_norms()
@@ -314,11 +309,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         """The `update_norm` of every parameter, by name."""
         self._index()
         for group in self.param_groups:
-            admission.check_settings(group)
+            validation.check_settings(group)
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for name, (group, parameter) in self._owner.items():
             if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:
-                direction = self._direction(parameter, group, rule, norm)
+                direction = self._direction(parameter, rule)
                 bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
         return bounds
 

@@ -76,12 +76,18 @@ def named(params: Iterable[Any]) -> list[Group]:
     result, count = [], 0
     for group in groups:
         if not (isinstance(group, dict) and "params" in group):
-            raise ValueError(f"{group!r} is no parameter group; pass a dictionary such as {{'params': parameters}}")
+            raise ValueError(
+                f"a parameter group must be a dictionary with params, got {group!r}; pass one such as "
+                "{'params': parameters}"
+            )
         members = group["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
         pairs = [m if isinstance(m, tuple) else (str(count + i), m) for i, m in enumerate(members)]
         if wrong := [m for _, m in pairs if not isinstance(m, Tensor)]:
-            raise ValueError(f"{wrong[0]!r} is no parameter; pass parameters, (name, parameter) pairs or their groups")
+            raise ValueError(
+                f"params must hold parameters, got {wrong[0]!r}; pass parameters, (name, parameter) pairs or "
+                "their groups"
+            )
         result.append({**group, "params": pairs})
         count += len(members)
     return result

@@ -13,16 +13,7 @@ step rules are (Norm-Constrained LMOs, algorithms 1 and 2 and ALMOND):
 uSCG with weight decay `mu` is SCG with radius `radius / mu` and step `lr * mu` (LMO section 3).
 
 The oracle of a norm, `dualize`, is the direction of all published step rules but the last, which scales it by the dual
-norm, so that a step is as long as the gradient is large (MD, proposition 1). Two settings change the direction of
-matrices:
-
-- *Spectral clipping as the duality map* (Spectral Clipping, section 4): with a gain `k` the singular values of `k m`
-  are capped at one unit of the norm. This solves `max <k m, d> - |d|_F^2 / 2` over the ball, so directions of little
-  gradient move little. As `k` grows it tends to `dualize(m)` (section 1.1), and below the cap it is gradient descent of
-  rate `k`.
-- *NorMuon* (Li et al., 2025, algorithm 1): the oracle's output `o` is divided, neuron by neuron, by the root of a
-  running average of `o`'s mean squares, and brought back to the Frobenius norm of `o`. As in the authors' code the
-  longer side counts the neurons, and the squares of each are averaged along the shorter one. Its steps have no bound.
+norm, so that a step is as long as the gradient is large (MD, proposition 1). `directions` has others.
 """
 
 from abc import ABC, abstractmethod
@@ -33,10 +24,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from wellnormed.matrix import spectral_hardcap
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms import Norm
-from wellnormed.norms.base import widened
 
 Group = dict[str, Any]
 States = Mapping[Tensor, Mapping[str, Tensor]]
@@ -93,7 +82,7 @@ MEMORIES: dict[str, Momentum] = {"buffer": Buffer(), "gradient": InGradient()}
 
 
 @dataclass(frozen=True)
-class Seen:
+class DirectionInput:
     """What a direction sees of a batch `(batch, *shape)` of weights that share their shape and their norm.
 
     `gradient` and `weight` are None unless the direction `sees` them. `state` holds the tensors that it `keeps`, each
@@ -158,7 +147,7 @@ class Direction(ABC):
         return None
 
     @abstractmethod
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         """The directions of a batch, or its new weights, in the shape of `seen.momentum`."""
 
 
@@ -173,7 +162,7 @@ def outcome(
         ValueError: One of them is missing, unknown, or of another shape than the tensor that it replaces.
     """
     state = {key: told[key] for key in direction.keeps}
-    seen = Seen(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
+    seen = DirectionInput(told["momentum"], told.get("gradient"), told.get("weight"), state, norm, length, step)
     shapes = {"result": tuple(seen.momentum.shape), **{key: tuple(kept.shape) for key, kept in seen.state.items()}}
     results = {"result": direction(seen), **seen.state}
     for name in {**shapes, **results}:
@@ -194,7 +183,7 @@ class Oracle(Direction):
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         with known_to_hold():  # an average of gradients, all of which were found to be finite
             return seen.norm.dualize(seen.momentum)
 
@@ -204,70 +193,9 @@ class Sharp(Direction):
 
     same_at_any_rate = True
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: DirectionInput) -> Tensor:
         norm, momentum = seen.norm, seen.momentum
         return norm.dualize(momentum) * norm.dual_norm(momentum)[..., *(None,) * norm.ndim]
-
-
-@dataclass(frozen=True)
-class SpectralClip(Direction):
-    """The momentum times `gain`, with singular values capped at one unit of the norm."""
-
-    gain: float
-    same_at_any_rate: ClassVar[bool] = True
-
-    def bound(self, norm: Norm) -> float:
-        return norm.overshoot
-
-    def __call__(self, seen: Seen) -> Tensor:
-        def clipped(slices: Tensor, unit: float) -> Tensor:
-            return self.gain * spectral_hardcap(slices, unit / self.gain)
-
-        # in 32 bits, where the gain leads to no infinity
-        return seen.norm.on_slices(widened(seen.momentum), clipped).to(seen.momentum.dtype)
-
-
-_FLOOR = 1e-8
-"""Least mean square of a neuron that NorMuon divides by (the published epsilon)."""
-
-
-@dataclass(frozen=True)
-class NeuronNormalized(Direction):
-    """NorMuon: another direction with the squares of its neurons made equal.
-
-    Args:
-        kept: The fraction of the average that is kept, the paper's `beta2`.
-        inner: The direction whose neurons are normalised.
-    """
-
-    kept: float
-    inner: Direction
-    keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
-
-    @property
-    def same_at_any_rate(self) -> bool:  # pyrefly: ignore[bad-override]
-        return self.inner.same_at_any_rate
-
-    def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
-        """Zeros: one number for every neuron of every slice, in a row."""
-        slices = norm.slices(torch.empty(weight.shape, device="meta"))
-        return weight.new_zeros(sum(x.numel() // min(x.shape[-2:]) for x in slices))
-
-    def __call__(self, seen: Seen) -> Tensor:
-        directions = widened(self.inner(seen))  # in float16 the floor is 0, and small squares are
-        batches, averages = seen.norm.slices(directions), []
-        moments = seen.state["second_moment"]
-        kept = widened(moments).split([x[0].numel() // min(x.shape[-2:]) for x in batches], -1)
-        for i, (slices, before) in enumerate(zip(batches, kept, strict=True)):
-            shorter = -1 if slices.shape[-2] >= slices.shape[-1] else -2
-            squares = slices.square().mean(shorter, keepdim=True)
-            average = before.reshape(squares.shape).lerp(squares, 1 - self.kept)
-            divided = slices * average.clamp(min=_FLOOR).rsqrt()
-            old, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (slices, divided))
-            batches[i] = divided * (old / new.clamp(min=_FLOOR))
-            averages.append(average.flatten(1))
-        seen.state["second_moment"] = torch.cat(averages, -1).to(moments.dtype)
-        return seen.norm.from_slices(batches, directions).to(seen.momentum.dtype)
 
 
 _INSIDE = 1 - 1e-5
@@ -283,16 +211,6 @@ class StepRule:
     """Whether the length of a step does not depend on that of the gradient."""
     convex: ClassVar[bool] = False
     """Whether a step moves the weight towards a point of the ball of that radius, and so never out of it."""
-
-    def direction_for(self, group: Group, norm: Norm) -> Direction:
-        """The direction of weights of this norm, by the settings of their group."""
-        direction = self.direction
-        if norm.measures == "singular values":
-            if group["clip_gain"] is not None:
-                direction = SpectralClip(group["clip_gain"])
-            if group["normuon"] is not None:
-                direction = NeuronNormalized(group["normuon"], direction)
-        return direction
 
     def decay(self, group: Group) -> float:
         """The share of a weight that a step removes."""

@@ -9,7 +9,9 @@ from wellnormed.matrix.coefficients import BFLOAT16_ERROR
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.optim.parts import Direction, Group, rule_of
+from wellnormed.optim.validation import refuse_direction
 from wellnormed.parallel.layout import whole
+from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
 
 
@@ -21,7 +23,7 @@ def admitted(
 ) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _by_name(state_dict, groups)
-    return {**state, "state": state["state"] | _shortened(state, groups, norms, directions)}
+    return {**state, "state": state["state"] | _rescaled_averages(state, groups, norms, directions)}
 
 
 def restore_kept(
@@ -50,7 +52,10 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
     if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):
-        raise ValueError("load_state_dict: this is no state of an optimizer; pass what its state_dict() returned")
+        raise ValueError(
+            f"load_state_dict: the state must be a dictionary of an optimizer, got {type(state_dict).__name__}; pass "
+            "what its state_dict() returned"
+        )
     if foreign := [group for group in saved if "step_rule" not in group]:
         raise ValueError(
             "load_state_dict: this is the state of an optimizer of another library, whose groups have "
@@ -93,21 +98,22 @@ def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     return {**state_dict, "state": state, "param_groups": ordered}
 
 
-def _shortened(
+def _rescaled_averages(
     state_dict: Mapping[str, Any],
     groups: list[Group],
     norms: Mapping[Tensor, Norm | None],
     directions: Mapping[Tensor, Direction],
 ) -> dict[Any, dict[str, Tensor]]:
-    """What is to be loaded of parameters in the place of what was saved: averages of directions of at most their bound.
+    """Saved averages of directions, rescaled where their norm exceeds this optimizer's bound.
 
     A state whose tensors are not those that its groups keep of these parameters, as of other sizes, is refused.
     """
-    shortened = {}
+    rescaled = {}
     saved = [(group, number) for group in state_dict["param_groups"] for number in group["params"]]
     here = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     for (group, number), (name, parameter) in zip(saved, here, strict=False):  # torch refuses other counts
         tensors, norm, rule = state_dict["state"].get(number), norms[parameter], rule_of(group)
+        refuse_direction(name, directions.get(parameter), norm, group)  # settings come along with the state
         if not tensors:
             continue
         stored = {key: tuple(getattr(value, "shape", ())) for key, value in tensors.items()}
@@ -115,7 +121,7 @@ def _shortened(
         if norm is None or rule is None:
             kept: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
         else:
-            direction = directions.get(parameter) or rule.direction_for(group, norm)
+            direction = directions.get(parameter) or rule.direction
             kept = dict.fromkeys(("momentum_buffer",), shape)
             later = [key for key in direction.keeps if key in stored]  # begun by the first step along the direction
             kept |= {key: tuple(direction.start(key, parameter, norm).shape) for key in later}
@@ -125,12 +131,12 @@ def _shortened(
                 f"{_shapes(kept)}; load it into an optimizer with the same norms, of a model of the same sizes"
             )
         if norm is not None and rule is not None and rule.averages == "directions":
-            bound = (directions.get(parameter) or rule.direction_for(group, norm)).bound(norm)
+            bound = (directions.get(parameter) or rule.direction).bound(norm)
             # weights of 16 bits are proved again after every step, and rounding adds up in their averages
             if bound is not None and parameter.dtype.itemsize > 2:
                 average = _within(name, tensors["momentum_buffer"], norm, bound)
-                shortened[number] = {**tensors, "momentum_buffer": average}
-    return shortened
+                rescaled[number] = {**tensors, "momentum_buffer": average}
+    return rescaled
 
 
 _ROUNDING = 1e-5
@@ -140,7 +146,7 @@ _ROUNDING = 1e-5
 def _within(name: str, average: Tensor, norm: Norm, most: float) -> Tensor:
     """An average of directions, of at most this norm: steps along a longer one would exceed their bound.
 
-    One of 16 bits, which rounding has lengthened, is shortened; a longer one is of other directions, and refused.
+    One of 16 bits, which rounding has lengthened, is rescaled; a longer one is of other directions, and refused.
     """
     entries = widened(whole(average))
     if not bool(entries.isfinite().all()):
@@ -150,8 +156,9 @@ def _within(name: str, average: Tensor, norm: Norm, most: float) -> Tensor:
         return average
     if not length <= most * (1 + BFLOAT16_ERROR):
         raise ValueError(
-            f"load_state_dict: the state of {name!r} holds an average of directions of norm {length:.4g} in "
-            f"{norm}, whose directions here have at most {most:.4g}; load it into an optimizer with the same norms"
+            f"load_state_dict: the state of {name!r} holds an average of directions of norm "
+            f"{shown(length, '.4g', up=False)} in {norm}, whose directions here have at most {shown(most, '.4g')}; "
+            "load it into an optimizer with the same norms"
         )
     return widened(average) * (most / length)
 

@@ -1,4 +1,4 @@
-"""The keywords that every optimizer takes, and their defaults; `admission` says which of them contradict each other."""
+"""The keywords that every optimizer takes, and their defaults; `validation` refuses what contradicts itself."""
 
 from collections.abc import Mapping
 from typing import Literal, TypedDict
@@ -36,12 +36,8 @@ class EngineSettings(TypedDict, total=False):
         cautious_decay: Whether only those entries decay that the step moves towards zero as well (Chen et al., 2025);
             False. Such a decay bounds no norm.
         maximize: Whether to climb instead of to descend; False.
-        normuon: The fraction that NorMuon keeps of its averages of the squares of every neuron (published: 0.95); None
-            for no NorMuon. With it the steps of matrices have no bound. See `parts`.
-        clip_gain: The gain of spectral clipping, which replaces a matrix's oracle: the direction is the gain times what
-            the oracle sees, with its singular values capped at one unit of the norm; None for the oracle. See `parts`.
-        directions: Name pattern -> a `Direction` of your own. Unmatched parameters, and those whose norm it does not
-            act on, keep the direction of the other settings.
+        directions: Name pattern -> a `Direction`, one of `wellnormed.optim.directions` or of your own. Unmatched
+            parameters, and those whose norm it does not act on, keep the direction of the step rule.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
         adamw: Settings for parameters without a norm.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
@@ -62,8 +58,6 @@ class EngineSettings(TypedDict, total=False):
     weight_decay: float
     cautious_decay: bool
     maximize: bool
-    normuon: float | None
-    clip_gain: float | None
     directions: Mapping[str, Direction]
     lr_factors: Mapping[str, float]
     adamw: AdamWSettings
@@ -79,8 +73,6 @@ GROUP_DEFAULTS: Group = {
     "weight_decay": 0.0,
     "cautious_decay": False,
     "maximize": False,
-    "normuon": None,
-    "clip_gain": None,
     "memory": "buffer",
 }
 """The keywords that a parameter group may set for itself, beside `lr`."""

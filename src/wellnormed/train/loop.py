@@ -16,6 +16,7 @@ from rich.console import Console
 
 from wellnormed._files import read_bytes, write_atomically
 from wellnormed.data.corpus import Corpus, load_corpus
+from wellnormed.proof.decimals import shown
 from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import record_environment, threads
@@ -205,10 +206,8 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     if config.lipschitz is not None:
         body = config.lipschitz / config.head_cap
-        kept = (
-            f"Lipschitz constant at most {config.lipschitz:g} (head {config.head_cap:.4g}, all before it {body:.4g}) "
-        )
-        kept += "after every step"
+        parts = f"head {shown(config.head_cap, '.4g')}, all before it {shown(body, '.4g')}"
+        kept = f"Lipschitz constant at most {shown(config.lipschitz)} ({parts}) after every step"
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
     many += "".join(f"; {note}" for note in task.notes)
     start = f", from step {task.step}" if task.step else ""

@@ -37,16 +37,18 @@ class NonFiniteGradientError(ValueError):
 
 
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
-    """Refuse keywords that the optimizer does not know, and AdamW's settings where they are no `AdamWSettings`."""
+    """Refuse keywords that the optimizer does not know, and settings for AdamW of another type than `AdamWSettings`."""
     where = f"{optimizer.__name__}: "
     if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
         values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in values.items())
-        raise ValueError(f"{where}adamw={adamw!r} is no AdamWSettings; pass adamw=AdamWSettings({call})")
+        raise ValueError(f"{where}adamw must be an AdamWSettings, got {adamw!r}; pass adamw=AdamWSettings({call})")
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
-        raise ValueError(f"{where}process_group={group!r} is no process group; pass one of torch.distributed, or None")
+        raise ValueError(
+            f"{where}process_group must be a ProcessGroup, got {group!r}; pass one of torch.distributed, or None"
+        )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
 
@@ -61,7 +63,6 @@ def check_settings(settings: Group) -> None:
     if (rule := rule_of(settings)) is None:
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
-    require_numbers("", {key: settings[key] for key in ("normuon", "clip_gain") if settings[key] is not None})
     require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
@@ -78,16 +79,6 @@ def check_settings(settings: Group) -> None:
         raise ValueError(
             f"{decays}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
         )
-    keep, gain = settings["normuon"], settings["clip_gain"]
-    if keep is not None and not 0 <= keep < 1:
-        raise ValueError(f"normuon={keep} must lie in [0, 1): it is the fraction kept; None for no NorMuon")
-    if keep is not None and (rule.convex or not rule.scale_free or memory == "gradient"):
-        raise ValueError(
-            f"normuon={keep} changes the norm of a step and keeps averages; it goes with the step rules "
-            "'unconstrained' and 'averaged' and memory='buffer'"
-        )
-    if gain is not None and (not rule.scale_free or not 0 < gain < float("inf")):
-        raise ValueError(f"clip_gain={gain} must be positive and finite, and step_rule not 'sharp'")
     if settings["nesterov"] and (rule.averages == "directions" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")
     if memory not in MEMORIES:
@@ -174,7 +165,9 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
     """The user's direction of every parameter whose name a pattern matches and whose norm the direction acts on."""
     for pattern, direction in directions.items():
         if not isinstance(direction, Direction):
-            raise ValueError(f"directions[{pattern!r}]={direction!r} is no wellnormed.optim.Direction; pass one")
+            raise ValueError(
+                f"directions[{pattern!r}] must be a wellnormed.optim.Direction, got {direction!r}; pass an instance"
+            )
         _check_declared(f"directions[{pattern!r}]={direction!r}: ", direction)
     pattern_of = assignment.match(directions, "directions")
     chosen = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
