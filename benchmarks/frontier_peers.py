@@ -20,10 +20,10 @@ from papers.frontier import best_rate
 from papers.header import header, stored_rows, write_result
 from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
-from wellnormed.train.config import CHARACTERS, TrainConfig
-from wellnormed.train.language import LanguageTask
 from wellnormed.optim import Direction
 from wellnormed.optim.directions import NorMuon
+from wellnormed.train.config import CHARACTERS, TrainConfig
+from wellnormed.train.language import LanguageTask
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import with_precision, with_vocabulary
 from wellnormed.train.task import fit
