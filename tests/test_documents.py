@@ -285,6 +285,14 @@ def test_every_command_that_a_page_names_exists(page):
         assert (ROOT / script).exists(), script
 
 
+def test_the_guide_imports_from_rooms_and_not_from_their_private_files():
+    """`propagation.moves` and what a room exports as a module, such as `optim.directions`, are public."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for room, file in re.findall(r"(?:from|import) wellnormed\.(\w+)\.(\w+)", text):
+        exports = (ROOT / "src" / "wellnormed" / room / "__init__.py").read_text(encoding="utf-8")
+        assert file == "moves" or f"import {file} as {file}\n" in exports, (room, file)
+
+
 def test_the_root_holds_what_a_script_needs_and_the_guide_lists_it():
     package = importlib.import_module("wellnormed")
     assert len(package.__all__) <= 27

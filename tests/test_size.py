@@ -18,7 +18,7 @@ AT_MOST = {
     "papers": 5670,
     "src/wellnormed": 601,
     "certificates": 3195,
-    "constraints": 1010,
+    "constraints": 1012,
     "data": 609,
     "matrix": 1284,
     "models": 673,
@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1800,
     "routing": 781,
     "train": 1969,
-    "tests": 21877,
+    "tests": 21882,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

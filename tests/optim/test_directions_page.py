@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import wellnormed as wn
 from tests.directions import CASES, OWN, lines_of, table
-from wellnormed.constraints.base import TARGET
+from wellnormed.constraints import TARGET
 
 RATE, STEPS = 0.1, 5
 SHAPES = [(6, 10), (10, 6), (8, 8)]

@@ -2,7 +2,9 @@
 
 from wellnormed.constraints.attach import constrain as constrain
 from wellnormed.constraints.attached import Constraints as Constraints
+from wellnormed.constraints.base import TARGET as TARGET
 from wellnormed.constraints.base import Constraint as Constraint
+from wellnormed.constraints.base import State as State
 from wellnormed.constraints.caps import Clip as Clip
 from wellnormed.constraints.caps import ColumnCap as ColumnCap
 from wellnormed.constraints.caps import EntryCap as EntryCap
