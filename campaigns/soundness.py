@@ -35,6 +35,7 @@ from papers.header import header, write_result
 from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
+from wellnormed.certificates.sizes import largest_rms
 from wellnormed.certificates.walk import Walk
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
@@ -379,7 +380,7 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
     walk = Walk(captured, drawn.radius)
     walk.run()
     row = list(walk.ledger.proof.rows.values())[-1]
-    bound = float_up(wn.certificates.largest_rms(row, "gain"))
+    bound = float_up(largest_rms(row, "gain"))
     if full:
         print(drawn.model, drawn.radius, tuple(drawn.example.shape), captured.module.graph, sep="\n")
     attack = Attack(captured, walk, drawn.radius, drawn.number)

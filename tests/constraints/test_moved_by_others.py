@@ -152,7 +152,7 @@ def test_a_reach_below_the_norm_is_not_believed():
         optimizer.step()
         assert norm(weight) <= 1
     for wrong in (None, [], {"weight.reach": 1.0}, {3: torch.ones(())}):
-        with pytest.raises(ValueError, match="no dictionary of names and tensors"):
+        with pytest.raises(ValueError, match="must be a dictionary of names and tensors"):
             constraints.load_state_dict(wrong)
 
 

@@ -1,5 +1,7 @@
 """A program is of one sample, and a batch is that program applied to each sample: nothing about batches is believed."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -343,3 +345,49 @@ def test_layers_without_a_rule_for_several_samples_run_one_by_one(layer: nn.Modu
     program = capture(layer, torch.zeros(1, 3, 4), output=0)
     x = torch.randn(4, 3, 4)
     torch.testing.assert_close(program(x), layer(x)[0])
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[1, 2, 3], [3, 0, 1]]), torch.tensor([[1, 2, 3]])])
+@pytest.mark.parametrize(
+    "index",
+    [
+        lambda m, t: F.embedding((t + 1) % 4, m.weight),
+        lambda m, t: m.weight[(t + torch.tensor([0, 2, 3])) % 4],
+        lambda m, t: m.weight[t] * (t != 0)[..., None],
+    ],
+)
+@pytest.mark.parametrize("mixed", [lambda y: y - y.roll(1, 0), lambda y: y - y.mean(0, keepdim=True)])
+def test_samples_whose_integers_are_alike_prove_nothing_of_a_batch(
+    mixed: Callable[[Tensor], Tensor], index: Callable[[Any, Tensor], Tensor], ids: Tensor
+) -> None:
+    """Copies of one sample cannot show that samples are mixed."""
+    assert not certify(Model(lambda m, t: mixed(index(m, t))), ids, radius=2.0).each_sample
+
+
+def test_a_model_is_compared_at_its_example_too() -> None:
+    """The drawn integers are those that it looks up; only the example has the number that the code asks for."""
+    model = Model(lambda m, x, n: x * (1.0 if torch.compiler.is_exporting() or x.abs().max() < 50 else 3.0))
+    with pytest.raises(UncertifiableError, match="does not compute"):
+        certify(model, (torch.full((1, 4), 60.0), torch.tensor(3)))
+
+
+def test_certificates_and_programs_are_copied_and_pickled() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    certificate = certify(model, torch.ones(2, 4))
+    x = torch.randn(3, 4)
+    for again in (copy.deepcopy(certificate), pickle.loads(pickle.dumps(certificate))):
+        assert again.exact_lipschitz == certificate.exact_lipschitz
+        torch.testing.assert_close(again.program(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda w: w.chunk(2)[0].mT,
+        lambda w: w.split(2)[1].mT,
+        lambda w: torch.stack(w.unbind(0)[:2]).mT,
+    ],
+)
+def test_constants_that_are_taken_apart_are_constants(constant: Callable[[Tensor], Tensor]) -> None:
+    model = Model(lambda m, x: x @ constant(m.weight))
+    assert certify(model, torch.randn(2, 4)).lipschitz == pytest.approx(0.5 * 2**0.5, rel=1e-6)

@@ -130,7 +130,7 @@ class Continuous(Interpreter):
             name = f"{name}#{len(self.shapes)}"
         self._variables[node] = name
         self.shapes[name] = tuple(example.shape)
-        self.device = example.device
+        self.device = next(iter(self.program.inputs.values()))[1].device
 
 
 def continuous(model: nn.Module | Program, example_input: Any = None, output: Any = None) -> Continuous:

@@ -233,8 +233,8 @@ def plain_tree(tree: Any) -> Any:
 def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> bool:
     """Whether the shape and strides of a view of a matrix, with these arguments, are those of its transpose."""
     matrix = torch.empty(arguments[0].shape, device="meta")
-    view: Tensor = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
-    return (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())
+    view = node.target(matrix, *arguments[1:], **keywords)  # type: ignore[operator]
+    return isinstance(view, Tensor) and (view.shape, view.stride()) == (matrix.mT.shape, matrix.mT.stride())
 
 
 def _looks_up_rows(node: fx.Node, table: Tensor, others: Sequence[Any]) -> bool:
@@ -256,7 +256,9 @@ def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any],
         return False
     shape = arguments[0].shape
     positions = torch.arange(math.prod(shape)).reshape(shape)
-    moved: Tensor = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
+    moved = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
+    if not isinstance(moved, Tensor):
+        return False
     last = [size for size in moved.shape if size > 1][-1:]
     if last != list(vector):
         return False

@@ -188,7 +188,7 @@ def _batched(model: nn.Module, program: Program) -> torch.export.ExportedProgram
     if not program.each_sample:
         return None
     sample = tensors_of(program.example)
-    flat = replace(program, example=Example(tuple(sample), {}), output=None, size=2)
+    flat = replace(program, example=Example(tuple(sample), {}), output=None, size=1, given=tuple(sample))
     with contextlib.suppress(Exception):  # whatever the exporter raises, the model has no such program
         module = capture_batched(model, program)
         compare(flat, module, sizes=(2, 7))

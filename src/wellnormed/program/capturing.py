@@ -68,13 +68,13 @@ def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: 
     batched = tuple(bool(size) and each.ndim > 0 and len(each) == size for each in tensors)
     if any(batched) and not whole_batch:
         with contextlib.suppress(UncertifiableError), running(model) as state:
-            program = _exported(model, _first(given, batched), output, batched, size, state)
+            program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
             if _same_for_all(program, tensors):
                 _require_runs(model, given)
                 return program
     with running(model) as state:
         try:
-            return _exported(model, given, output, (False,) * len(tensors), 1, state)
+            return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors), state)
         finally:  # what the model itself says of the example is better than what the exporter says
             state.restore()
             _require_runs(model, given)
@@ -100,7 +100,7 @@ def capture_batched(model: nn.Module, program: Program) -> fx.GraphModule:
         (tuple(example.arguments), example.keywords),
     )
     with running(model) as state:
-        return _exported(model, example, program.output, program.batched, 2, state, axes).module
+        return _exported(model, example, program.output, program.batched, 2, program.given, state, axes).module
 
 
 def _first(example: Example, batched: tuple[bool, ...]) -> Example:
@@ -123,6 +123,7 @@ def _exported(
     output: Any,
     batched: tuple[bool, ...],
     size: int,
+    given: tuple[Tensor, ...],
     state: ModelState,
     shapes: Any = None,
 ) -> Program:
@@ -144,7 +145,9 @@ def _exported(
         for node in exported.graph.nodes
         if node.op == "get_attr"
     }
-    return program_of(exported.graph, stored, parts, inputs, batched=batched, example=example, size=size, output=output)
+    return program_of(
+        exported.graph, stored, parts, inputs, batched=batched, given=given, example=example, size=size, output=output
+    )
 
 
 class _Selecting(nn.Module):

@@ -197,9 +197,14 @@ class _Comparing:
     ) -> None:
         self.program, self.model, self._in_double = program, model, in_double
         self.sizes = tuple(dict.fromkeys((program.size, *sizes))) if program.each_sample else ()
-        self.samples = draw(program, 1.0 if domain is None else domain, max(self.sizes, default=4))
+        drawn = draw(program, 1.0 if domain is None else domain, max(self.sizes, default=4))
+        self.count = len(drawn)
+        self.samples = drawn + self._own()
+        if program.each_sample and all(all(map(torch.equal, drawn[0], other)) for other in drawn[1:]):
+            raise _BatchError(f"{type(model).__name__} cannot be compared: nothing varies from sample to sample")
         with torch.no_grad():
-            self.values = self._expected()
+            everything = self._expected()
+        self.values, self.own_values = everything[: self.count], everything[self.count :]
         dtype = program.result.meta["val"].dtype
         self.arithmetic = "float64" if in_double else str(dtype).removeprefix("torch.")
         if domain is not None and bool(self.values.isnan().any()):
@@ -210,13 +215,13 @@ class _Comparing:
         size = self.values.abs().amax(0).nan_to_num(0.0, 0.0, 0.0)
         self.change = (self.values.amax(0) - self.values.amin(0)).nan_to_num(0.0, 0.0, 0.0)
         if in_double:
-            self.tolerance = _TOLERANCE * self.change + _ROUNDING * size
+            self.tolerance, self.share = _TOLERANCE * self.change + _ROUNDING * size, _TOLERANCE
         else:
             with torch.enable_grad(), vendor_kernels(False):
-                again = self._expected()
+                again = self._expected()[: self.count]
             spread = (self.values - again).abs().amax(0).nan_to_num(0.0, 0.0, 0.0)
             epsilon = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-            self.tolerance = _SPREADS * torch.maximum(spread, epsilon * size)
+            self.tolerance, self.share = _SPREADS * torch.maximum(spread, epsilon * size), _SPREADS * epsilon
         hidden = (self.change > 0) & (self.tolerance > _VISIBLE * self.change)
         self.hidden = int(hidden.sum())
         if self.hidden and self.hidden == int((self.change > 0).sum()):
@@ -224,6 +229,11 @@ class _Comparing:
                 f"{type(model).__name__} cannot be compared with what was captured: its result changes by less "
                 f"than its rounding errors in {self.arithmetic}; take out what hides the input, or pass a larger radius"
             )
+
+    def _own(self) -> list[list[Tensor]]:
+        """The samples of the example."""
+        pairs = list(zip(self.program.given, self.program.batched, strict=True))
+        return [[each[n : n + 1] if own else each for each, own in pairs] for n in range(self.program.size)]
 
     def _expected(self) -> Tensor:
         """The program's result for every sample, `(samples, *result)`."""
@@ -234,8 +244,8 @@ class _Comparing:
     def compare(self, state: ModelState) -> Comparison:
         """Require that the model computes what is expected, in all circumstances and sizes, and changes no state."""
         plain, *others = CIRCUMSTANCES
-        count = len(self.samples)
-        calls = [range(size) for size in self.sizes] or [range(each, each + 1) for each in range(count)]
+        calls = [range(size) for size in self.sizes] or [range(each, each + 1) for each in range(self.count)]
+        calls.append(range(self.count, len(self.samples)))  # the example itself
         states = [state]
         try:
             for number, call in enumerate(calls):
@@ -248,14 +258,15 @@ class _Comparing:
             raise
         for before in states[1:]:  # the first call may fill caches, so the state before it does not count
             before.require(ModelState(self.model))
-        return Comparison(self.arithmetic, count, (plain.words, *compared), self.sizes, self.hidden)
+        return Comparison(self.arithmetic, self.count, (plain.words, *compared), self.sizes, self.hidden)
 
     def _require(self, circumstance: _Circumstance, call: range, may_fail: bool = False) -> bool:
         """Require that the model computes what is expected for some of the samples at once.
 
         The result is True, or False if the model raises an error and `may_fail` is set.
         """
-        wanted = self.values[call.start : call.stop]
+        own = call.start == self.count
+        wanted = self.own_values if own else self.values[call.start : call.stop]
         if len(call) == 1:
             wanted = wanted[0]
         elif wanted.ndim > 1:
@@ -281,6 +292,7 @@ class _Comparing:
             tolerance, change = (
                 each.expand(len(call), *each.shape).reshape(wanted.shape) for each in (self.tolerance, self.change)
             )
+            tolerance = tolerance + self.share * wanted.abs().nan_to_num(0.0) if own else tolerance
             equal = (found == wanted) | (found.isnan() & wanted.isnan()) | ((found - wanted).abs() <= tolerance)
             if bool(equal.all()):
                 return True

@@ -22,9 +22,9 @@ def draw(program: Program, domain: Domain, count: int) -> list[list[Tensor]]:
     """Draw samples, each a list of its tensors. The same program, domain and count always give the same samples.
 
     Floats are drawn at random from the domain, in three sizes and, every fourth time, with a single entry in each group
-    that is not 0. Integers that only look up rows of a table are drawn from the numbers of its rows. All other inputs
-    stay as they are in the example, since the certificate holds only for their values there. What all samples of a
-    batch share is drawn once.
+    that is not 0. Integers that only look up rows of a table are drawn from the numbers of its rows, and those from
+    which an index is computed from the entries of the example. All other inputs stay as they are in the example, since
+    the certificate holds only for their values there. What all samples of a batch share is drawn once.
     """
     generator = torch.Generator().manual_seed(0)
     sizes = _SIZES if domain == math.inf else _SHARES
@@ -39,8 +39,12 @@ def draw(program: Program, domain: Domain, count: int) -> list[list[Tensor]]:
                 sample.append(_floats(example.shape, domain, size, single, generator).to(example))
             elif (rows := _rows(program, placeholder)) is not None:
                 sample.append(torch.randint(rows, example.shape, generator=generator).to(example))
-            else:
+            elif program.inputs[placeholder][0] in program.fixed or not example.numel():
                 sample.append(example.clone())
+            else:  # integers from which an index is computed: any of those that the example has
+                entries = program.given[place].flatten()
+                drawn = torch.randint(len(entries), example.shape, generator=generator)
+                sample.append(entries[drawn.to(entries.device)])
         samples.append(sample)
     return samples
 

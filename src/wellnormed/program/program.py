@@ -7,7 +7,7 @@ sample b is that of the program for this sample alone, has exactly the constant 
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -65,12 +65,17 @@ class Program:
     """
     batched: tuple[bool, ...]
     """For every input whether its first axis has the samples; all samples share the other inputs."""
+    given: tuple[Tensor, ...]
+    """The tensors of the whole call that was captured, with all its samples."""
     example: Example
     """One sample of the call that was captured, with all arguments that are not tensors."""
     size: int
     """The number of samples in the call that was captured; 1 if all of them count as one sample."""
     output: Any
     """Which of the model's results it returns: a key, an attribute's name or a position; None if there is one."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # what is cached has nodes of the graph
 
     @property
     def each_sample(self) -> bool:
@@ -110,7 +115,7 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the operations, the tensors that they read, and the shapes of the example."""
-        found = hashlib.sha256(str(self.module.graph).encode())
+        found = hashlib.sha256(f"{self.module.graph} {self.batched}".encode())
         for name, tensor in (*self.inputs.values(), *((name, own.tensor) for name, own in self.stored.items())):
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         for own in self.stored.values():
@@ -177,7 +182,7 @@ def program_of(
     stored: Mapping[str, tuple[str, OwnTensor]],
     parts: Mapping[str, Any],
     inputs: Mapping[str, tuple[str, Tensor]],
-    **fields: Any,
+    **settings: Any,
 ) -> Program:
     """A program of a graph that takes the model's tensors as inputs.
 
@@ -186,7 +191,7 @@ def program_of(
         stored: Placeholder -> the name of a tensor of the model, and the tensor.
         parts: Name of a graph within the graph -> its module.
         inputs: Placeholder -> the name of an input, and its example.
-        fields: Further fields of the program.
+        settings: Further fields of the program.
     """
     own, attributes = fx.Graph(), dict[str, Any](parts)
     copies: dict[fx.Node, fx.Node] = {}
@@ -208,14 +213,27 @@ def program_of(
             copies[node] = own.node_copy(node, lambda each: copies[each])
             if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
                 copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
-        copies[node].meta = dict(node.meta)
+        copies[node].meta = {key: _described(node.meta[key]) for key in _META if key in node.meta}
     own.eliminate_dead_code()
     own.lint()
     used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")
     module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
     held = {name: each for name, each in stored.values() if name in used}
     takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
-    return Program(module, held, takes, **fields)
+    return Program(module, held, takes, **settings)
+
+
+_META = ("val", "stack_trace", "nn_module_stack")
+"""What is kept of what the exporter notes of a node: its result's description, the line, and the module."""
+
+
+def _described(value: Any) -> Any:
+    """Tensors without entries in the place of the exporter's, which cannot be copied."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_described, value))
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 @contextlib.contextmanager
