@@ -271,8 +271,7 @@ class _Comparing:
             wanted = wanted[0]
         elif wanted.ndim > 1:
             wanted = wanted.flatten(0, 1)
-        tensors = [self.samples[number] for number in call]
-        inputs = self.program.call(self.program.batch(tensors) if self.program.each_sample else tensors[0])
+        inputs = self.program.call(self.program.batch([self.samples[number] for number in call]))
         try:
             with circumstance.gradients():
                 prepared = circumstance.prepare(inputs)
