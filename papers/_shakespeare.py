@@ -140,8 +140,15 @@ def scores(model: nn.Module, length: int) -> dict[str, float]:
     return {"loss": whole, "loss_as_published": loss, "accuracy_as_published": accuracy}
 
 
-def bounds(model: GPT | PotentialGPT) -> dict[str, float]:
-    """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula."""
+def bounds(model: GPT | PotentialGPT) -> dict[str, Any]:
+    """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula.
+
+    Of LT's transformer also `norms`, the proved RMS -> RMS norm of every whole matrix, from which any other formula of
+    norms can be computed without another run.
+    """
     model = model.eval().cpu()
     proved = {"log10_proved": certify(model).log10_lipschitz}
-    return proved | ({"log10_as_published": as_published.transformer(model)} if isinstance(model, GPT) else {})
+    if not isinstance(model, GPT):
+        return proved
+    norms = {name: float(wn.Spectral().upper_bound(p)) for name, p in model.named_parameters() if p.ndim == 2}
+    return proved | {"log10_as_published": as_published.transformer(model), "norms": norms}
