@@ -44,6 +44,9 @@ class EngineSettings(TypedDict, total=False):
             one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
         process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
             oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
+        agree_every: Steps from one message, in which all processes agree that gradients are finite and are present
+            everywhere, and that nobody has written constrained weights, to the next; 1. In the steps between them each
+            process refuses what it sees itself, and the others wait for it until their own time is out.
     """
 
     norms: Assignment | nn.Module | None
@@ -63,6 +66,7 @@ class EngineSettings(TypedDict, total=False):
     adamw: AdamWSettings
     memory: Memory
     process_group: ProcessGroup | None
+    agree_every: int
 
 
 GROUP_DEFAULTS: Group = {
