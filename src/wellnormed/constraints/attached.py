@@ -31,6 +31,7 @@ from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, co
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
+from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
 
 ROUNDS = 4
@@ -83,10 +84,12 @@ class Constraints:
         lines = {c.name: repr(c.constraint) for c in self._constrained}
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
-        shown = [f"{name:{width}}  {text}" for name, text in lines.items()]
+        rows = [f"{name:{width}}  {text}" for name, text in lines.items()]
         if (joined := self._joined()) > 0:
-            shown.append(_said(joined))
-        return "\n".join(shown)
+            rows.append(_said(joined))
+        return "\n".join(rows)
+
+    __repr__ = __str__
 
     def project_(self) -> None:
         """Bring back what anything but the optimizer has written into constrained weights.
@@ -138,6 +141,12 @@ class Constraints:
         """Estimated norm of every constrained parameter, in its own units; cheap enough for every logged step."""
         buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
         return measure((members for _, members in buckets), lambda c, weights: c.norm.norm(weights), self._placement)
+
+    def shown(self) -> dict[str, str]:
+        """Each constrained parameter's constraint, and its bound where it promises one, in a few letters."""
+        promised = self.promised()
+        bounds = {c.name: f" {shown(promised[c.name], '.4g')}" if c.name in promised else "" for c in self._constrained}
+        return {c.name: f"{type(c.constraint).__name__}{bounds[c.name]}" for c in self._constrained}
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""

@@ -14,17 +14,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wellnormed._warnings import warn
-from wellnormed.norms import Norm
+from wellnormed.norms import Norm, SpectralConv
+from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
 from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
-from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
 from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
+from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.recipes import DEFAULT_RECIPE
 
 _OF_THE_WHOLE = ("norms", "process_group", "agree_every")
 """The settings that no group and no later parameter has."""
@@ -52,6 +55,7 @@ class Moved(NamedTuple):
         return self.norm, self.direction, id(self.parameter) if self.group["memory"] == "gradient" else apart
 
 
+@spelled_out
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x direction x norm x step rule, over every parameter of an assignment.
 
@@ -63,7 +67,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             returned; or parameters, named parameters or groups as any torch optimizer takes them, together with
             `norms`. Groups may override `lr` and every keyword of `GROUP_DEFAULTS`.
         lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
-        settings: The keywords of `EngineSettings`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -97,6 +100,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
+        self._adamw_rate = 0.0  # the largest rate of AdamW that a group was made with
         super().__init__(split(groups, assignment, defaults["lr"], settings), defaults)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
@@ -119,21 +123,48 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
-        """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
-        common = ("momentum", "nesterov", "step_rule", "weight_decay")
-        settings = ", ".join(f"{key}={self.defaults[key]}" for key in common)
-        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
+        """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
         self._index()
-        columns["lr"] = {name: f"{float(group['lr']):.4g}" for name, (group, _) in self._owner.items()}
+        common = ("momentum", "nesterov", "step_rule", "weight_decay")
+        rates = {name: f"{float(group['lr']):.4g}" for name, (group, _) in self._owner.items()}
+        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "cap": {}, "differs": {}}
+        if len(set(rates.values())) > 1:
+            columns["lr"] = rates
         for one in self._moved:
             columns["radius"][one.name] = f"{one.radius:g}"
             differs = [f"{key}={one.group[key]}" for key in common if one.group[key] != self.defaults[key]]
             differs += [f"direction={one.direction!r}"] if one.parameter in self._directions else []
             columns["differs"][one.name] = ", ".join(differs)
-        by_adamw = {"norm": None, "reason": "step_rule='adamw'"}
-        shown = (a if self._norms[a.parameter] is a.norm else replace(a, **by_adamw) for a in self.assignment)
+        for each in self.attached:
+            columns["cap"] |= each.shown()
+        settings = {"lr": min(rates.values(), default="")} if not columns["lr"] else {}
+        settings |= {key: self.defaults[key] for key in common if self.defaults[key] != GROUP_DEFAULTS[key]}
+        norms = self._norms
+        sets = {one.msign_settings for one in norms.values() if isinstance(one, MatrixNorm)}
+        if len(sets) == 1:  # said once, in place of in every norm
+            usual = dict(zip(("coefficients", "method"), RMS_TO_RMS.msign_settings, strict=True))
+            settings |= {k: v for (k, default), v in zip(usual.items(), *sets, strict=True) if v != default}
+            norms = {parameter: norm and norm.with_settings(**usual) for parameter, norm in norms.items()}
+        moved = {one.parameter for one in self._moved}
+        shown = (
+            replace(a, norm=norms[a.parameter])
+            if a.parameter in moved or a.norm is None
+            else replace(a, norm=None, reason="step_rule='adamw'")
+            for a in self.assignment
+        )
         table = replace(self.assignment, assigned=tuple(shown)).table(columns)
-        return f"{type(self).__name__}({settings})\n{table}"
+        said = ", ".join(f"{key}={value}" for key, value in settings.items())
+        return "\n".join([f"{type(self).__name__}({said})", table, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What a reader of the table may ask."""
+        notes, recipe = [], self._chosen.get("recipe", DEFAULT_RECIPE)
+        if any("vector_radii" in group and group["vector_radii"] for group in self.param_groups):
+            notes.append("radii below 1: the size at the start, of the parameter or of its layer")
+        kernels = sum(isinstance(one.norm, SpectralConv) and one.norm.ndim == 4 for one in self._moved)
+        if kernels > 1 and recipe == DEFAULT_RECIPE and self._model is not None:
+            notes.append(f'{kernels} convolutions: recipe="image" is made for networks on images')
+        return notes
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.
@@ -173,6 +204,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._adopt(assignment)
         for group in groups:
             super().add_param_group(group)
+        made = (float(group["lr"]) for group in self.param_groups[-len(groups) :] if rule_of(group) is None)
+        self._adamw_rate = max(self._adamw_rate, *made, 0.0)
         self._index()
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
@@ -193,6 +226,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             validation.check_settings(group)
         if read != self._read:
             self._index_groups()
+        by_adamw = [rate for rate, group in zip(rates, groups, strict=True) if rule_of(group) is None]
+        if max(by_adamw, default=0.0) > validation.RAISED * self._adamw_rate > 0:
+            self._warn_once("rate", validation.RAISED_RATE.format(max(by_adamw), self._adamw_rate))
         self._read, self._rates = read, rates
 
     def _index_groups(self) -> None:
@@ -384,8 +420,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         return rule.decay(group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too."""
+        """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too.
+
+        Its groups name the parameters that have a constraint, as `capped`, so that loading them without is noticed.
+        """
         state, in_gradients = super().state_dict(), self._in_gradients()
+        capped = {name: text for each in self.attached for name, text in each.shown().items()}
+        for group in state["param_groups"]:
+            if held := {name: capped[name] for name in group["param_names"] if name in capped}:
+                group["capped"] = held
         numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
         momenta = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in in_gradients and p.grad is not None}
         return {**state, "state": {**state["state"], **momenta}}
@@ -404,13 +447,18 @@ class ConditionalGradient(torch.optim.Optimizer):
             ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
         """
         state = admitted(state_dict, self.param_groups, self._norms, self._directions)
+        capped = {name: text for group in state["param_groups"] for name, text in group.pop("capped", {}).items()}
+        bare = bare_names(capped)
+        here = set(bare_names(name for each in self.attached for name in each.names).values())
+        if uncapped := [name for name in capped if bare[name] not in here]:
+            warn(validation.UNCAPPED.format(len(uncapped), uncapped[0], capped[uncapped[0]]))
         super().load_state_dict(state)
         restore_kept(state, self.param_groups, self.state, self._norms, self._directions)
         for follower in self.attached:
             follower.doubt()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("assignment", "attached", "_chosen", "_agree_every")
+        kept = ("assignment", "attached", "_chosen", "_agree_every", "_adamw_rate")
         momenta = {p: {"momentum_buffer": p.grad} for p in self._in_gradients() if p.grad is not None}
         own = super().__getstate__()
         state = own["state"].copy()

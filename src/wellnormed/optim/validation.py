@@ -32,6 +32,18 @@ LOST_DECAY = (
     "bounds no norm; keep the weights in float32, raise the learning rate, or cap them by wellnormed.constrain"
 )
 
+RAISED = 10.0
+"""From how many times the rate that AdamW was made with a rate is warned of."""
+RAISED_RATE = (
+    "AdamW, which moves the parameters without a norm, has the rate {:.3g} now, and was made with {:.3g}: its unit is "
+    "another one than that of the norms. A scheduler with one rate for all groups, as OneCycleLR(optimizer, 0.02), "
+    "raises it too; give it one for each: max_lr=[group['lr'] for group in optimizer.param_groups]"
+)
+UNCAPPED = (
+    "load_state_dict: the state was saved with constraints on {} parameters that have none here, such as {} ({}): call "
+    "wellnormed.constrain again, and load the state of the constraints too"
+)
+
 
 class NonFiniteGradientError(ValueError):
     """A gradient held NaN or infinity; nothing was changed."""
