@@ -17,6 +17,7 @@ from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.program import Program
+from wellnormed.proof.decimals import shown
 
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
@@ -44,6 +45,9 @@ class LowerBound:
     """The direction of the change of the input, with RMS at most 1 in every group."""
     step: float
     """Length of the change; 0 if no change of the input was found that changes the output."""
+
+    def __repr__(self) -> str:
+        return f"LowerBound({shown(self.value, '.5g', up=False)}: the largest gain found)"
 
 
 @dataclass(frozen=True, eq=False)
