@@ -16,9 +16,9 @@ AT_MOST = {
     "benchmarks": 1772,
     "campaigns": 2256,
     "papers": 5673,
-    "src/wellnormed": 613,
-    "certificates": 3197,
-    "constraints": 1026,
+    "src/wellnormed": 614,
+    "certificates": 3257,
+    "constraints": 1028,
     "data": 609,
     "matrix": 1284,
     "models": 673,
@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1800,
     "routing": 793,
     "train": 1969,
-    "tests": 21996,
+    "tests": 22064,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -204,7 +204,9 @@ def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
-    with pytest.raises(UncertifiableError, match=r"entries of 1\.weight, and `within` knows at most a norm"):
+    with pytest.raises(
+        UncertifiableError, match=r"entries of 1\.weight, .*; add '1\.weight': wn\.SoftCap\(1\.0\) to constrain"
+    ):
         wn.certify(model, torch.randn(2, 4), within=constraints)
     model[1].weight.requires_grad_(False)
     found = wn.certify(model, torch.randn(2, 4), within=constraints)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.certifying import domain_from, example_of
+from wellnormed.certificates.certifying import domain_from, example_of, with_keywords
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
@@ -71,6 +71,7 @@ def lower_bound(
     *,
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
+    **inputs: Any,
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
@@ -95,6 +96,7 @@ def lower_bound(
         generator: Source of the starting points.
         batch: Number of starting points that are searched at once.
         output: Key, attribute or position of the result, where the model returns several.
+        inputs: Further arguments of the call, by keyword, as for `certify`.
 
     Raises:
         UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
@@ -109,6 +111,10 @@ def lower_bound(
     """
     if not isinstance(model, Program):
         require_module("lower_bound", model)
+        settings = {"radius": radius, "steps": steps, "generator": generator, "batch": batch, "box": box}
+        example_input = with_keywords("lower_bound", model, example_input, settings | {"output": output}, inputs)
+    elif inputs:
+        raise ValueError("lower_bound: a program has its example; pass a model with example_input= or its keywords")
     sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)
