@@ -109,7 +109,7 @@ def test_a_search_takes_the_inputs_that_a_certificate_takes() -> None:
     found = lower_bound(Open(), x=X, steps=2)
     assert found.value == pytest.approx(lower_bound(Open(), {"x": X}, steps=2).value)
     with pytest.raises(
-        ValueError, match="lower_bound: y is neither a setting nor an input|lower_bound: .* is given twice"
+        ValueError, match=r"lower_bound: y is neither a setting nor an input|lower_bound: .* is given twice"
     ):
         lower_bound(Open(), {"x": X}, x=X)
     program = certify(Open(), X).program

@@ -204,8 +204,8 @@ def with_keywords(
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"{caller}: {name} is a setting, not a tensor; several inputs go into a tuple, {caller}(model, (x, y)), "
-                f"and an input of that name by example_input={{{name!r}: ...}}"
+                f"{caller}: {name} is a setting, not a tensor; several inputs go into a tuple, "
+                f"{caller}(model, (x, y)), and an input of that name by example_input={{{name!r}: ...}}"
             )
     if not inputs:
         return example_input
