@@ -118,10 +118,7 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
         (["--cooldown", "0"], r"cooldown=0.0 must lie in \(0, 1\]"),
         (["--momentum", "1"], r"momentum=1.0 must lie in \[0, 1\)"),
         (["--data", "nowhere"], "there are no train shards of nowhere"),
-        (
-            ["--model.length", "1000", "--validation-tokens", "3000"],
-            "fewer than a window of 1000 and its",
-        ),
+        (["--model.length", "1000", "--validation-tokens", "3000"], "fewer than a window of 1000 and its"),
         (["--resume", "x", "--steps", "3"], "--resume continues with the run's own config"),
         (["--resume", "x"], "x does not exist, or is a file"),
     ],
