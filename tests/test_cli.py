@@ -77,10 +77,7 @@ def test_a_word_for_a_number_is_answered_in_words(option, capsys):
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        (
-            "--caps.query 0",
-            "caps.query=0.0 must be positive and finite (on the command line: --caps.query)",
-        ),
+        ("--caps.query 0", "caps.query=0.0 must be positive and finite (on the command line: --caps.query)"),
         ("--caps.head nan", "--caps.head"),
         ("--model.hidden 0", "--model.hidden"),
         ("--model.attention-heads 3", "--model.attention-heads"),
