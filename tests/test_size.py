@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1800,
     "routing": 793,
     "train": 1969,
-    "tests": 22064,
+    "tests": 21818,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

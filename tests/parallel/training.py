@@ -148,11 +148,7 @@ def assembled(tensor):
 def measured(layout, optimizer, constraints, steps):
     """What one training leaves: weights and state, norms of the constrained, bytes sent."""
     training = Training(layout, optimizer, constraints).run(steps)
-    report = {
-        "weights": training.weights(),
-        "state": training.state(),
-        "sent": training.optimizer.placement.sent_bytes,
-    }
+    report = {"weights": training.weights(), "state": training.state(), "sent": training.optimizer.placement.sent_bytes}
     if constraints:
         report |= {"norms": training.constraints.norms(), "proved": training.constraints.proved_ratios()}
     return report
