@@ -37,6 +37,21 @@ def cell_key(config: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def results_by(rows: Iterable[Row], setting: str, what: str, **where: Any) -> dict[Any, list[Any]]:
+    """The values of a setting, in order -> a result of every row that has them, and whose config has `where`.
+
+    Example:
+        >>> rows = [{"config": {"lr": lr, "seed": seed}, "results": {"loss": 0.5}} for lr in (2, 1) for seed in (0, 1)]
+        >>> results_by(rows, "lr", "loss", seed=1)
+        {1: [0.5], 2: [0.5]}
+    """
+    found: dict[Any, list[Any]] = {}
+    for row in rows:
+        if where.items() <= row["config"].items():
+            found.setdefault(row["config"][setting], []).append(row["results"][what])
+    return dict(sorted(found.items()))
+
+
 class Table:
     """The rows in `path`. A line that a kill or a bad disk left damaged does not count: its cell is run again."""
 

@@ -14,6 +14,7 @@ from papers import as_published
 from papers._resumed import fit_resumed
 from papers.lipsformer import LipsFormer, lipsformer_bound_as_published
 from wellnormed.certificates import Certificate
+from wellnormed.certificates.observing import summary
 from wellnormed.data._download import places
 from wellnormed.data.corpus import Corpus, load_corpus
 from wellnormed.data.shards import Tokens
@@ -101,8 +102,8 @@ def results(
         return {"diverged_at": task.step, "why": str(error)}
     if not math.isfinite(found["validation_loss"]):
         return {"diverged_at": task.step, "why": "the validation loss is not finite"}
-    seen, found = task.observe(), found | (stream_as_published(task) if stream else {})
-    found |= {"largest_entry": max(seen.entries.values()), "largest_logit": max(seen.logits.values(), default=None)}
+    found |= {"largest_logit": None} | summary(task.observe())
+    found |= stream_as_published(task) if stream else {}
     model = task.copy(task.whole_weights())
     certificate = certificate_of(model, config.attack_steps, task)
     if isinstance(certificate, Certificate):

@@ -18,7 +18,7 @@ from torch import Tensor
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._lt_transformer import SMALL, Floor, TransformerRun, lt_transformer
-from papers._table import Row
+from papers._table import Row, results_by
 from papers.characters import validation_loss
 from wellnormed.train.task import fit
 
@@ -71,11 +71,7 @@ def by_frequency(tokens: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
 
 def by_factor(rows: Sequence[Row], floor: str, what: str = "loss") -> dict[int, list[float]]:
     """Factor -> the results of every seed."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        if row["config"]["floor"] == floor:
-            found.setdefault(row["config"]["inflation"], []).append(row["results"][what])
-    return dict(sorted(found.items()))
+    return results_by(rows, "inflation", what, floor=floor)
 
 
 def chance(groups: Sequence[Sequence[float]]) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import wellnormed as wn
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
-from papers._table import Row
+from papers._table import Row, results_by
 from wellnormed.optim import ConditionalGradient
 from wellnormed.routing import assign_norms
 from wellnormed.train.task import Task, fit
@@ -107,12 +107,7 @@ def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
 
 def curve(rows: Sequence[Row], algorithm: str, momentum: str, noise: float) -> dict[int, list[float]]:
     """Horizon -> criticality of every seed."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        config = row["config"]
-        if (config["algorithm"], config["momentum"], config["noise"]) == (algorithm, momentum, noise):
-            found.setdefault(config["horizon"], []).append(row["results"]["criticality"])
-    return dict(sorted(found.items()))
+    return results_by(rows, "horizon", "criticality", algorithm=algorithm, momentum=momentum, noise=noise)
 
 
 def slopes(values: dict[int, list[float]]) -> list[float]:

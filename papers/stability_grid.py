@@ -19,6 +19,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._table import Row
 from papers._tokens import byte_corpus, byte_text, token_task
+from wellnormed.certificates.observing import summary
 from wellnormed.models.config import GPTConfig
 from wellnormed.train.config import Caps
 from wellnormed.train.presets import token_preset
@@ -73,7 +74,7 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
         fit(task)
     except DivergedError:
         return {"loss": None, "stopped_at": task.step}
-    loss, entry = task.evaluate()["validation_loss"], max(task.observe().entries.values())
+    loss, entry = task.evaluate()["validation_loss"], summary(task.observe())["largest_entry"]
     finite = math.isfinite(loss) and math.isfinite(entry)
     return {"loss": loss, "largest_entry": entry} if finite else {"loss": None, "stopped_at": task.step}
 

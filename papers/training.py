@@ -11,6 +11,7 @@ from papers.float8 import use_float8_
 from papers.float8_layers import require_device
 from papers.lipsformer import LipsFormerConfig
 from wellnormed import cli
+from wellnormed._ranges import Range
 from wellnormed.models.config import GPTConfig, ModelConfig
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT
@@ -21,7 +22,7 @@ from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.presets import SHAPES, Size, Variant, token_preset
 
 PaperVariant = Literal[Variant, "lipsformer"]
-RANGES["model.drop_path"] = (lambda x: 0 <= x < 1, "lie in [0, 1): it is the share of layers that is left out")
+RANGES["model.drop_path"] = Range(lambda x: 0 <= x < 1, "lie in [0, 1): it is the share of layers that is left out")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import wellnormed as wn
 from papers._cifar import CifarTask, ConstantRate, mlp
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
-from papers._table import Row
+from papers._table import Row, results_by
 from wellnormed.routing import assign_norms
 from wellnormed.train.task import DivergedError, fit
 
@@ -143,11 +143,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def _by_rate(rows: Sequence[Row], method: str, name: str) -> dict[float, list[float]]:
-    found: dict[float, list[float]] = {}
-    for row in rows:
-        if row["config"]["method"] == method and row["results"][name] is not None:
-            found.setdefault(row["config"]["lr"], []).append(row["results"][name])
-    return dict(sorted(found.items()))
+    return results_by([row for row in rows if row["results"][name] is not None], "lr", name, method=method)
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:

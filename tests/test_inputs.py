@@ -120,7 +120,7 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: scion(lr=1e308), "lr=1e.308 must be finite and not negative, in float32"),
         (lambda: scion(radius=1e308), "lr=0.1 times radius=1e.308 must be finite in float32"),
         (lambda: wn.ColumnCap(1e308), "ColumnCap: max_norm=1e.308 must be positive and finite, in float32"),
-        (lambda: wn.initialize_(network(), radii={"1": math.nan}), "radii={'1': nan} must be positive and finite"),
+        (lambda: wn.initialize_(network(), radii={"1": math.nan}), r"radii\['1'\]=nan must be positive and finite"),
         (lambda: wn.certify(network()), "certify: Sequential has no method `example_input`; pass example_input="),
         (lambda: wn.lower_bound(network(), steps=1.5), "lower_bound: steps=1.5 is of type float; pass a whole number"),
         (lambda: wn.lower_bound(network(), batch=0), "lower_bound: batch=0 must be positive and finite"),
@@ -128,7 +128,7 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: wn.lower_bound(network(), radius=0), "lower_bound: radius=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator=0 is no torch.Generator"),
         (lambda: wn.verify("nowhere.json", {}), "not proved: .*nowhere.json"),
-        (lambda: wn.initialize_(network(), radii={"1": -1.0}), "radii={'1': -1.0} must be positive and finite"),
+        (lambda: wn.initialize_(network(), radii={"1": -1.0}), r"radii\['1'\]=-1.0 must be positive and finite"),
     ],
 )
 def test_other_mistakes_are_refused_by_name(call, message):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 REMEDIES = {
@@ -29,35 +29,21 @@ TEMPORARY = ".tmp"
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file so that after a crash at any moment either the old or the new content is there, whole.
 
-    Its folder is made if needed. An `OSError`, of a full disk for instance, names the file and the reason.
-    """
-    with opened_atomically(path) as file, writing(path):
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def opened_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written in parts, which gets its name when all are written and on the disk; see `write_atomically`.
-
-    After an error of any kind the parts are gone, and what had the name before is still there.
+    Its folder is made if needed. An `OSError`, of a full disk for instance, names the file and the reason, and what had
+    the name before is still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("wb")
-    try:
-        yield file
-        with writing(path):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+        try:
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):  # closing writes what is left, which a full disk refuses again
-            file.close()
-        temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
-        raise
-    with writing(path):
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
+            raise
         sync_folder(path.parent)
 
 

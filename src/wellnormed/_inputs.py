@@ -7,13 +7,25 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor, nn
 
+from wellnormed._ranges import Range
 
-def require_numbers(where: str, values: Mapping[str, object], tensor: bool = False, whole: bool = False) -> None:
-    """Refuse a value that is no real number, or an integer beyond every float. Range checks refuse NaN and infinity.
+
+def require_numbers(
+    where: str,
+    values: Mapping[str, object],
+    within: Range | None = None,
+    remedy: str = "",
+    *,
+    tensor: bool = False,
+    whole: bool = False,
+) -> None:
+    """Refuse a value that is no real number, an integer beyond every float, or a number out of its range.
 
     Args:
         where: The words before the name in the message, such as `"SoftCap: "`.
         values: Name -> value.
+        within: The range. Without one, the caller refuses NaN and infinity.
+        remedy: The words after the message of the range.
         tensor: Whether a tensor of one number will do as well, as for a learning rate.
         whole: Whether only integers will do.
     """
@@ -27,6 +39,8 @@ def require_numbers(where: str, values: Mapping[str, object], tensor: bool = Fal
             raise ValueError(
                 f"{where}{name} is an integer of {len(f'{value:x}')} hexadecimal digits; pass a smaller one"
             )
+        if within is not None and not within.holds(value):
+            raise ValueError(f"{where}{name}={value} must {within.must}{remedy and '; '}{remedy}")
 
 
 def require_sizes(layer: nn.Module, **sizes: int) -> None:

@@ -70,13 +70,10 @@ def test_norms_have_the_constant_of_their_floor_never_one() -> None:
     assert certify(nn.RMSNorm(4), torch.zeros(4)).lipschitz == pytest.approx(floor**-0.5)
 
 
-_BALLS: dict[str, Any] = dict.fromkeys(("query_radius", "key_radius", "value_radius"), 0.5)
-
-
 @pytest.mark.parametrize(
     ("heads", "settings"),
     [
-        (1, {"blocks": 1, "stream_radius": None, **_BALLS}),
+        (1, {"blocks": 1, "stream_radius": None}),
         (2, {"blocks": 1, "relative_bias": False, "biases": False, "rotary": True}),
         (2, {"blocks": 2, "stream_radius": None, "relative_bias": False, "rotary": True, "residual": "plain"}),
     ],

@@ -123,7 +123,7 @@ def test_a_limit_on_one_side_is_none_on_the_other() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_no_replaced_tokens_change_a_result_by_more(seed: int) -> None:
     generator = drawn(seed)
-    model = GPT(GPTConfig(vocabulary_size=5, length=3, width=4, heads=2, blocks=1, query_radius=1.0, key_radius=1.0))
+    model = GPT(GPTConfig(vocabulary_size=5, length=3, width=4, heads=2, blocks=1))
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     certificate = certify(model.eval(), torch.zeros(1, 3, dtype=torch.long), radius=2.0)

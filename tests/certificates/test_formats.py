@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellnormed as wn
@@ -123,7 +123,29 @@ def test_largest_entries_leave_no_hooks():
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     with pytest.raises(RuntimeError):
         largest_entries(model, torch.zeros(1, 4))
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_result_of_a_module_and_the_logits_of_attention_are_observed():
+    config = GPTConfig(width=16, blocks=1, heads=2, length=8, rotary=True, relative_bias=False)
+    model, tokens = GPT(config, torch.Generator().manual_seed(0)), torch.arange(8)[None]
+    seen = largest_entries(model, tokens)
+    with torch.no_grad():
+        end = model.layers(model.embedding(tokens))
+        attention, stream = model.layers[1].block, model.layers[0](model.embedding(tokens))
+        logits = attention.query(stream) @ attention.key(stream).mT / 8
+        assert seen["head"] == float(model.head(end).abs().max())
+        assert seen["logits of layers.1.block.attend"] == pytest.approx(float(logits.abs().max()), rel=1e-5)
+
+
+def test_every_query_of_grouped_heads_is_observed():
+    class Grouped(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    q, k = torch.zeros(1, 4, 2, 4), torch.ones(1, 2, 3, 4)
+    q[0, 3] = 2.0  # the second head of the second group
+    assert largest_entries(Grouped(), q, k)["logits of "] == 4.0
 
 
 def test_only_the_result_of_a_layer_is_observed_beside_it():

@@ -62,10 +62,6 @@ class _FrozenDict(OrderedDict):
     clear = pop = setdefault = __delitem__ = update  # type: ignore[assignment]
 
 
-def _potential(s: Any, x: Tensor) -> Tensor:
-    return x - F.conv_transpose2d(F.relu(F.conv2d(x, s.w, padding=1)), s.w, padding=1)
-
-
 def _scaled(held: Any) -> nn.Module:
     return Net(lambda s, x: s.layer(x) * s.held["scale"], layer=nn.Linear(4, 4), held=held)
 
@@ -74,7 +70,6 @@ CERTIFIED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "one key, seven by a mask": (lambda: Net(_one_key, **_heads()), torch.rand(1, 5, 4)),
     "queries of two axes": (lambda: Net(_spelled, **_heads()), torch.rand(5, 4)),
     "queries of two axes, fused": (lambda: Net(_fused, **_heads()), torch.rand(5, 4)),
-    "convex potential of one image": (lambda: Net(_potential, w=torch.randn(5, 4, 3, 3) / 50), torch.rand(4, 6, 6)),
     "kernel of 3e38": (lambda: _filled(nn.Conv2d(1, 1, 3), 3e38), torch.zeros(1, 1, 5, 5)),
     "least number": (lambda: _filled(nn.Linear(4, 4).double(), 5e-324), torch.zeros(2, 4).double()),
     "complex input that is not used": (

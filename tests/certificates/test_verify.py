@@ -22,7 +22,7 @@ from wellnormed.nn import HeadProjection, Rotary
 
 @cache
 def small() -> tuple[nn.Module, Certificate]:
-    config = GPTConfig(vocabulary_size=5, length=4, width=4, heads=2, blocks=1, expansion=2, key_radius=0.3)
+    config = GPTConfig(vocabulary_size=5, length=4, width=4, heads=2, blocks=1, expansion=2)
     model = GPT(config).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():

@@ -59,7 +59,7 @@ def initialized(model):
 
 
 MODELS = {
-    "gpt": (lambda: gpt(query_radius=1.0, output_factor=1 / 3), None),
+    "gpt": (lambda: gpt(output_factor=1 / 3), None),
     "potential": (lambda: initialized(PotentialGPT(PotentialConfig(length=16, blocks=1, hidden=32))), None),
     "cnn": (Strided, (1, 3, 12, 12)),
     "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (1, 5, 16)),

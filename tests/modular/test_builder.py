@@ -59,9 +59,9 @@ def test_gpt_equals_the_tree_written_by_hand(generator):
     assert tree.sensitivity == pytest.approx(CONFIG.logit_scale * CONFIG.token_share)
 
 
-def test_projections_of_queries_keys_and_values_stand_in_the_tree(generator):
-    model = GPT(GPTConfig(width=8, heads=2, blocks=1, query_radius=1.0, key_radius=1.0, value_radius=1.0), generator)
-    assert str(modular_tree(model)).count("ball projection") == 6
+def test_projections_of_the_stream_stand_in_the_tree(generator):
+    model = GPT(GPTConfig(width=8, heads=2, blocks=1, stream_radius=1.0), generator)
+    assert str(modular_tree(model)).count("ball projection") == 3
 
 
 def test_every_rule_known_by_name_names_a_class_that_exists():

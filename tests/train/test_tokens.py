@@ -13,11 +13,10 @@ import torch
 from wellnormed.cli import main
 from wellnormed.data.shards import Tokens
 from wellnormed.models.config import GPTConfig, PotentialConfig
-from wellnormed.models.files import build, load
+from wellnormed.models.files import load
 from wellnormed.train.checkpoint import require_torch
 from wellnormed.train.config import Caps, TrainConfig
 from wellnormed.train.language import LanguageTask
-from wellnormed.train.observe import observed
 from wellnormed.train.presets import Size, Variant, token_preset
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import RunFolder, memory_explained
@@ -143,9 +142,8 @@ def test_a_damaged_validation_token_is_found_before_the_first_step(letters):
 
 def test_what_is_seen_does_not_depend_on_the_parts_of_a_batch(letters):
     whole, parts = (task_of(replace(small(), micro_batch=size), letters).observe() for size in (None, 1))
-    for seen, other in zip(whole, parts, strict=True):
-        assert seen.keys() == other.keys()
-        assert seen == pytest.approx(other, rel=1e-5)  # products of other sizes round in another order
+    assert {"head", "input of head"} <= whole.keys()
+    assert whole == pytest.approx(parts, rel=1e-5)  # products of other sizes round in another order
 
 
 def test_what_belongs_to_another_run_is_refused(place, capsys):
@@ -272,17 +270,6 @@ def test_a_run_on_a_gpu(letters):
     losses = [task.advance() for _ in range(10)]
     assert losses[-1] < losses[0]
     assert task.evaluate()["validation_loss"] < losses[0]
-
-
-def test_observed_entries_and_logits():
-    model = build(GPTConfig(width=16, blocks=1, heads=2, length=8, rotary=True, relative_bias=False)).eval()
-    tokens = torch.arange(8)[None]
-    seen = observed(model, lambda: model(tokens))
-    with torch.no_grad():
-        assert seen.entries["head"] == float(model.head(model.layers(model.embedding(tokens))).abs().max())
-    (logit,) = seen.logits.values()
-    assert 0 < logit < 100
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def small() -> TrainConfig:

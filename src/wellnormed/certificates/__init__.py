@@ -19,7 +19,7 @@ __getattr__, __dir__ = lazy_namespace(
         "UncertifiableError": "wellnormed.program.errors",
         "certify": ".certifying",
         "inner_axes": ".axes",
-        "largest_entries": ".formats",
+        "largest_entries": ".observing",
         "lower_bound": ".search",
         "number_formats": ".formats",
         "operation": "wellnormed.program.operation",

@@ -17,7 +17,7 @@ from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op
 from wellnormed.certificates.operations.activation import apply
 from wellnormed.certificates.operations.elementwise import add, multiply
 from wellnormed.certificates.operations.normalization import centre, euclidean_norm
-from wellnormed.certificates.operations.selection import larger, windows
+from wellnormed.certificates.operations.selection import larger, settings_of, windows
 from wellnormed.certificates.patterns import Lowering
 from wellnormed.proof.value import Value
 
@@ -45,12 +45,11 @@ def _lp_pool(axes: int) -> Any:
 
 
 def _pool(axes: int, ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    kernel = moves.each_axis(f["kernel"], axes)
-    stride, padding, ceil, *more = [*f["windows"], *[[], 0, False, True, None][len(f["windows"]) :]]
-    if any(moves.each_axis(padding, 1)) or ceil or more[1] is not None or f["count"] != math.prod(kernel):
+    stride, padding, ceil, _, divisor = [*f["windows"], *[None, 0, False, True, None][len(f["windows"]) :]]
+    settings = settings_of(axes, f["kernel"], stride, padding)
+    if any(settings[2]) or ceil or divisor is not None or f["count"] != math.prod(settings[0]):
         raise ledger.refuse("its windows do not lie inside the image, or it multiplies by another number than theirs")
-    settings = [moves.each_axis(each, len(kernel)) for each in (stride or kernel, 0, 1)]
-    entries = moves.pick(ledger, f["x"], lambda t: windows(t, kernel, *settings))
+    entries = moves.pick(ledger, f["x"], lambda t: windows(t, *settings))
     return euclidean_norm(ledger, entries, dim=-1)
 
 

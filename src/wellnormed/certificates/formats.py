@@ -8,15 +8,13 @@ too small for a format become 0, which costs accuracy and not soundness.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from wellnormed._inputs import require_module
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.observing import INPUT, LOGITS
 from wellnormed.certificates.sizes import short
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.proof import Row
@@ -50,7 +48,7 @@ class EntryRange:
     @property
     def shown(self) -> str:
         """The name as tables print it."""
-        kind = next((each for each in (_INPUT, _LOGITS) if self.name.startswith(each)), "")
+        kind = next((each for each in (INPUT, LOGITS) if self.name.startswith(each)), "")
         return kind + word(self.name.removeprefix(kind))
 
 
@@ -68,8 +66,8 @@ class NumberFormats:
         """
         largest: dict[str, float] = {}
         for each in self.ranges:
-            if each.name.startswith(_INPUT):
-                layer = each.name.removeprefix(_INPUT)
+            if each.name.startswith(INPUT):
+                layer = each.name.removeprefix(INPUT)
                 largest[layer] = max(largest.get(layer, 0.0), float_up(each.proved))
         return largest
 
@@ -88,9 +86,6 @@ class NumberFormats:
         return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
 
 
-_INPUT, _LOGITS = "input of ", "logits of "
-
-
 def number_formats(
     certificate: Certificate,
     observed: Mapping[str, float] | None = None,
@@ -107,7 +102,7 @@ def number_formats(
     Args:
         certificate: The proof.
         observed: The result of `largest_entries`. It is shown beside the result of a layer's last operation that is no
-            move, beside the inputs and weights of the same names, and as `logits of LAYER` beside attention logits.
+            move, beside the inputs and weights of the same names, and beside the attention logits of a layer.
         weights: The model's `state_dict`. It is needed only if the input of a linear map has an added or multiplied
             tensor of the model, such as a table of positions, whose entries then matter.
 
@@ -116,6 +111,8 @@ def number_formats(
 
     Example:
         >>> import wellnormed as wn
+        >>> from torch import nn
+        >>> from wellnormed.certificates import largest_entries
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
         >>> _ = nn.init.constant_(model[0].weight, 3.0)
         >>> print(number_formats(wn.certify(model, torch.zeros(1, 2)), largest_entries(model, torch.ones(1, 2))))
@@ -138,54 +135,10 @@ def number_formats(
         layer = _layer(name)
         of_layer = seen.get(layer) if last.get(layer) == (_operation(name), primitive.get(name)) else None
         sufficient = tuple(name for name, largest in FORMATS.items() if size <= Decimal(largest))
-        if name.startswith(_LOGITS):
+        if name.startswith(LOGITS):
             of_layer = seen.get(layer)
         ranges.append(EntryRange(name, size, seen.get(name, of_layer), sufficient))
     return NumberFormats(tuple(ranges))
-
-
-@torch.no_grad()
-def largest_entries(model: nn.Module, *inputs: Any) -> dict[str, float]:
-    """The largest absolute entry of every weight, and of every leaf module's result and first input, in one call.
-
-    Args:
-        model: The model, which is called once, as `model(*inputs)`, in its present mode.
-        inputs: The arguments of the call.
-
-    Returns:
-        Name -> largest absolute entry: names of parameters for these, names of modules without children for their
-        results, and `input of NAME` for their first inputs. A module that is called several times has the largest.
-
-    Example:
-        >>> layer = nn.Linear(2, 1, bias=False)
-        >>> _ = nn.init.constant_(layer.weight, 0.5)
-        >>> largest_entries(nn.Sequential(layer), torch.ones(1, 2))
-        {'0.weight': 0.5, 'input of 0': 1.0, '0': 1.0}
-    """
-    require_module("largest_entries", model)
-    largest = {name: _largest(parameter) for name, parameter in model.named_parameters() if parameter.numel()}
-
-    def note(name: str, content: Any) -> None:
-        for each in torch.utils._pytree.tree_leaves(content):
-            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
-                largest[name] = max(largest.get(name, 0.0), _largest(each))
-
-    def record(name: str, module: nn.Module, arguments: Any, result: Any) -> None:
-        note(f"{_INPUT}{name}", arguments[:1])
-        note(name, result)
-
-    leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
-    handles = [module.register_forward_hook(partial(record, name)) for name, module in leaves]
-    try:
-        model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return largest
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().max())
 
 
 def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[str, Decimal]]:
@@ -197,13 +150,13 @@ def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[
         if row.bounds is None or "/" in row.name:
             continue  # moves, and parts of another row's outputs
         if row.operation == "linear":
-            entries.append((f"{_INPUT}{_layer(row.name)}", inputs.largest(row)))
+            entries.append((f"{INPUT}{_layer(row.name)}", inputs.largest(row)))
         for claim in row.claims:
             if claim.measure == "spectral" and claim.tensors[0] not in known:
                 known.add(claim.tensors[0])
                 entries.append((claim.tensors[0], Decimal(max(claim.values))))
         if row.name in certificate.attention_logits:
-            entries.append((f"{_LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
+            entries.append((f"{LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
         entries.append((row.name, max(row.bounds.largest.flat)))
     return entries
 

@@ -12,8 +12,8 @@ from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op
 from wellnormed.certificates.moves import pick
 from wellnormed.certificates.operations.activation import apply
 from wellnormed.certificates.operations.attention import attend
+from wellnormed.certificates.operations.linear import convex_potential
 from wellnormed.certificates.operations.normalization import normalize, project, to_unit
-from wellnormed.certificates.operations.potential import convex_potential, convolutional_potential
 from wellnormed.certificates.rounding import rounds
 from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
@@ -58,24 +58,6 @@ def _back(hidden: Any) -> tuple[Op, ...]:
 _HIDDEN = op("relu.default", op("linear.default", X, _WEIGHT, rest="bias"))
 _POTENTIAL = op("sub.Tensor", X, (*_back((mul(_HIDDEN, _FACTOR), _HIDDEN)), mul(_back(_HIDDEN), _FACTOR)))
 _FUSED_POTENTIAL = op("addmm.default", X, _HIDDEN, _WEIGHT, alpha=Number("minus_factor"))
-_CONVOLUTIONAL_POTENTIAL = tuple(
-    op("sub.Tensor", X, back)
-    for name, adjoint in (
-        ("conv1d.default", "conv_transpose1d.default"),
-        ("conv2d.default", "conv_transpose2d.input"),
-        ("conv3d.default", "conv_transpose3d.input"),
-    )
-    for hidden in [op("relu.default", op(name, X, _WEIGHT, rest="forward"))]
-    for back in (
-        mul(op(adjoint, hidden, _WEIGHT, rest="back"), _FACTOR),
-        op(adjoint, (mul(hidden, _FACTOR), hidden), _WEIGHT, rest="back"),
-    )
-)
-
-
-def _bound_convolutional(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    bias, *forward = f["forward"] or [None]
-    return convolutional_potential(ledger, f["x"], f["weight"], bias, f.get("factor", 1.0), forward, f["back"])
 
 
 def _bias(f: Mapping[str, Any]) -> Any:
@@ -92,7 +74,6 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),
     (_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
     (_FUSED_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
-    (_CONVOLUTIONAL_POTENTIAL, _bound_convolutional),
 ]
 """Patterns, each with the function that bounds it: it takes what the pattern found, with values and stored tensors in
 the place of nodes."""

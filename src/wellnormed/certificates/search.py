@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.certificates.certifying import domain_from, example_of, with_keywords
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
@@ -115,14 +116,10 @@ def lower_bound(
         example_input = with_keywords("lower_bound", model, example_input, settings | {"output": output}, inputs)
     elif inputs:
         raise ValueError("lower_bound: a program has its example; pass a model with example_input= or its keywords")
-    sizes = {"steps": steps, "batch": batch}
-    require_numbers("lower_bound: ", {"radius": radius})
-    require_numbers("lower_bound: ", sizes, whole=True)
+    require_numbers("lower_bound: ", {"radius": radius}, POSITIVE)
+    require_numbers("lower_bound: ", {"steps": steps, "batch": batch}, POSITIVE, whole=True)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ValueError(f"lower_bound: generator={generator!r} is no torch.Generator; pass one, or None")
-    for name, value in {"radius": radius, **sizes}.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"lower_bound: {name}={value} must be positive and finite")
     domain = domain_from("lower_bound", radius, box)
     if not isinstance(model, Program):
         example_input = example_of(model, example_input, "lower_bound")

@@ -1,6 +1,5 @@
 """A text as integers, one per character, split for training and validation."""
 
-import hashlib
 from dataclasses import dataclass, field
 
 import torch
@@ -28,21 +27,20 @@ def encode(prompt: str, symbols: str) -> Tensor:
 class CharacterText:
     """A text, its symbols in sorted order, and its first 90 % (`train`) and last 10 % (`validation`), int64.
 
-    `source` says which text this is; figures on one source are never compared with figures on another. `sha256` is that
-    of the text's UTF-8 bytes. `note` says why it is this text, where that may surprise.
+    `source` says which text this is; figures on one source are never compared with figures on another. `note` says why
+    it is this text, where that may surprise.
     """
 
     text: str = field(repr=False)
     source: str
     note: str = ""
     symbols: str = field(init=False)
-    sha256: str = field(init=False)
     train: Tensor = field(init=False, repr=False)
     validation: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        symbols, sha256 = "".join(sorted(set(self.text))), hashlib.sha256(self.text.encode()).hexdigest()
+        symbols = "".join(sorted(set(self.text)))
         tokens = encode(self.text, symbols)
         train, validation = tokens.tensor_split([int(0.9 * len(tokens))])
         # a frozen dataclass refuses assignments
-        vars(self).update(symbols=symbols, sha256=sha256, train=train, validation=validation)
+        vars(self).update(symbols=symbols, train=train, validation=validation)

@@ -11,8 +11,10 @@ once the norm is below, and the limit from above; steps that always point outwar
 stays smaller: nothing pulls it up.
 """
 
-import math
 from typing import Literal, get_args
+
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE, PART, POSITIVE
 
 Order = Literal["step-then-project", "project-then-step"]
 
@@ -35,11 +37,8 @@ def clipped_weight_decay_equilibrium(
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5, "project-then-step")
         3.0
     """
-    for name, value in (("upper", upper), ("lr", lr), ("overshoot", overshoot)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value} must be finite and at least 0: it is a norm, or a factor of one")
-    if not 0 < decay <= 1:
-        raise ValueError(f"decay={decay} must lie in (0, 1]: at 0 no norm is held, and beyond 1 the sign flips")
+    require_numbers("", {"upper": upper, "lr": lr, "overshoot": overshoot}, NOT_NEGATIVE)
+    require_numbers("", {"decay": decay}, PART, "at 0 no norm is held, and beyond 1 the sign flips")
     if order not in get_args(Order):
         raise ValueError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
     kept = 1 - decay if order == "step-then-project" else 1.0
@@ -62,9 +61,8 @@ def weight_decay_equilibrium(
         >>> weight_decay_equilibrium(0.1, lr=0.5, order="step-then-project")
         9.5
     """
-    for name, value in (("decay", decay), ("lr", 1.0 if lr is None else lr), ("overshoot", overshoot)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value} must be positive and finite: otherwise there is no equilibrium")
+    values = {"decay": decay, "lr": 1.0 if lr is None else lr, "overshoot": overshoot}
+    require_numbers("", values, POSITIVE, "otherwise there is no equilibrium")
     if lr is not None and lr * decay > 1:
         raise ValueError(
             f"lr={lr} times decay={decay} is {lr * decay:.4g}, above 1: the decay flips the weight's sign and the norm "

@@ -5,13 +5,14 @@ With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3 t^3 - t^4)`, whose bracket fal
 `(62/81) x` at `t = 1/3`, because `p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_numbers
 from wellnormed._precision import all_digits
+from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, to_check, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
@@ -100,10 +101,8 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
 
 def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
     """The norm after one step from the cap; refuses numbers that cannot be a cap, a step or a decay."""
-    if not (max_norm > 0 and math.isfinite(max_norm)):
-        raise ValueError(f"max_norm={max_norm} must be positive and finite; to keep a weight at zero, freeze it")
-    if not (update_norm >= 0 and math.isfinite(update_norm)):
-        raise ValueError(f"update_norm={update_norm} must be finite and at least 0; give learning rate x overshoot")
+    require_numbers("", {"max_norm": max_norm}, POSITIVE, "to keep a weight at zero, freeze it")
+    require_numbers("", {"update_norm": update_norm}, NOT_NEGATIVE, "give learning rate x overshoot")
     if not 0 <= decay < 1:
         raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, what a step removes")
     return max_norm * (1 - decay) + update_norm

@@ -47,12 +47,6 @@ class GPTConfig:
     """Learn biases of the hidden layer and of the logits; free in the certificate."""
     stream_radius: float | None = 1.0
     """Ball projection on the residual stream before every layer and before the head; None switches it off."""
-    query_radius: float | None = None
-    """Ball projection on every head's queries."""
-    key_radius: float | None = None
-    """Ball projection on every head's keys."""
-    value_radius: float | None = None
-    """Ball projection on every head's values."""
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,7 @@ def weights_path(folder: str | Path) -> Path:
             f"{folder} holds no finished model and no checkpoint yet; if this is a run, wait for its first checkpoint "
             f"or continue it with `wellnormed train --resume {folder}`; if not, export the model again"
         )
-    parts = checkpoints[-1].with_name(PARTS)
-    return parts if parts.is_dir() else checkpoints[-1].with_name("weights.safetensors")
+    return checkpoints[-1].with_name(PARTS)
 
 
 def tensor_bytes(tensors: dict[str, Tensor]) -> bytes:

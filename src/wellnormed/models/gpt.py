@@ -27,13 +27,11 @@ from wellnormed.nn.starting import Start, zeros
 from wellnormed.routing import assign_norms
 
 
-def _projected(config: GPTConfig, radius: float | None, *, turned: bool = False) -> nn.Module:
-    layers: list[nn.Module] = [HeadProjection(config.width, config.heads)]
-    if radius is not None:
-        layers.append(BallProjection(radius))
-    if turned and config.rotary:
-        layers.append((HalfRotary if config.half_rotary else Rotary)(config.width // config.heads))
-    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+def _turned(projection: HeadProjection, config: GPTConfig) -> nn.Module:
+    """Queries or keys, which rotate with their positions if the config says so."""
+    if not config.rotary:
+        return projection
+    return nn.Sequential(projection, (HalfRotary if config.half_rotary else Rotary)(config.width // config.heads))
 
 
 class Attention(nn.Module):
@@ -41,9 +39,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.query = _projected(config, config.query_radius, turned=True)
-        self.key = _projected(config, config.key_radius, turned=True)
-        self.value = _projected(config, config.value_radius)
+        query, key, value = (HeadProjection(config.width, config.heads) for _ in range(3))
+        self.query, self.key, self.value = _turned(query, config), _turned(key, config), value
         self.attend = CausalAttention(config.heads, config.attention_scale, config.length, config.relative_bias)
         self.merge = MergeHeads()
         self.output = nn.Linear(config.width, config.width, bias=False)

@@ -13,7 +13,6 @@ from wellnormed.modular.builder import modular_tree as modular_tree
 from wellnormed.modular.combinators import IDENTITY as IDENTITY
 from wellnormed.modular.combinators import attention as attention
 from wellnormed.modular.combinators import residual as residual
-from wellnormed.modular.sharing import WeightSpace as WeightSpace
 from wellnormed.modular.tree import Atom as Atom
 from wellnormed.modular.tree import Bond as Bond
 from wellnormed.modular.tree import Composition as Composition

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import SHARE
 from wellnormed.modular.tree import Bond, Composition, NormedModule, Scalar, compose, concatenate
 
 IDENTITY = Bond("identity")
@@ -19,8 +21,7 @@ def residual(block: NormedModule, strength: float) -> NormedModule:
         >>> block.sensitivity, block.lr_factors()
         (1.0, {'block': 4.0})
     """
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength={strength} must lie in [0, 1]; pass the share of the branch, such as 0.5")
+    require_numbers("residual: ", {"strength": strength}, SHARE, "pass the share of the branch, such as 0.5")
     return Scalar(1 - strength) + strength * block
 
 

@@ -17,7 +17,6 @@ from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin
 from wellnormed.nn.layer_constraints import constraints_of as constraints_of
 from wellnormed.nn.mixing import PositionMixing as PositionMixing
 from wellnormed.nn.potential import ConvexPotential as ConvexPotential
-from wellnormed.nn.potential import ConvexPotential2d as ConvexPotential2d
 from wellnormed.nn.projection import BallProjection as BallProjection
 from wellnormed.nn.scaling import ConvexResidual as ConvexResidual
 from wellnormed.nn.scaling import Residual as Residual

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import POSITIVE
 
 GELU_MAX_SLOPE = 1.1289041452
 """The largest slope of exact GELU, `Phi(sqrt 2) + sqrt 2 phi(sqrt 2) = 1.12890414515...`, rounded up.
@@ -39,9 +40,7 @@ class ScaledGELU(nn.Module):
 
     def __init__(self, sharpness: float = 1.0) -> None:
         super().__init__()
-        require_numbers("ScaledGELU: ", {"sharpness": sharpness})
-        if not 0 < sharpness < float("inf"):
-            raise ValueError(f"sharpness={sharpness} must be positive and finite")
+        require_numbers("ScaledGELU: ", {"sharpness": sharpness}, POSITIVE)
         self.sharpness = sharpness
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers, require_sizes
+from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.norms import Norm, PerHead, Sign
 
 
@@ -83,9 +84,7 @@ class CausalAttention(nn.Module):
     def __init__(self, heads: int, scale: float = 1.0, length: int = 0, relative_bias: bool = False) -> None:
         super().__init__()
         require_sizes(self, heads=heads)
-        require_numbers("CausalAttention: ", {"scale": scale})
-        if not 0 <= scale < float("inf"):
-            raise ValueError(f"scale={scale} must be finite and not negative")
+        require_numbers("CausalAttention: ", {"scale": scale}, NOT_NEGATIVE)
         if relative_bias:
             require_sizes(self, length=length)
         self.heads = heads
@@ -139,11 +138,9 @@ class Rotary(nn.Module):
     def __init__(self, entries: int, base: float = 10_000.0) -> None:
         super().__init__()
         require_sizes(self, entries=entries)
-        require_numbers(f"{type(self).__name__}: ", {"base": base})
+        require_numbers(f"{type(self).__name__}: ", {"base": base}, POSITIVE)
         if entries % 2:
             raise ValueError(f"entries={entries} must be even and positive; choose a width of 2 x heads x an integer")
-        if not 0 < base < float("inf"):
-            raise ValueError(f"base={base} must be positive and finite")
         self.entries, self.base = entries, base
 
     def angles(self, device: torch.device | str) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, empty, nn
 
 from wellnormed._inputs import require_numbers, require_sizes
+from wellnormed._ranges import PART
 from wellnormed.constraints import ColumnCap, Constraint
 from wellnormed.norms import ColNorm, Norm
 
@@ -87,9 +88,7 @@ class PositionMix(_Vectors):
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
         require_sizes(self, length=length, width=width)
         super().__init__(length, width)
-        require_numbers("PositionMix: ", {"token_share": token_share})
-        if not 0 < token_share <= 1:
-            raise ValueError(f"token_share={token_share} must lie in (0, 1]")
+        require_numbers("PositionMix: ", {"token_share": token_share}, PART)
         self.length = length
         self.token_share = token_share
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers, require_sizes
+from wellnormed._ranges import SHARE
 from wellnormed.constraints import Constraint, Orthogonal
 from wellnormed.nn.starting import Start
 from wellnormed.norms import Norm, Spectral
@@ -39,9 +40,7 @@ class OrthogonalJoin(nn.Module):
     def __init__(self, width: int, share: float) -> None:
         super().__init__()
         require_sizes(self, width=width)
-        require_numbers("OrthogonalJoin: ", {"share": share})
-        if not 0 <= share <= 1:
-            raise ValueError(f"OrthogonalJoin: share={share} must lie in [0, 1]; 0 leaves the second input out")
+        require_numbers("OrthogonalJoin: ", {"share": share}, SHARE, "0 leaves the second input out")
         self.share = share
         self.weight = nn.Parameter(torch.eye(width, 2 * width))
 

@@ -6,6 +6,7 @@ It turns a range of activations that was measured in training into one that hold
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import POSITIVE
 
 
 class BallProjection(nn.Module):
@@ -39,9 +40,7 @@ class BallProjection(nn.Module):
 
     def __init__(self, radius: float = 1.0) -> None:
         super().__init__()
-        require_numbers("BallProjection: ", {"radius": radius})
-        if not 0 < radius < float("inf"):
-            raise ValueError(f"radius={radius} must be positive and finite; to switch a projection off, leave it out")
+        require_numbers("BallProjection: ", {"radius": radius}, POSITIVE, "to switch a projection off, leave it out")
         self.radius = radius
         self.count_hits, self.hits, self.seen = False, 0, 0
 

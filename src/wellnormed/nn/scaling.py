@@ -6,6 +6,7 @@ Convex residual connections are those of LT (Newhouse et al., 2025, section 4.1,
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import FINITE, SHARE
 
 
 class Scale(nn.Module):
@@ -27,9 +28,7 @@ class Scale(nn.Module):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        require_numbers("Scale: ", {"factor": factor})
-        if not abs(factor) < float("inf"):
-            raise ValueError(f"factor={factor} must be finite")
+        require_numbers("Scale: ", {"factor": factor}, FINITE)
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,9 +58,7 @@ class ConvexResidual(nn.Module):
 
     def __init__(self, block: nn.Module, strength: float) -> None:
         super().__init__()
-        require_numbers("ConvexResidual: ", {"strength": strength})
-        if not 0 <= strength <= 1:
-            raise ValueError(f"strength={strength} must lie in [0, 1] for a convex combination")
+        require_numbers("ConvexResidual: ", {"strength": strength}, SHARE)
         self.block = block
         self.strength = strength
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from wellnormed._inputs import require_numbers, require_patterns
+from wellnormed._ranges import POSITIVE
 from wellnormed.norms.base import Norm
 from wellnormed.routing.assignment import Assignment, assign_norms
 from wellnormed.routing.recipes import DEFAULT_RECIPE, RecipeName
@@ -47,9 +48,7 @@ def initialize_(
         raise ValueError(f"generator must be a torch.Generator, got {kind}; pass torch.Generator().manual_seed(0)")
     radii = {} if radii is None else radii
     require_patterns("initialize_: ", {"radii": radii})
-    require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()})
-    if bad := {pattern: radius for pattern, radius in radii.items() if not 0 < radius < float("inf")}:
-        raise ValueError(f"initialize_: radii={bad} must be positive and finite")
+    require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()}, POSITIVE)
     assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
     radius_of = assignment.match(radii, "radii of initialize_")
     for a in assignment:

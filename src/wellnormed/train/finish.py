@@ -11,6 +11,7 @@ import wellnormed as wn
 from wellnormed._files import read_json
 from wellnormed.certificates import UncertifiableError
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.observing import summary
 from wellnormed.models.files import Model, read_config
 from wellnormed.nn import CappedEmbedding
 from wellnormed.norms import ColNorm
@@ -29,11 +30,7 @@ def evaluated(task: LanguageTask) -> dict[str, Any]:
     """The proofs, losses and largest entries of a checkpoint; a collective call."""
     task.require_equal_copies()
     proved = {} if task.config.certify == "no" else {"proved_norm_over_cap": task.require_caps()}
-    row: dict[str, Any] = {**proved, **task.evaluate()}
-    seen = task.observe()
-    row["largest_entry"] = max(seen.entries.values())
-    if seen.logits:
-        row["largest_logit"] = max(seen.logits.values())
+    row: dict[str, Any] = {**proved, **task.evaluate(), **summary(task.observe())}
     if task.config.certify == "checkpoints":
         weights = task.whole_weights()
 
@@ -95,9 +92,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             "validation_tokens": min(len(task.corpus.validation), config.validation_tokens or sys.maxsize),
             **{key: last[key] for key in OF_THE_LAST if key in last},
             **losses,
-            "observed_entries": seen.entries,
-            "observed_logits": seen.logits,
-            "observed_inputs": seen.inputs,
+            "observed": seen,
         }
         if config.certify != "no":
             certificate = certificate_of(model, config.attack_steps, task)

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed.constraints as constraints
+from wellnormed.certificates.observing import observed
 from wellnormed.data.corpus import Corpus
 from wellnormed.data.stream import RandomWindows, TokenStream
 from wellnormed.models.files import Model, build, load_weights
 from wellnormed.optim import ConditionalGradient
 from wellnormed.parallel.layout import local, whole
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.observe import Observed, largest_of, observed
 from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import built, named_generators
@@ -306,8 +306,8 @@ class LanguageTask(Task[Model]):
         load_weights(model, weights, "the trained model")
         return model.eval()
 
-    def observe(self) -> Observed:
-        """The largest entries of every layer's result, and attention logits, on the first validation windows.
+    def observe(self) -> dict[str, float]:
+        """The largest entries and attention logits on the first validation windows, as `observed` names them.
 
         As many windows as a step has, whatever the number of ranks, each of which looks at its part; a collective call.
         """
@@ -320,9 +320,12 @@ class LanguageTask(Task[Model]):
             for part in parts:
                 self.logits(part.to(self.device))
 
+        self.model.eval()
         # compiled blocks know nothing of hooks
         with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
-            return largest_of(self.ranks.gather(observed(self.model, call)))
+            seen = self.ranks.gather(observed(self.model, call))
+        self.model.train()
+        return {name: max(own[name] for own in seen) for name in seen[0]}
 
     def _clock(self, begin: bool) -> None:
         if not self.timed:

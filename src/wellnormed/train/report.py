@@ -64,7 +64,7 @@ def write_report(folder: str | Path) -> Path:
     known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
     formats = []
-    if certificate is not None and results is not None and "observed_entries" in results:
+    if certificate is not None and results is not None and "observed" in results:
         formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
     state = _state(run, config, metrics)
     about = _about(config, environment)
@@ -138,8 +138,8 @@ def facts(
             figures.append(
                 (shown(results["log10_lipschitz_l2"], ".3f"), "log10 of the bound in Euclidean norms per token")
             )
-        if "observed_entries" in results:
-            figures.append((f"{max(results['observed_entries'].values()):.4g}", "largest activation entry seen"))
+        if "largest_entry" in results:
+            figures.append((f"{results['largest_entry']:.4g}", "largest activation entry seen"))
         if results.get("proved_norm_over_cap"):
             figures.append((shown(results["proved_norm_over_cap"], ".6f"), "largest proved norm / cap"))
         figures.append((f"{results['parameters']:,}", "parameters"))
@@ -269,9 +269,7 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     """A table of the largest entries of results, weights and logits, proved and seen, and of formats that hold them."""
     _, files = read_files(run.path, f"{run.resume_command} writes it again", only=WEIGHTS)
     weights = read_tensors(files[WEIGHTS], str(run.weights_file))
-    seen = results["observed_entries"] | {name: float(x.abs().max()) for name, x in weights.items() if x.numel()}
-    seen |= {f"logits of {name}": size for name, size in results["observed_logits"].items()}
-    seen |= {f"input of {name}": size for name, size in results["observed_inputs"].items()}
+    seen = results["observed"] | {name: float(x.abs().max()) for name, x in weights.items() if x.numel()}
     formats = number_formats(certificate, seen, weights=weights)
     rows = [_row(["largest entry of", "held by"], ["proved", "seen"], "th")]
     for each in formats.ranges:

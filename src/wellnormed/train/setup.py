@@ -26,9 +26,8 @@ MULTIPLE = 64
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
     """One generator for each use, so that more draws for one never move another."""
-    allowed, must = SEED
-    if not allowed(seed):
-        raise ValueError(f"seed={seed} must {must} (on the command line: --seed)")
+    if not SEED.holds(seed):
+        raise ValueError(f"seed={seed} must {SEED.must} (on the command line: --seed)")
     names = ("initial weights", "order of the data", "sample", "lower bound")
     return {name: torch.Generator().manual_seed(seed * len(names) + i) for i, name in enumerate(names)}
 

@@ -14,6 +14,5 @@ from wellnormed.certificates.operations import linear as linear
 from wellnormed.certificates.operations import movement as movement
 from wellnormed.certificates.operations import normalization as normalization
 from wellnormed.certificates.operations import pooling as pooling
-from wellnormed.certificates.operations import potential as potential
 from wellnormed.certificates.operations import selection as selection
 from wellnormed.certificates.operations import source as source

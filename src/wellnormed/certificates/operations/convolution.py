@@ -5,6 +5,7 @@ bound of its own.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,24 @@ from wellnormed.proof.value import Value
 aten = torch.ops.aten
 
 
+def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
+    """The bound of an operation on batches of images with a stored kernel, also for one image without such an axis."""
+
+    @wraps(bound)
+    def of_any(ledger: Ledger, x: Value, weight: Stored, *settings: Any, **named: Any) -> Value:
+        if not isinstance(weight, Stored):
+            raise ledger.refuse("its kernel depends on the input; only stored kernels have a bound")
+        if len(x.shape) == weight.tensor.ndim:
+            return bound(ledger, x, weight, *settings, **named)
+        batch = moves.pick(ledger, x, lambda t: t[None])
+        return moves.pick(ledger, bound(ledger, batch, weight, *settings, **named), lambda t: t[0])
+
+    return of_any
+
+
 @operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
 @operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding")
+@of_images
 def convolution(
     ledger: Ledger,
     x: Value,
@@ -41,16 +58,8 @@ def convolution(
     Zero padding becomes a row of its own. Circular padding arrives as an image whose ends repeat its beginning; it is
     found, and the convolution is then bounded as a circular one, without the repeated pixels.
     """
-    if not isinstance(weight, Stored):
-        raise ledger.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
-    if len(x.shape) == count + 1:
-        return alone(convolution, ledger, x, weight, bias, stride, padding, dilation, groups)
-    stride, dilation, kernel = (
-        each_axis(stride, count),
-        each_axis(dilation, count),
-        list(weight.tensor.shape[2:]),
-    )
+    stride, dilation, kernel = each_axis(stride, count), each_axis(dilation, count), list(weight.tensor.shape[2:])
     reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     if padding == "same":
         pads = [(r // 2, r - r // 2) for r in reach]
@@ -101,11 +110,6 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
     return more <= period
 
 
-def alone(bound: Callable[..., Value], ledger: Ledger, x: Value, *settings: Any) -> Value:
-    """Apply the bound of an operation on batches to one image, which has no axis of a batch."""
-    return moves.pick(ledger, bound(ledger, moves.pick(ledger, x, lambda t: t[None]), *settings), lambda t: t[0])
-
-
 def _patches(
     ledger: Ledger,
     x: Value,
@@ -122,6 +126,7 @@ def _patches(
 
 
 @operation("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+@of_images
 def transposed_convolution(
     ledger: Ledger,
     x: Value,
@@ -137,11 +142,7 @@ def transposed_convolution(
 
     `padding` cuts entries off both ends of every axis of pixels, and `output_padding` adds entries at the far end.
     """
-    if not isinstance(weight, Stored):
-        raise ledger.refuse("its kernel depends on the input; only stored kernels have a bound")
     count = weight.tensor.ndim - 2
-    if len(x.shape) == count + 1:
-        return alone(transposed_convolution, ledger, x, weight, bias, stride, padding, output_padding, groups, dilation)
     stride, dilation, padding, extra = (each_axis(each, count) for each in (stride, dilation, padding, output_padding))
     kernel = weight.tensor.shape[2:]
     size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]

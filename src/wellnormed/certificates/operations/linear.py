@@ -1,4 +1,4 @@
-"""Bounds of products of matrices, and of what they express: sums, means and margins.
+"""Bounds of products of matrices, and of what they express: convex potentials, sums, means and margins.
 
 A stored matrix may act on the last axis of a value (`linear`) or on the last axis but one (`average`).
 """
@@ -79,6 +79,19 @@ def _apply(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, *, tra
     claims += [] if bias is None else [ledger.prove("group_norm", bias, parts=1)]
     shape = (*x.shape[:-1], outputs)
     return ledger.derive("linear", [(x, axes)], shape=shape, axes=axes, constants={"parts": 1}, claims=claims)
+
+
+def convex_potential(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
+    """`x - factor W^T relu(W x + b)` along the last axis, for a stored matrix W, `(hidden, width)`.
+
+    The bound is lower than the one that follows from the single operations.
+    """
+    if not isinstance(weight, Stored) or weight.tensor.ndim != 2 or isinstance(bias, Value):
+        raise ledger.refuse("it needs a stored matrix as its weight, and a bias that does not depend on the input")
+    claims = [ledger.prove("spectral", weight)]
+    claims += [] if bias is None else [ledger.prove("positive_norm", bias)]
+    axes = {*inner_axes(x), len(x.shape) - 1}
+    return ledger.derive("convex_potential", [(x, axes)], shape=x.shape, constants={"factor": factor}, claims=claims)
 
 
 def average(ledger: Ledger, matrix: Stored, x: Value) -> Value:

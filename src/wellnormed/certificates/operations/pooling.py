@@ -10,6 +10,7 @@ from torch import Tensor
 from wellnormed.certificates import moves
 from wellnormed.certificates.ledger import Ledger
 from wellnormed.certificates.operations.linear import average
+from wellnormed.certificates.operations.selection import settings_of
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
@@ -42,13 +43,13 @@ def average_pool(
     """Means over windows of the last `count` axes, which may overlap."""
     if divisor_override is not None:
         raise ledger.refuse("it has a divisor_override; leave it out, and multiply by a constant")
-    stride = kernel if stride in ((), [], None) else stride
-    settings = zip(*(moves.each_axis(each, count) for each in (kernel, stride, padding)), strict=True)
 
-    def one(k: int, s: int, p: int) -> Callable[[Tensor], Tensor]:
+    def one(k: int, s: int, p: int, _: int) -> Callable[[Tensor], Tensor]:
         return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)
 
-    return along_axes(ledger, x, [one(*each) for each in settings])
+    return along_axes(
+        ledger, x, [one(*each) for each in zip(*settings_of(count, kernel, stride, padding), strict=True)]
+    )
 
 
 for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
@@ -75,36 +76,30 @@ def interpolate(ledger: Ledger, x: Value, size: Sequence[int], align_corners: bo
     )
 
 
-@operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_trilinear3d.vec")
-def interpolate_to(
-    ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
-) -> Value:
-    """Linear interpolation to a given size, or by given factors."""
-    count = len(size or factors or ())
-    sizes, scales = size or [None] * count, factors or [None] * count
-
-    def one(n: int | None, s: float | None) -> Callable[[Tensor], Tensor]:
-        return lambda t: aten.upsample_linear1d.vec(
-            t, None if n is None else [n], align_corners, None if s is None else [s]
-        )
-
-    return along_axes(ledger, x, [one(n, s) for n, s in zip(sizes, scales, strict=True)])
+Along = Callable[[Tensor, list[int] | None, bool, list[float] | None], Tensor]
+"""An interpolation along the last axis, to a given size or by a given factor, with `align_corners` between them."""
 
 
-@operation("aten.upsample_bicubic2d.vec")
-def interpolate_cubic(
-    ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
-) -> Value:
-    """Cubic interpolation of two axes to a given size, or by given factors."""
+def _interpolating(along: Along) -> Callable[..., Value]:
+    def interpolate(
+        ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
+    ) -> Value:
+        """Interpolation to a given size, or by given factors."""
+        ends = [[n] for n in size] if size else [None] * len(factors or ())
+        by = [[f] for f in factors] if factors else [None] * len(ends)
+        maps = [lambda t, n=n, f=f: along(t, n, align_corners, f) for n, f in zip(ends, by, strict=True)]
+        return along_axes(ledger, x, maps)
 
-    def one(number: int) -> Callable[[Tensor], Tensor]:
-        def apply(t: Tensor) -> Tensor:
-            wide = t[..., None, :]
-            if size is not None:
-                return aten.upsample_bicubic2d.vec(wide, [1, size[number]], align_corners, None)[..., 0, :]
-            assert factors is not None
-            return aten.upsample_bicubic2d.vec(wide, None, align_corners, [1.0, factors[number]])[..., 0, :]
+    return interpolate
 
-        return apply
 
-    return along_axes(ledger, x, [one(0), one(1)])
+def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list[float] | None) -> Tensor:
+    """Cubic interpolation, which torch has for two axes; the other one has a single entry."""
+    ends, by = size and [1, *size], factors and [1.0, *factors]
+    return aten.upsample_bicubic2d.vec(t[..., None, :], ends, align_corners, by)[..., 0, :]
+
+
+operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_trilinear3d.vec")(
+    _interpolating(aten.upsample_linear1d.vec)
+)
+operation("aten.upsample_bicubic2d.vec")(_interpolating(_cubic))

@@ -176,7 +176,7 @@ def max_pool(
     ceil: bool = False,
 ) -> Value:
     """The maximum over windows of the last `count` axes. Their entries are copied to an axis of their own first."""
-    settings = [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
+    settings = settings_of(count, kernel, stride, padding, dilation)
     if ceil:
         raise ledger.refuse("ceil_mode=True may cut off the last window; pad the input instead")
     held = windows(torch.ones(1, *x.shape[-count:]), *settings)
@@ -205,6 +205,11 @@ def adaptive_max_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> list[Any
     if any(n % s for n, s in zip(pixels, size, strict=True)):
         raise ledger.refuse(f"{pixels} pixels do not divide into {tuple(size)} equal windows; choose a divisor")
     return [max_pool(len(size), ledger, x, [n // s for n, s in zip(pixels, size, strict=True)]), None]
+
+
+def settings_of(count: int, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> list[list[int]]:
+    """The settings of windows along each of `count` axes; without a stride, one window begins where another ends."""
+    return [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
 
 
 def windows(
