@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 1772,
     "campaigns": 2256,
-    "papers": 5673,
+    "papers": 5682,
     "src/wellnormed": 601,
-    "certificates": 3197,
+    "certificates": 3194,
     "constraints": 1012,
     "data": 609,
     "matrix": 1284,
@@ -28,10 +28,10 @@ AT_MOST = {
     "optim": 1279,
     "parallel": 351,
     "program": 1053,
-    "proof": 1800,
+    "proof": 1799,
     "routing": 781,
     "train": 1969,
-    "tests": 21920,
+    "tests": 21954,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
