@@ -13,6 +13,7 @@ from docs.harnesses import pass_rates, ranks
 from papers._table import Table
 from papers._transfer import drifts
 from papers.frontier import best_losses, best_rate
+from wellnormed.proof.decimals import shown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
@@ -97,7 +98,7 @@ def frontier() -> Lines:
         "asked for | reads the past by | training tokens | seeds | validation loss | most of proved over found",
         [
             (f"{constant:g}", reads, f"{tokens:,}", len(each), span((run["validation_loss"] for run in each), ".4f"),
-             f"{max(10 ** run['log10_lipschitz'] / run['lower_bound'] for run in each):.2f}")
+             shown(max(10 ** run["log10_lipschitz"] / run["lower_bound"] for run in each), ".2f"))
             for (constant, reads, tokens), each in sorted(runs.items())
         ],
     )  # fmt: skip
@@ -105,7 +106,7 @@ def frontier() -> Lines:
         "caps | parameters | validation loss | log10 of the proved constant | gain found",
         [
             (name.removeprefix("caps-"), f"{found['parameters']:,}", f"{found['validation_loss']:.4f}",
-             f"{found['log10_lipschitz']:.3f}", number(found["lower_bound"]))
+             shown(found["log10_lipschitz"], ".3f"), number(found["lower_bound"]))
             for name, found in sorted(capped, key=lambda each: each[1]["log10_lipschitz"])
         ],
     )  # fmt: skip
@@ -187,7 +188,8 @@ def steps() -> Lines:
         f"{'' if content['finished'] else 'not '}reached, with the rows of metrics "
         f"{'in order and none twice' if content['rows_in_order'] else 'out of order'}. {content['checkpoints']} "
         "checkpoints, at which all ranks have the same bits; largest proved norm over its cap "
-        f"{content['largest_proved_norm_over_cap']:.6f}; first and last loss {losses}; MiB of a rank {memory}.",
+        f"{shown(content['largest_proved_norm_over_cap'], '.6f')}; first and last loss {losses}; "
+        f"MiB of a rank {memory}.",
         "",
     )
 
@@ -303,7 +305,7 @@ def attacks() -> Lines:
     yield from table(
         "model | parameters | rows | log10 of the constant | seconds | of the checker",
         [
-            (name, f"{found['parameters']:,}", found["rows"], f"{found['log10_lipschitz']:.2f}",
+            (name, f"{found['parameters']:,}", found["rows"], shown(found["log10_lipschitz"], ".2f"),
              f"{found['seconds']:.1f}", f"{found['seconds_of_the_checker']:.1f}")
             if "refused" not in found else (name, "-", "-", f"refused: {found['refused'].split('` in')[0]}`", "-", "-")
             for name, found in content["results"].items()
@@ -349,7 +351,8 @@ def facts() -> str:
         (
             f"[transformer, preset `cpu`](docs/results.md): loss on the validation split of {runs[0]['source']}, "
             f"{len(runs)} seeds",
-            f"**{loss:.3f}** at a proved constant of {10 ** runs[0]['log10_lipschitz']:.2f} (search finds {found:.1f})",
+            f"**{loss:.3f}** at a proved constant of {shown(10 ** runs[0]['log10_lipschitz'], '.2f')} "
+            f"(search finds {found:.1f})",
         ),
         (
             "[nanoGPT's and the speedrun's models](results/frontier_peers.json) on it, our optimizer at its best "

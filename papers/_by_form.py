@@ -23,6 +23,7 @@ from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._tokens import byte_corpus, results
 from wellnormed.models import build
+from wellnormed.proof.decimals import shown
 from wellnormed.train.config import TrainConfig
 from wellnormed.train.presets import Variant, token_preset
 from wellnormed.train.setup import blocks, with_vocabulary
@@ -168,7 +169,7 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
             words = [f"loss {fmean(losses[name]):.3f} at rate {rates[name]:g}"]
             if bounds := found(rows, name, "log10_lipschitz", rate=rates[name], **at):
                 most = max(bounds)
-                words.append("proved bound " + (f"{10**most:.4g}" if most < 6 else f"10^{most:.1f}"))
+                words.append("proved bound " + (shown(10**most, ".4g") if most < 6 else f"10^{shown(most, '.1f')}"))
             if gains := found(rows, name, "lower_bound", rate=rates[name], **at):
                 words.append(f"largest gain found {max(gains):.3g}")
             why = ""

@@ -13,6 +13,7 @@ from papers._cifar import EPOCH, WITHIN, AsPublished, CifarRun, CifarTask, Metho
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
+from wellnormed.proof.decimals import shown
 from wellnormed.train.task import fit
 
 PAIRS: list[tuple[OptimizerName, Method]] = [
@@ -169,7 +170,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         lowest = min(adamw, key=lambda results: results["loss"])
         loss, bound = lowest["loss"], lowest["lipschitz"]
         least = min((results["lipschitz"] for results in muon if results["loss"] <= loss), default=float("inf"))
-        ours = f"{least:.3g} with Muon, {bound:.3g} with AdamW"
+        ours = f"{shown(least, '.3g')} with Muon, {shown(bound, '.3g')} with AdamW"
         what = f"{method}: bound at AdamW's best loss, {loss:.3f}"
         verdict = "same shape" if least < 0.99 * bound else "another shape"  # equal caps give equal bounds
         found.append(Verdict(what, "lower with Muon", ours, "-", runs, verdict))
@@ -197,9 +198,11 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
         else:
             published, (accuracy, bound) = "-, {}, {}".format(*ADAMW), ADAMW
             what = f"AdamW's best, {method}, rate {row['config']['lr']:.2g}: loss, accuracy, bound"
-            others = [f"{r['results']['lipschitz']:.0f} at {r['config']['lr']:.2g}" for r in adamw if r is not row]
+            others = [
+                f"{shown(r['results']['lipschitz'], '.0f')} at {r['config']['lr']:.2g}" for r in adamw if r is not row
+            ]
             why = f"LT does not say its rate; the bound is {' and '.join(others)}" if others else ""
-        ours = f"{results['loss']:.3f}, {results['accuracy']:.3f}, {results['lipschitz']:.1f}"
+        ours = f"{results['loss']:.3f}, {results['accuracy']:.3f}, {shown(results['lipschitz'], '.1f')}"
         off = results["lipschitz"] / bound - 1
         near = abs(results["accuracy"] - accuracy) <= WITHIN and abs(off) <= BOUND_WITHIN
         why = "; ".join(filter(None, (f"the bound is off by {off:+.0%}" if abs(off) > BOUND_WITHIN else "", why)))

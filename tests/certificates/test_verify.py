@@ -158,7 +158,7 @@ def _less(row: Row) -> Row:
 FORGERIES: dict[str, tuple[str, Callable[[Row], Row], str]] = {
     "scale": ("attention", _constant("scale", 9.0), "less than what follows"),
     "ball": ("ball", _constant("scale", 1e-4), "radius .* less than"),
-    "negative ball": ("ball", _constant("scale", -1.0), "its scale is not positive"),
+    "negative ball": ("ball", _constant("scale", -1.0), "scale of its constants must be a positive number, got -1.0"),
     "slope": ("elementwise", _times("gain", "0.5"), "gain .* less than"),
     "radius": ("linear", _times("radius", "0.5"), "radius .* less than"),
     "result": ("output", _times("gain", "0.5"), "gain .* less than"),
@@ -168,12 +168,16 @@ FORGERIES: dict[str, tuple[str, Callable[[Row], Row], str]] = {
     "claim": ("linear", _less, "could not be proved"),
     "no claim": ("linear", lambda r: dataclasses.replace(r, claims=()), "claim"),
     "not a number": ("times", _constant("factor", float("nan")), "factor"),
-    "infinite": ("output", _times("gain", "NaN"), "gain"),
+    "infinite": ("output", _times("gain", "NaN"), "must be the digits of a number, got 'NaN'"),
     "larger input": ("input", _constant("radius", 9.0), "radius .* less than"),
-    "no input": ("input", _constant("radius", 0.0), "its radius is not positive"),
-    "input without end": ("input", _constant("radius", math.inf), "radius is not finite"),
+    "no input": ("input", _constant("radius", 0.0), "radius of its constants must be a positive number, got 0.0"),
+    "input without end": (
+        "input",
+        _constant("radius", math.inf),
+        "radius of its constants must be .*, got inf",
+    ),
     "two domains": ("input", _constant("low", -1.0), "neither a ball nor a box"),
-    "dtype": ("input", _constant("dtype", "float8"), "nothing is known of the dtype 'float8'"),
+    "dtype": ("input", _constant("dtype", "float8"), "dtype of its constants must be 'float64' or .*, got 'float8'"),
 }
 
 
@@ -236,4 +240,7 @@ def test_the_checker_refuses_without_assertions_and_without_torch(files: tuple[P
     run = [sys.executable, "-O", "-c", code]
     assert "L-Lipschitz" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
     changed(small()[1], "ball", _constant("scale", -1.0)).save(files[0])
-    assert "its scale is not positive" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    assert (
+        "scale of its constants must be a positive number"
+        in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    )

@@ -85,6 +85,24 @@ def field(document: Document, tensors: Tensors, data: st.DataObject) -> None:
         node[key] = copy.deepcopy(at(document, data.draw(st.sampled_from(every))))
 
 
+OF_OTHER_TYPES = (
+    None, True, False, 0, -0.0, -1, 0.5, 5e-324, 1e400, float("nan"), 10**400, 2**63, "1", "-1", "NaN", "Infinity",
+    "1E+99999999999999999999", "\x1b[2J", [], [[]], [[[[1]]]], {}, {"shape": [1], "values": ["1"]},
+)  # fmt: skip
+
+
+def retyped(document: Document, tensors: Tensors, data: st.DataObject) -> None:
+    """A value has another type, alone or in a list or as a string, or stands beside a field that is unknown."""
+    *way, key = data.draw(st.sampled_from(places(document)))
+    node = at(document, tuple(way))
+    kept, bad = node[key], data.draw(st.sampled_from(OF_OTHER_TYPES))
+    kind = data.draw(st.sampled_from(("bad", "bad", "string", "list", "flag", "unknown")))
+    if kind == "unknown" and isinstance(node, dict):
+        node[data.draw(st.sampled_from(("note", "shape", "bounds", "Radius")))] = bad
+    else:
+        node[key] = {"string": str(kept), "list": [kept], "flag": bool(kept)}.get(kind, copy.deepcopy(bad))
+
+
 def rows(document: Document, tensors: Tensors, data: st.DataObject) -> None:
     """A row is left out, doubled, moved, or exchanged in the inputs of a later one."""
     lines, kind = document["rows"], data.draw(st.sampled_from(("out", "double", "move", "input")))
@@ -153,7 +171,7 @@ def require_true(document: Document, tensors: Tensors) -> None:
             assert all(a >= b * (1 - CLOSE) for a, b in zip(ours.flat, theirs.flat, strict=True)), (name, what)
 
 
-@pytest.mark.parametrize("damage", [number, lowered, field, rows, weights], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", [number, lowered, field, retyped, rows, weights], ids=lambda damage: damage.__name__)
 @FEW
 @given(data=st.data())
 def test_a_damaged_document_is_refused_or_true(damage: Any, data: st.DataObject) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 import torch
@@ -21,12 +22,33 @@ BOUNDS = st.one_of(
 )
 
 
-@given(BOUNDS, st.sampled_from([".6g", ".5g", ".4g", ".4e", ".4f"]))
+HAIRS = st.tuples(st.integers(1, 999), st.integers(-40, 40), st.integers(1, 10**30), st.integers(-90, -13)).map(
+    lambda drawn: Decimal(drawn[0]).scaleb(drawn[1]) * (1 + Decimal(drawn[2]).scaleb(drawn[3] - 30))
+)
+"""Bounds a little above a number of three digits."""
+
+
+def read(text: str) -> Fraction:
+    """The number that is printed, exactly: `1.5`, or `1 + 1e-27`."""
+    return sum(map(Fraction, text.split(" + ")), Fraction(0))
+
+
+@given(st.one_of(BOUNDS, HAIRS), st.sampled_from([".6g", ".5g", ".4g", ".4e", ".4f"]))
 def test_bounds_are_rounded_up(bound: Decimal, form: str) -> None:
-    above, below = Decimal(shown(bound, form)), Decimal(shown(bound, form, up=False))
-    assert below <= bound <= above
-    assert above - below <= (Decimal("1e-3") * bound if form != ".4f" else Decimal("1e-4"))
-    assert bound <= Decimal(short(bound)) <= bound * Decimal("1.0002")
+    above, below = read(shown(bound, form)), read(shown(bound, form, up=False))
+    assert below <= Fraction(bound) <= above
+    assert above - below <= (Fraction(1, 1000) * Fraction(bound) if form != ".4f" else Fraction(1, 10**4))
+    assert Fraction(bound) <= read(short(bound)) <= Fraction(bound) * Fraction(10002, 10000)
+
+
+def test_a_hair_above_a_short_number_is_printed_as_one() -> None:
+    one, hundred = Decimal("1.00000000000000000000000000003"), Decimal("100.000000000000000000000000003")
+    assert (shown(one), shown(hundred), shown(one, ".4e")) == ("1 + 3e-29", "100 + 3e-27", "1.0000e+0 + 3e-29")
+    assert shown(Decimal("3e-29"), ".4f") == "3e-29"
+    assert (shown(Decimal(1)), shown(Decimal("1.0000001"))) == ("1", "1.00001")
+    assert shown(one, up=False) == "1.00000"
+    model = nn.Identity()
+    assert "L = 1 + 1e-29," in str(wn.verify(wn.certify(model, torch.zeros(1, 3)), {}))
 
 
 @given(FLOATS, FLOATS)
@@ -58,13 +80,13 @@ def test_no_number_of_a_certificate_is_less_than_its_bound() -> None:
         ):
             (line,) = [each for each in lines if words in each]
             assert bound is not None
-            assert Decimal(line.partition(words)[2].split()[0].rstrip(",")) >= bound
+            assert read(re.split(r",| in | over ", line.partition(words)[2])[0]) >= Fraction(bound)
         table = str(certificate)
-        assert Decimal(re.findall(r"Lipschitz bound (\S+)", table)[0]) >= certificate.exact_lipschitz
+        assert read(re.findall(r"Lipschitz bound (.+?)  ", table)[0]) >= Fraction(certificate.exact_lipschitz)
         assert Decimal(re.findall(r"log10 (\S+);", table)[0]) >= Decimal(certificate.log10_lipschitz)
         for line, row in zip(table.splitlines()[-len(certificate.layers) :], certificate.layers, strict=True):
-            radius, gain = map(Decimal, line.split()[-2:])
-            assert radius >= largest_rms(row, "radius")
-            assert gain >= largest_rms(row, "gain")
+            radius, gain = map(read, re.split("  +", line)[-2:])
+            assert radius >= Fraction(largest_rms(row, "radius"))
+            assert gain >= Fraction(largest_rms(row, "gain"))
         assert "RMS <= 0.29999999999999998" in table
         assert "RMS <= 0.29999999999999998" in str(report)

@@ -16,7 +16,7 @@ from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.certificates.sizes import greatest, largest_rms, log10_up
+from wellnormed.certificates.sizes import greatest, group_size, largest_rms, log10_up
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
@@ -100,7 +100,7 @@ class Certificate:
     @property
     def exact_l2_lipschitz(self) -> Decimal | None:
         """`l2_lipschitz` as the decimal that was derived."""
-        sizes = {row.group_size for row in self.rows if row.operation == "input"}
+        sizes = {group_size(row) for row in self.rows if row.operation == "input"}
         if len(sizes) != 1:
             return None
         with rounding_up():
@@ -225,7 +225,7 @@ class Certificate:
         """`token_distance` as the decimal that was derived."""
         tables = [row for row in self.inputs if row.claims]
         with rounding_up():
-            return max((Decimal(r.claims[1].values[0]) / root_down(r.group_size) for r in tables), default=None)
+            return max((Decimal(r.claims[1].values[0]) / root_down(group_size(r)) for r in tables), default=None)
 
     @property
     def inputs(self) -> list[Row]:

@@ -26,6 +26,8 @@ from wellnormed.proof import Promise
 from wellnormed.proof.check import conclude
 from wellnormed.proof.decimals import assumed, shown
 from wellnormed.proof.files import parse_json
+from wellnormed.proof.reading import read
+from wellnormed.proof.rows import Document
 
 
 @default_on_cpu()
@@ -135,7 +137,8 @@ def certificate_of(walk: Walk, comparison: Comparison | None = None) -> Certific
         | {"python": platform.python_version()},
     )
     with refusing(lambda error: f"what was derived is no certificate ({error}); please report it"):
-        conclude(parse_json(certificate.text().encode(), "the certificate"), proof)  # as it will be read from its file
+        document = parse_json(certificate.text().encode(), "the certificate")  # as it will be read from its file
+        conclude(read(Document, document, "the certificate"), proof)
     return certificate
 
 

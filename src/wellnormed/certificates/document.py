@@ -1,6 +1,5 @@
 """A certificate's document: its fields as JSON holds them, and back. The kernel reads rows and promises."""
 
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.comparing import CIRCUMSTANCES, Comparison
 from wellnormed.program.domain import DTYPES
 from wellnormed.proof import Bounds, Row
-from wellnormed.proof.check import read_row
 from wellnormed.proof.decimals import Decimals
-from wellnormed.proof.promises import read_promise
+from wellnormed.proof.promises import Promise
+from wellnormed.proof.reading import read
+from wellnormed.proof.rows import Document, read_row
 
 FORMAT_VERSION = 6
 ARITHMETIC = "real numbers, tensors as stored"
@@ -63,23 +63,13 @@ def _array_document(array: Decimals) -> dict[str, Any]:
 
 def fields_of(document: dict[str, Any]) -> dict[str, Any]:
     """Read the fields of a certificate from its document; the computed tensors are in another file."""
-    if document["format"] != FORMAT_VERSION:
-        raise ValueError(f"its format version is not {FORMAT_VERSION}")
-    if document["arithmetic"] != ARITHMETIC:
-        raise ValueError("its arithmetic is none that a certificate covers")
+    read_document = read(Document, document, "the certificate")
     return {
-        "rows": tuple(map(read_row, document["rows"])),
-        "tensors": document["tensors"],
-        "fixed": tuple(document["fixed"]),
-        "promises": tuple(map(read_promise, document["promises"])),
-        "attention_logits": {
-            name: tuple(Decimal(each) for each in heads) for name, heads in document["attention_logits"].items()
-        },
-        "each_sample": document["each_sample"],
-        "comparison": _comparison(document["comparison"]),
-        "lower_bound": document["lower_bound"],
-        "arithmetic": document["arithmetic"],
-        "versions": document["versions"],
+        "rows": tuple(map(read_row, read_document.rows)),
+        "promises": tuple(read(Promise, each, "the promise") for each in read_document.promises),
+        **{key: getattr(read_document, key) for key in ("tensors", "fixed", "attention_logits")},
+        **{key: getattr(read_document, key) for key in ("each_sample", "lower_bound", "arithmetic", "versions")},
+        "comparison": _comparison(read_document.comparison),
     }
 
 

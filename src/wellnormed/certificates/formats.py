@@ -188,7 +188,7 @@ class _Inputs:
     def _value(self, row: Row) -> Value:
         if row.bounds is None:
             inputs = [self._values[name] for name in row.inputs]
-            return moved(row.operation, inputs, row.name, row.shape, row.constants, self._tensor)
+            return moved(row, inputs, self._tensor)
         base = Base(row.name, row.shape, row.axes, row.bounds, None)
         return Value(row.name, row.shape, (Term(base, base.order),))
 

@@ -24,6 +24,7 @@ def promise_of(name: str, norm: Norm, cap: float, shape: Sequence[int]) -> Promi
     for positions, unit in norm.blocks(torch.arange(math.prod(shape)).reshape(tuple(shape))):
         tables = tables_of(positions)
         assert tables is not None  # parts are cut along axes
+        steps = tuple(tuple(each) if isinstance(each, list) else each for each in tables[1])
         size = math.nextafter(unit * cap, math.inf)
-        parts.append(Parts(tuple(positions.shape), size, tables[0], tuple(tables[1])))
+        parts.append(Parts(tuple(positions.shape), size, tables[0], steps))
     return Promise(name, tuple(shape), tuple(parts))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.sizes import group_size
 from wellnormed.proof.decimals import float_up, root, root_down, rounding_up
 
 if TYPE_CHECKING:
@@ -40,6 +41,6 @@ def _slope_of_a_gap(certificate: "Certificate") -> float:
     if whole is None:
         raise ValueError("certified_radius: the inputs have groups of several sizes, of which no one radius can speak")
     with rounding_up():
-        size = next(row.group_size for row in certificate.rows if row.operation == "input")
+        size = next(group_size(row) for row in certificate.rows if row.operation == "input")
         margins = [row.bounds for row in certificate.rows if row.operation == "margin"]
         return float_up(min([root(2) * whole, *(max(each.gain.flat) / root_down(size) for each in margins if each)]))

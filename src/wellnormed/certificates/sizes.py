@@ -7,10 +7,15 @@ from wellnormed.proof import Row
 from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown
 
 
+def group_size(row: Row) -> int:
+    """Number of entries of a group of a row's result."""
+    return math.prod(row.shape[axis] for axis in row.axes)
+
+
 def largest_rms(row: Row, what: str) -> Decimal:
     """The largest `radius` or `gain` of a row's groups, in root mean squares."""
     with rounding_up():
-        return greatest(row, what) / root_down(row.group_size)
+        return greatest(row, what) / root_down(group_size(row))
 
 
 def greatest(row: Row, what: str) -> Decimal:

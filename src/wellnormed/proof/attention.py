@@ -71,7 +71,7 @@ def _origin_in(x: Value, source: Value) -> Origin:
     return origin
 
 
-def attention(row: Inference) -> Bounds:
+def attention(row: Inference, *, scale: float) -> Bounds:
     """`softmax(s q k^T + mask) v` for any mask, of q, k, v `(*batch, tokens, width)`.
 
     All keys and values lie in balls about 0, whose radii are the largest over tokens: with other centres for other
@@ -83,7 +83,7 @@ def attention(row: Inference) -> Bounds:
     at most `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
     """
     require(len(row.inputs) in (3, 4), "it needs queries, keys and values, and perhaps their tokens")
-    (q, k, v), rank, scale = row.inputs[:3], len(row.shape), abs(Decimal(row.number("scale")))
+    (q, k, v), rank, strength = row.inputs[:3], len(row.shape), abs(Decimal(scale))
     batch = row.shape[:-2]
     fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1] and len(k.shape) == rank
     require(rank >= 2 and fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys misfit")
@@ -93,8 +93,8 @@ def attention(row: Inference) -> Bounds:
         each.max(rank - 2, keepdims=True) for each in (rk.radius, rk.gain, rv.radius, rv.gain)
     )
     result, q_radius = v_radius, rq.radius.max(rank - 2, keepdims=True)
-    gain = v_gain + scale * v_radius * (rq.radius * k_gain + k_radius * rq.gain)
-    logits = scale * q_radius * k_radius
+    gain = v_gain + strength * v_radius * (rq.radius * k_gain + k_radius * rq.gain)
+    logits = strength * q_radius * k_radius
     if len(row.inputs) == 4:
         x, (radius, change, _) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
@@ -109,17 +109,17 @@ def attention(row: Inference) -> Bounds:
             sizes.append(origin.factor * decimals([claim.values[head] for head in origin.heads]).reshape(heads))
         k_size, v_size = sizes
         k_radius, v_radius = least(k_radius, k_size * radius), least(v_radius, v_size * radius)
-        slope = scale * rq.radius * v_radius * k_size
-        gain = least(gain, change * roots(v_size * v_size + slope * slope) + scale * k_radius * v_radius * rq.gain)
+        slope = strength * rq.radius * v_radius * k_size
+        gain = least(gain, change * roots(v_size * v_size + slope * slope) + strength * k_radius * v_radius * rq.gain)
         if len(row.claims) == 3:
             query = _origin_in(q, x)
             require(not query.bias, "its queries have a bias")
             (a, turned_a), (b, turned_b) = weight_of(query.linear), weight_of(key.linear)
-            pairs = [tuple(pair) for pair in zip(query.heads, key.heads, strict=True)]
+            pairs = tuple(zip(query.heads, key.heads, strict=True))
             settings = {"pairs": pairs, "parts": (query.parts, key.parts), "transposed": (turned_a, turned_b)}
             claim = row.claim(2, "product", **settings)
             require(claim.tensors == (a, b), f"its product is not of {word(a)} and {word(b)}")
-            t = scale * radius * radius * query.factor * key.factor * decimals(claim.values).reshape(heads)
+            t = strength * radius * radius * query.factor * key.factor * decimals(claim.values).reshape(heads)
             gain = least(gain, change * v_size * (roots(ONE + t * t) + t))
             logits = least(logits, t) if not key.bias else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))

@@ -1,6 +1,5 @@
 """Prove a certificate again: add the rows of its document to a proof, and compare the results that it states."""
 
-import decimal
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
-from wellnormed.proof.decimals import assumed, between, decimals, root_down, rounding_up, shown
+from wellnormed.proof.decimals import assumed, between, root_down, rounding_up, shown
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
-from wellnormed.proof.promises import read_promise
+from wellnormed.proof.promises import Promise
 from wellnormed.proof.proof import Proof
-from wellnormed.proof.reading import CheckError, decimal_number, field, integers, of_type, require, texts, word
-from wellnormed.proof.rows import Bounds, Claim, Row
+from wellnormed.proof.reading import CheckError, read, require, word
+from wellnormed.proof.rows import Document, read_row
 from wellnormed.proof.rules import LARGEST, domain_of
 
 _ROUNDED = 1 + Decimal(2) ** -50
 """A stated result may exceed the derived one by this factor, as it does when it was rounded to a float."""
 _OTHER_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError)
-"""The errors that a malformed document can cause besides a `CheckError`."""
+"""The errors that a malformed document can cause; a `CheckError` is a `ValueError`."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Report:
     def __str__(self) -> str:
         lines = ["each sample of a batch of any size:"] if self.each_sample else []
         lines += [f"for {each}" for each in self.inputs]
-        constant = f"L = {shown(self.lipschitz)}"
-        lines += [f"{self.output} is L-Lipschitz with {constant}, from the largest RMS to the largest RMS"]
+        constant = shown(self.lipschitz)
+        lines += [f"{self.output} is L-Lipschitz with L = {constant}, from the largest RMS to the largest RMS"]
         for bound, words in (
             (self.l2_lipschitz, "and L = {} in Euclidean norms"),
             (self.margin, "differences of its entries change by at most {}"),
@@ -96,72 +95,36 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
     Raises:
         CheckError: The certificate is not proved; the message names the part that failed, and the reason.
     """
+    where = ""
     try:
-        proof = Proof(dict(tensors))
-        _require_intact(of_type(document, dict, "the certificate"), proof)
-        for each in of_type(document.get("promises", []), list, "promises"):
-            proof.promise(read_promise(each))
-        for number, row in enumerate(of_type(field(document, "rows", "the certificate"), list, "rows")):
-            name = of_type(field(row, "name", f"row {number}"), str, "the name of a row")
-            try:
-                proof.add(read_row(row))
-            except _OTHER_ERRORS as error:
-                raise CheckError(f"row {number} ({word(name)}): {error or type(error).__name__}") from error
-        return conclude(document, proof)
-    except CheckError:
-        raise
+        certificate, proof = read(Document, document, "the certificate"), Proof(dict(tensors))
+        _require_intact(certificate, proof)
+        for promise in certificate.promises:
+            proof.promise(read(Promise, promise, "the promise"))
+        for number, content in enumerate(certificate.rows):
+            where = f"row {number}: "
+            row = read_row(content)
+            where = f"row {number} ({word(row.name)}, {word(row.operation)}): "
+            proof.add(row)
+        where = ""
+        return conclude(certificate, proof)
     except _OTHER_ERRORS as error:
-        raise CheckError(f"the certificate is malformed: {error or type(error).__name__}") from error
+        raise CheckError(f"{where}{error or type(error).__name__}") from error
 
 
-def _require_intact(document: dict[str, Any], proof: Proof) -> None:
-    """Refuse another format, and tensors that are not those of the certificate."""
-    require(type(document.get("format")) is int and document["format"] == 6, "format must be 6")
-    require(document.get("arithmetic") == "real numbers, tensors as stored", "the arithmetic is unknown")
-    for key in ("tensors", "computed"):
-        for name, digest in of_type(document.get(key, {}), dict, key).items():
-            require(name in proof.stored, f"there is no stored tensor {name!r}")
-            same = proof.stored[name].digest == digest
-            require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
+def _require_intact(certificate: Document, proof: Proof) -> None:
+    """Refuse tensors that are not those of the certificate."""
+    for name, digest in [*certificate.tensors.items(), *certificate.computed.items()]:
+        require(name in proof.stored, f"there is no stored tensor {name!r}")
+        same = proof.stored[name].digest == digest
+        require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
 
 
-def read_row(document: Any) -> Row:
-    """Read a row of a document, whose fields have their types from here on; those of its constants belong to rules."""
-    name, operation = (of_type(field(document, key, "the row"), str, key) for key in ("name", "operation"))
-    constants = of_type(field(document, "constants", "the row"), dict, "constants")
-    inputs = texts(_list(document, "inputs"), "inputs")
-    shape, axes = integers(_list(document, "shape"), "shape", 1), integers(_list(document, "axes"), "axes")
-    reads = tuple(integers(each, "reads") for each in _list(document, "reads"))
-    claims = tuple(map(_claim, _list(document, "claims")))
-    return Row(name, operation, inputs, shape, constants, claims, reads, axes, _bounds(document))
-
-
-def _claim(document: Any) -> Claim:
-    measure, constants = (field(document, key, "a claim") for key in ("measure", "constants"))
-    return Claim(measure, _list(document, "tensors"), _list(document, "values"), constants)
-
-
-def _list(document: Any, key: str) -> tuple[Any, ...]:
-    return tuple(of_type(field(document, key, "a row or claim"), list, key))
-
-
-def _bounds(document: dict[str, Any]) -> Bounds | None:
-    """Read the bounds that a row states, if it states any; a move has none."""
-    arrays = [field(document, key, "the row") for key in Bounds._fields]
-    return None if all(each is None for each in arrays) else Bounds(*map(_array, arrays, Bounds._fields))
-
-
-def _array(document: Any, what: str) -> Any:
-    """Read an array of decimals that are not negative."""
-    values = [decimal_number(each, what) for each in of_type(field(document, "values", what), list, what)]
-    return decimals(values).reshape(integers(field(document, "shape", what), what, 1))
-
-
-def conclude(document: dict[str, Any], proof: Proof) -> Report:
-    """Report the results of a proof, which must be those that the document states.
+def conclude(certificate: Document, proof: Proof) -> Report:
+    """Report the results of a proof, which must be those that the certificate states.
 
     Raises:
-        CheckError: The document states another result, or the last row is no output.
+        CheckError: The certificate states another result, or the last row is no output.
     """
     with rounding_up():
         rows, last = proof.inferences, next(reversed(proof.rows.values()), None)
@@ -169,29 +132,32 @@ def conclude(document: dict[str, Any], proof: Proof) -> Report:
             raise CheckError("the last row is not the output")
         output, gain, inputs = rows[-1], last.bounds.gain.max(), [row for row in rows if row.operation == "input"]
         require(len(inputs) > 0, "there is no input")
-        lipschitz, sizes = _result(document, "lipschitz", gain, output.entries()), {row.entries() for row in inputs}
-        l2 = _result(document, "l2_lipschitz", gain, sizes.pop()) if len(sizes) == 1 else None
-        null = l2 is not None or document.get("l2_lipschitz") is None
-        require(null, "l2_lipschitz must be null: groups of inputs differ")
+        lipschitz, l2, sizes = certificate.lipschitz, certificate.l2_lipschitz, {row.entries() for row in inputs}
+        _require_result("lipschitz", lipschitz, gain, output.entries())
+        require((l2 is not None) == (len(sizes) == 1), "l2_lipschitz must be null just where groups of inputs differ")
+        if l2 is not None:
+            _require_result("l2_lipschitz", l2, gain, sizes.pop())
         margins = [row for row in rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
         twice = 2 * last.bounds.radius.max() / root_down(output.entries())
-        fixed = texts(document.get("fixed", []), "fixed")
+        fixed = certificate.fixed
         require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
         rounds: dict[str, tuple[str, ...]] = {}
-        for row in proof.rows.values():
-            if row.operation == "rounding":
-                rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
+        for row in (each for each in proof.rows.values() if each.operation == "rounding"):
+            rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
         return Report(
-            each_sample=of_type(field(document, "each_sample", "the certificate"), bool, "each_sample"),
-            inputs=(*map(_domain, inputs), *(f"{word(name)} as stored, lookups apart" for name in fixed)),
-            output=f"{_shown(output)}, in {_groups(output)},",
+            each_sample=certificate.each_sample,
+            inputs=(
+                *map(shown_domain, inputs),
+                *(f"{word(name)} as stored, lookups apart" for name in fixed),
+            ),
+            output=f"{shown_shape(output)}, in {groups_of(output)},",
             lipschitz=lipschitz,
             l2_lipschitz=l2,
             margin=max((margin_of(row, output.inputs[0]) for row in margins), default=None),
             substitution=min(lipschitz * max(distances), twice) if distances else None,
-            attention_logits=_logits(document, rows),
+            attention_logits=_logits(certificate, rows),
             rounds=rounds,
             promises=tuple(map(str, proof.promises.values())),
             rows=len(proof.rows),
@@ -200,40 +166,32 @@ def conclude(document: dict[str, Any], proof: Proof) -> Report:
         )
 
 
-def _result(document: dict[str, Any], key: str, gain: Decimal, entries: int) -> Decimal:
-    """Return the result that the document states, if it is `gain / sqrt(entries)` or exceeds it by a rounding only."""
-    stated = decimal_number(document.get(key), key)
-    low, high = (decimal.Context(200, way, decimal.MIN_EMIN, decimal.MAX_EMAX) for way in _DIRECTIONS)
-    enough = low.multiply(low.multiply(stated, stated), entries) >= high.multiply(gain, gain)
+def _require_result(key: str, stated: Decimal, gain: Decimal, entries: int) -> None:
+    """Refuse a stated result that is less than `gain / sqrt(entries)`, or exceeds it by more than a rounding."""
     derived = gain / root_down(entries)
-    require(enough and stated <= derived * _ROUNDED, f"{key}={stated:.20g} is not what follows, {derived:.20g}")
+    require(derived <= stated <= derived * _ROUNDED, f"{key}={stated:.20g} is not what follows, {derived:.20g}")
+
+
+def _logits(certificate: Document, rows: list[Inference]) -> dict[str, tuple[Decimal, ...]]:
+    """Return the stated bounds of the logits of every attention, none of which may be less than the derived one."""
+    stated = certificate.attention_logits
+    derived = {row.name: row.logits for row in rows if row.logits is not None}
+    require(stated.keys() == derived.keys(), "attention_logits must name the rows of attention")
+    for name, least in derived.items():
+        enough = len(stated[name]) == len(least) and all(a >= b for a, b in zip(stated[name], least, strict=True))
+        require(enough, f"the attention_logits of {word(name)} are less than what follows")
     return stated
 
 
-_DIRECTIONS = (decimal.ROUND_FLOOR, decimal.ROUND_CEILING)
-
-
-def _logits(document: dict[str, Any], rows: list[Inference]) -> dict[str, tuple[Decimal, ...]]:
-    """Return the bounds that the document states for the logits of every attention; none is less than the derived."""
-    stated = of_type(document.get("attention_logits", {}), dict, "attention_logits")
-    derived = {row.name: row.logits for row in rows if row.logits is not None}
-    require(stated.keys() == derived.keys(), "attention_logits must name the rows of attention")
-    logits = {}
-    for name, least in derived.items():
-        heads = tuple(decimal_number(each, name) for each in of_type(stated[name], list, "attention_logits"))
-        enough = len(heads) == len(least) and all(a >= b for a, b in zip(heads, least, strict=True))
-        require(enough, f"the attention_logits of {word(name)} are less than what follows")
-        logits[name] = heads
-    return logits
-
-
-def _shown(row: Inference) -> str:
+def shown_shape(row: Inference) -> str:
+    """The name and the shape of a row's result, in words."""
     return f"{word(row.name)} of shape {row.shape}"
 
 
-def _domain(row: Inference) -> str:
+def shown_domain(row: Inference) -> str:
     """The domain of an input, in words, from its numbers."""
-    (box, radius), dtype = domain_of(row), row.constants["dtype"]
+    dtype, limits = row.constants["dtype"], [row.constants[key] for key in ("radius", "low", "high")]
+    box, radius = domain_of(*limits)
     if box is None:
         words = f"RMS <= {assumed(float(radius))}"
     elif box[0] <= -LARGEST[dtype] and LARGEST[dtype] <= box[1]:
@@ -241,10 +199,11 @@ def _domain(row: Inference) -> str:
     else:
         words = f"entries {between(*box)}"
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
-    return f"{dtype} {_shown(row)} with {words} in {_groups(row)}{looked_up}"
+    return f"{dtype} {shown_shape(row)} with {words} in {groups_of(row)}{looked_up}"
 
 
-def _groups(row: Inference) -> str:
+def groups_of(row: Inference) -> str:
+    """The groups of a row's result, in words."""
     if row.axes == (len(row.shape) - 1,):
         return f"every vector of {row.shape[-1]} entries"
     samples = row.axes == tuple(range(1, len(row.shape)))

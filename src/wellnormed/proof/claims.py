@@ -6,51 +6,36 @@ The values of a claim carry a slack of 1e-9, so that a machine that rounds other
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.matrices import (
-    TINY,
-    convolution_below,
-    convolution_norm,
-    gamma,
-    largest_entry,
-    norms_below,
-    proved_norm,
-)
-from wellnormed.proof.reading import integer, integers, number, of_type, require, texts, word
+from wellnormed.proof.matrices import convolution_below, convolution_norm, largest_entry, norms_below, proved_norm
+from wellnormed.proof.reading import Size, arguments, read, require, word
 from wellnormed.proof.rows import Claim
-from wellnormed.proof.value import UNIT
+from wellnormed.proof.value import TINY, UNIT, gamma
 
 _SLACK = 1e-9
 _BLOCK = 2**24  # so many entries of differences of rows are in memory at once
 
 Values = tuple[float, ...]
+Pairs = tuple[tuple[int, int], ...]
 
 
 def complete(claim: Claim) -> Claim:
-    """Check the tensors and settings of a claim, and add the defaults; its values stay as they are."""
+    """Read the settings of a claim, and add the defaults; its values stay as they are."""
     require(claim.measure in MEASURES, f"nothing is known of the measure {claim.measure!r}")
-    measure, defaults = claim.measure, MEASURES[claim.measure].settings
-    names = texts(claim.tensors, "a claim's tensors")
-    require(len(names) == 1 + (measure == "product"), f"{measure} is claimed of {len(names)} tensors")
-    constants = of_type(claim.constants, dict, "a claim's constants")
-    unknown = constants.keys() - defaults.keys()
-    require(not unknown, f"{measure} has no settings {sorted(unknown)}")
-    settings: dict[str, Any] = {}
-    for key, (read, default) in defaults.items():
-        require(key in constants or default is not None, f"{measure} lacks {key}")
-        settings[key] = read(constants.get(key, default), key)
-    return Claim(measure, names, claim.values, settings)
+    measure, count = claim.measure, len(claim.tensors)
+    require(count == 1 + (measure == "product"), f"{measure} is claimed of {count} tensors")
+    settings = arguments(MEASURES[measure].bound, claim.constants, f"the settings of {measure}")
+    return replace(claim, constants=settings)
 
 
 def stated(claim: Claim) -> Claim:
     """Complete a claim, and check that it has as many values as its measure, none negative; nothing is proved yet."""
     claim = complete(claim)
-    values = tuple(number(each, "a claim's value") for each in of_type(claim.values, (list, tuple), "a claim's values"))
-    count = len(claim.constants["pairs"]) if claim.measure == "product" else claim.constants.get("parts", 1)
+    values, settings = read(tuple[float, ...], claim.values, f"the values of {claim.measure}"), claim.constants
+    count = len(settings["pairs"]) if claim.measure == "product" else settings.get("parts", 1)
     fits = len(values) == count > 0 and min(values) >= 0
     require(fits, f"{claim.measure} has values {values[:4]}, which are not {count} norms")
     return replace(claim, values=values)
@@ -65,7 +50,7 @@ def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
     """
     arrays = _wide(claim, tensor)
     with np.errstate(all="ignore"):
-        values = MEASURES[claim.measure].bound(*arrays, **claim.constants)
+        values = np.ravel(MEASURES[claim.measure].bound(*arrays, **claim.constants)).tolist()
     require(all(map(math.isfinite, values)), f"the {_named(claim)} is beyond all floats; scale the weights down")
     # a domain is chosen by the largest entry or row of a table, so these have no more slack than another order needs
     slack = {"max_abs": 0.0, "row_norm": 4 * (arrays[0].shape[-1] + 8) * UNIT if arrays[0].ndim else 0.0}
@@ -79,7 +64,7 @@ def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     arrays, measure = _wide(claim, tensor), MEASURES[claim.measure]
     with np.errstate(all="ignore"):
         if measure.below is None:
-            least = measure.bound(*arrays, **claim.constants)
+            least = np.ravel(measure.bound(*arrays, **claim.constants)).tolist()
             proved = all(a <= b for a, b in zip(least, claim.values, strict=True))
         else:
             proved = measure.below(*arrays, claim.values, **claim.constants)
@@ -106,7 +91,7 @@ def parts_of(array: np.ndarray, parts: int) -> np.ndarray:
     return array.reshape(parts, -1, *array.shape[1:])
 
 
-def _spectral(w: np.ndarray, parts: int, transposed: bool) -> Values:
+def _spectral(w: np.ndarray, *, parts: Size = 1, transposed: bool = False) -> Values:
     """Largest singular value of each of equal parts of the rows of a matrix, or of its transpose."""
     return tuple(proved_norm(part[None]) for part in parts_of(matrix(w, transposed), parts))
 
@@ -123,7 +108,6 @@ def _factors(
 
     The error is at most `gamma_k |A|_F |B|_F`, where k is the number of rows of a part.
     """
-    require(len(parts) == len(transposed) == 2, "a product has two factors")
     factors = [parts_of(matrix(w, t), n) for w, t, n in zip((left, right), transposed, parts, strict=True)]
     require(factors[0].shape[1] == factors[1].shape[1], "the factors of a product have groups of other sizes")
     for pair in pairs:
@@ -135,9 +119,11 @@ def _factors(
         yield a.T @ b, error + TINY if error else 0.0, sum(exponents)
 
 
-def _product(left: np.ndarray, right: np.ndarray, **settings: Any) -> Values:
+def _product(
+    left: np.ndarray, right: np.ndarray, *, pairs: Pairs, parts: tuple[Size, Size], transposed: tuple[bool, bool]
+) -> Values:
     """Largest singular value of `A_i^T B_j` for every pair (i, j)."""
-    factors = _factors(left, right, **settings)
+    factors = _factors(left, right, pairs, parts, transposed)
     return tuple(_shifted_up(proved_norm(w[None]) + error, exponent) for w, error, exponent in factors)
 
 
@@ -166,7 +152,7 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     return np.where(rows.any(1), np.nextafter(np.ldexp(lengths, exponent), np.inf), 0.0)
 
 
-def _group_norm(x: np.ndarray, parts: int = 1) -> Values:
+def _group_norm(x: np.ndarray, *, parts: Size = 1) -> Values:
     """Euclidean norm of each of equal parts of a vector."""
     return tuple(_lengths(parts_of(x.reshape(-1), parts)).tolist())
 
@@ -176,13 +162,13 @@ def _row_norm(x: np.ndarray) -> Values:
     return (float(_lengths(x.reshape(-1, x.shape[-1] if x.ndim else 1)).max()),)
 
 
-def _row_difference(w: np.ndarray, transposed: bool) -> Values:
+def _row_difference(w: np.ndarray, *, transposed: bool = False) -> Values:
     """Largest Euclidean norm of the difference of two rows of a matrix, or of its transpose."""
     rows = matrix(w, transposed)
     return (max(float(_lengths(rows - row).max()) for row in rows) * (1 + 2 * UNIT),)
 
 
-def _row_sum(x: np.ndarray, parts: int) -> Values:
+def _row_sum(x: np.ndarray, *, parts: Size = 1) -> Values:
     """Largest sum of absolute values over the last axis, for each of equal parts of the rows."""
     sums = parts_of(abs(x).reshape(-1, x.shape[-1]), parts).sum(-1).max(1)
     return tuple((sums * (1 + (x.shape[-1] + 2) * UNIT)).tolist())
@@ -207,66 +193,28 @@ def _diameter(x: np.ndarray) -> Values:
     return (_shifted_up(bound, exponent),)
 
 
-def _kernel(w: np.ndarray, size: tuple, stride: tuple, dilation: tuple, groups: int) -> np.ndarray:
-    """Check the kernel of a convolution without padding, whose largest gain is claimed, in the Euclidean norm."""
-    require(w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2, "a convolution's settings misfit")
-    require(w.shape[0] % groups == 0, f"{w.shape[0]} outputs are no {groups} equal parts")
-    return w
-
-
-def _taps(w: np.ndarray, groups: int) -> Values:
+def _taps(w: np.ndarray, *, groups: Size) -> Values:
     """The sum over taps of the norms of their matrices, which bounds a convolution in the largest norm of a pixel."""
     require(w.ndim >= 3, "a convolution's kernel has three axes or more")
     taps = np.moveaxis(w.reshape(*w.shape[:2], -1), -1, 0)
     return (math.fsum(proved_norm(parts_of(tap, groups)) for tap in taps) * (1 + 4 * UNIT),)
 
 
-def _flag(x: Any, key: str) -> bool:
-    return of_type(x, bool, key)
-
-
-def _flags(x: Any, key: str) -> tuple[bool, ...]:
-    return tuple(_flag(each, key) for each in of_type(x, (list, tuple), key))
-
-
-def _pairs(x: Any, key: str) -> list[tuple[int, ...]]:
-    pairs = [integers(pair, key) for pair in of_type(x, (list, tuple), key)]
-    require(all(len(pair) == 2 for pair in pairs), "a pair of heads has two numbers")
-    return pairs
-
-
 class Measure(NamedTuple):
     """A number of stored tensors that claims bound."""
 
-    bound: Callable[..., Values]
-    """Computes proved values from the tensors and settings."""
-    settings: dict[str, tuple[Callable[[Any, str], Any], Any]] = {}  # noqa: RUF012 (a field of a tuple)
-    """Name of every setting -> its reader, and its default, or None for a setting that a claim must have."""
+    bound: Callable[..., float | Values]
+    """Computes proved values from the tensors and settings; its keyword-only parameters declare the settings."""
     below: Callable[..., bool] | None = None
     """Decides from the tensors, stated values and settings whether the values are proved, in less time than `bound`
     takes; None to compare them with those of `bound`."""
 
 
-_positive, _sizes = partial(integer, low=1), partial(integers, low=1)
-_PARTS, _TURNED, _ONE = (_positive, 1), (_flag, False), (_positive, None)
-_CONVOLUTION = {**dict.fromkeys(("size", "stride", "dilation"), (_sizes, None)), "groups": _ONE}
 MEASURES = {
-    "spectral": Measure(_spectral, {"parts": _PARTS, "transposed": _TURNED}, _spectral_below),
-    "product": Measure(
-        _product, {"pairs": (_pairs, None), "parts": (_sizes, None), "transposed": (_flags, None)}, _product_below
-    ),
-    "group_norm": Measure(_group_norm, {"parts": _PARTS}),
-    "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
-    "row_norm": Measure(_row_norm),
-    "row_difference": Measure(_row_difference, {"transposed": _TURNED}),
-    "row_sum": Measure(_row_sum, {"parts": _PARTS}),
-    "diameter": Measure(_diameter),
-    "max_abs": Measure(lambda x: (largest_entry(x),)),
-    "convolution": Measure(
-        lambda w, **c: (convolution_norm(_kernel(w, **c), **c),),
-        _CONVOLUTION,
-        lambda w, values, **c: convolution_below(_kernel(w, **c), values[0], **c),
-    ),
-    "taps": Measure(_taps, {"groups": _ONE}),
+    "spectral": Measure(_spectral, _spectral_below), "product": Measure(_product, _product_below),
+    "group_norm": Measure(_group_norm), "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
+    "row_norm": Measure(_row_norm), "row_difference": Measure(_row_difference), "row_sum": Measure(_row_sum),
+    "diameter": Measure(_diameter), "max_abs": Measure(lambda x: (largest_entry(x),)), "taps": Measure(_taps),
+    "convolution": Measure(convolution_norm, convolution_below),
 }  # fmt: skip
 """All measures by name."""

@@ -69,17 +69,34 @@ def decimals(values: Any) -> Decimals:
     return np.asarray(np.frompyfunc(Decimal, 1, 1)(np.asarray(values, dtype=object)), dtype=object)
 
 
+_HAIR = Decimal("1e-12")
+"""What is less than this share of the last digit that is printed is a hair."""
+
+
 def shown(x: Decimal | float, form: str = ".6g", up: bool = True) -> str:
     """A number as sentences and tables print it, in a format that rounds.
 
-    A claimed bound is rounded up, so that what is read back is not less; a radius, or what a search found, down.
+    A claimed bound is rounded up, so that what is read back is not less; a radius, or what a search found, down. A
+    bound that exceeds the next smaller number of the format by a hair only, such as the bound of an identity after
+    some square roots, is printed as that number and the hair.
 
     Example:
         >>> shown(Decimal("1.0000001")), shown(2.0, ".3f"), shown(1.9999999, up=False)
         ('1.00001', '2.000', '1.99999')
+        >>> shown(Decimal("1.000000000000000000000000001"))
+        '1 + 1e-27'
     """
-    with decimal.localcontext(UP, rounding=decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR):
-        return format(Decimal(x), form) if Decimal(x).is_finite() else str(float(x))
+    x = Decimal(x)
+    if not x.is_finite():
+        return str(float(x))
+    with decimal.localcontext(UP, rounding=decimal.ROUND_FLOOR):
+        low = format(x, form)
+    with rounding_up():
+        high, hair = format(x, form), x - Decimal(low)
+        if not up or not 0 < hair < (Decimal(high) - Decimal(low)) * _HAIR or x < 0:
+            return high if up else low
+        least = low.rstrip("0").rstrip(".") if "." in low and "e" not in low else low
+        return f"{least} + {hair:.0e}" if Decimal(low) else f"{hair:.0e}"
 
 
 def assumed(x: float, form: str = "") -> str:

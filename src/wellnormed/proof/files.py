@@ -7,11 +7,11 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.reading import CheckError, field, integers, of_type, require, word
+from wellnormed.proof.reading import CheckError, read, require, word
 
 _KINDS = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "BOOL": "?",
@@ -45,6 +45,14 @@ class Stored:
         return entries.astype(np.int64 if self.dtype[0] in "IUB" and self.dtype != "BF16" else np.float64)
 
 
+class _Entry(NamedTuple):
+    """What the header of a safetensors file says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 def stored(array: Any) -> Stored:
     """Convert a NumPy array of floats, integers or booleans to a stored tensor."""
     array = np.asarray(array)
@@ -75,16 +83,14 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     start = 8 + int.from_bytes(content[:8], "little")
     require(8 <= start <= len(content), f"{path} is too short for a safetensors file")
     require(start <= _TEXT, f"the header of {path} has {start} bytes, more than {_TEXT}")
-    header = dict(of_type(parse_json(content[8:start], f"the header of {path}"), dict, f"the header of {path}"))
-    header.pop("__metadata__", None)
+    header = parse_json(content[8:start], f"the header of {path}")
     placed = []
-    for name, entry in header.items():
+    for name, entry in read(dict[str, Any], header, f"the header of {path}").items():
         require(name.isprintable(), f"the name {name!r} in {path} cannot be printed")
-        kind = of_type(field(entry, "dtype", name), str, name)
-        require(kind in _KINDS, f"{word(name)} in {path} has an unknown dtype {kind[:20]!r}")
-        shape = integers(field(entry, "shape", name), f"the shape of {word(name)}")
-        offsets = integers(field(entry, "data_offsets", name), f"the offsets of {word(name)}")
-        placed.append((offsets, name, kind, shape))
+        if name != "__metadata__":
+            entry = read(_Entry, entry, f"{word(name)} in {path}")
+            require(entry.dtype in _KINDS, f"{word(name)} in {path} has an unknown dtype {entry.dtype[:20]!r}")
+            placed.append((entry.data_offsets, name, entry.dtype, entry.shape))
     tensors, position = {}, start
     for offsets, name, kind, shape in sorted(placed):
         end = position + math.prod(shape) * np.dtype(_KINDS[kind]).itemsize

@@ -44,7 +44,7 @@ SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 
 """Name -> number of settings of the others."""
 
 
-def shape_of(name: object, *numbers: float) -> Shape:
+def shape_of(name: str, *numbers: float) -> Shape:
     """Look up the bounds of a function.
 
     Args:
@@ -59,8 +59,8 @@ def shape_of(name: object, *numbers: float) -> Shape:
         >>> shape_of("leaky_relu", 0.01).slope
         Decimal('1')
     """
-    known = isinstance(name, str) and name in {*SETTINGS, *FUNCTIONS} and len(numbers) == SETTINGS.get(name, 0)
-    require(known, f"nothing is known of {str(name)[:60]!r} of {len(numbers)} numbers")
+    known = name in {*SETTINGS, *FUNCTIONS} and len(numbers) == SETTINGS.get(name, 0)
+    require(known, f"nothing is known of {name[:60]!r} of {len(numbers)} numbers")
     settings = [Decimal(each) for each in numbers]
     if name == "leaky_relu":
         slope = max(ONE, abs(settings[0]))
@@ -76,5 +76,5 @@ def shape_of(name: object, *numbers: float) -> Shape:
         return Shape(ONE, ONE, max(ZERO, low, -high), max(abs(low), abs(high)))
     if name in ("clamp_min", "clamp_max"):
         return Shape(ONE, ONE, max(ZERO, settings[0] if name == "clamp_min" else -settings[0]), None)
-    slope, growth, at_zero, ceiling = FUNCTIONS[str(name)]
+    slope, growth, at_zero, ceiling = FUNCTIONS[name]
     return Shape(Decimal(slope), Decimal(growth), Decimal(at_zero), None if ceiling is None else Decimal(ceiling))

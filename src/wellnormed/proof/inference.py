@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof.decimals import ZERO
-from wellnormed.proof.reading import field, integers, number, require
+from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds, Claim
 from wellnormed.proof.value import Value
 
@@ -23,6 +23,7 @@ class Inference:
     inputs: list[Value]
     shape: tuple[int, ...]
     constants: dict[str, Any]
+    """The constants that the rule declares, in their types."""
     claims: list[Claim]
     """The claims, with complete settings and the right number of values."""
     reads: list[tuple[int, ...]]
@@ -33,16 +34,6 @@ class Inference:
     """For every input, the bounds of the groups along the axes in `reads`."""
     logits: np.ndarray | None = None
     """For every head of an attention, a bound of its logits, `(heads,)`."""
-
-    def number(self, key: str) -> float:
-        """Return a finite constant."""
-        return number(field(self.constants, key, "its constants"), key)
-
-    def positive(self, key: str) -> Decimal:
-        """Return a constant that must be positive."""
-        constant = self.number(key)
-        require(constant > 0, f"its {key} is not positive")
-        return Decimal(constant)
 
     def claim(self, place: int, measure: str, **settings: Any) -> Claim:
         """Return one of its claims, which must have that measure and these settings."""
@@ -72,12 +63,11 @@ class Inference:
         """Return the number of entries of a group of the result."""
         return math.prod(self.shape[axis] for axis in self.axes)
 
-    def over(self) -> int:
-        """Return the number of entries of the vectors along the axes `over`, each of which must lie in one group."""
-        over = integers(field(self.constants, "over", "its constants"), "over")
-        require(len(set(over)) == len(over) > 0, f"over={over} must be axes, each once")
-        self.groups(*over)
-        return math.prod(self.shape[axis] for axis in over)
+    def along(self, axes: tuple[int, ...]) -> int:
+        """Return the number of entries of the vectors along some axes, each of which must lie in one group."""
+        require(len(set(axes)) == len(axes) > 0, f"over={axes} must be axes, each once")
+        self.groups(*axes)
+        return math.prod(self.shape[axis] for axis in axes)
 
 
 def weight_of(row: Inference) -> tuple[str, bool]:
@@ -85,10 +75,15 @@ def weight_of(row: Inference) -> tuple[str, bool]:
     return row.claims[0].tensors[0], row.claims[0].constants["transposed"]
 
 
-def bias_of(row: Inference, place: int, outputs: int, parts: int = 1) -> list[Decimal]:
-    """Return the norms of equal parts of the bias, which the claim of that place bounds; zeros for a row without it."""
-    if len(row.claims) <= place:
-        return [ZERO] * parts
-    claim = row.claim(place, "group_norm", parts=parts)
+def map_of(row: Inference) -> tuple[tuple[str, bool], list[tuple[str, ...]]]:
+    """Return the matrix of a linear row as `weight_of` does, and the names of its bias, if it has one."""
+    return weight_of(row), [claim.tensors for claim in row.claims[1:]]
+
+
+def bias_of(row: Inference, measure: str, outputs: int, **settings: Any) -> list[Decimal]:
+    """Return the values of the claim of a linear map's bias, which is the second; zeros for a row without it."""
+    if len(row.claims) < 2:
+        return [ZERO] * settings.get("parts", 1)
+    claim = row.claim(1, measure, **settings)
     require(math.prod(row.shape_of(claim.tensors[0])) == outputs, f"its bias has not {outputs} entries")
     return [Decimal(value) for value in claim.values]

@@ -4,17 +4,15 @@ In all formulas u = 2^-53, and gamma_k = k u / (1 - k u).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from wellnormed.proof.reading import require
-from wellnormed.proof.value import UNIT
+from wellnormed.proof.reading import Size, Sizes, require
+from wellnormed.proof.value import TINY, UNIT, gamma
 
-TINY = 2.0**-900
-"""This exceeds the sum of all underflows: matrices are scaled so that the largest entry is in [1/2, 1)."""
 _BLOCK = 2**24  # so many entries of the frequency blocks are in memory at once
 
 
@@ -70,11 +68,6 @@ def largest_entry(x: np.ndarray) -> float:
     return max(float(x.max()), -float(x.min()))
 
 
-def gamma(k: int) -> float:
-    """The largest relative error after k roundings."""
-    return k * UNIT / (1 - k * UNIT) * (1 + 1e-12)
-
-
 def proved_norm(stack: np.ndarray) -> float:
     """An upper bound of all singular values of a stack of matrices, at most 1e-8 above the largest one.
 
@@ -101,9 +94,7 @@ def proved_norm(stack: np.ndarray) -> float:
     return math.nextafter(norm * (1 + margin) * scale, math.inf)
 
 
-def convolution_norm(
-    w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> float:
+def convolution_norm(w: np.ndarray, *, size: Sizes, stride: Sizes, dilation: Sizes, groups: Size) -> float:
     """A proved upper bound of the Euclidean norm of a convolution without padding, on an image of `size` or less.
 
     The convolution is part of the circular one on a torus of at least as many pixels. The Fourier transform makes that
@@ -118,6 +109,7 @@ def convolution_norm(
         dilation: Distance of neighbouring taps, along every axis.
         groups: Number of groups of channels.
     """
+    _require_kernel(w, size, stride, dilation, groups)
     if not (largest := largest_entry(w)):
         return 0.0
     scale = 2.0 ** math.frexp(largest)[1]
@@ -128,16 +120,22 @@ def convolution_norm(
 
 
 def convolution_below(
-    w: np.ndarray, bound: float, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+    w: np.ndarray, values: tuple[float, ...], size: Sizes, stride: Sizes, dilation: Sizes, groups: int
 ) -> bool:
-    """Whether the norm of such a convolution is proved not to exceed a bound."""
-    largest = largest_entry(w)
+    """Whether the norm of such a convolution is proved not to exceed the only one of the values."""
+    _require_kernel(w, size, stride, dilation, groups)
+    largest, (bound,) = largest_entry(w), values
     if not largest or not bound:
         return not largest
     scale = 2.0 ** math.frexp(largest)[1]
     error = _symbol_error(w / scale, groups)
     rest = (bound / scale * (1 - 8 * UNIT) - error) * math.sqrt(math.prod(stride)) * (1 - 4 * UNIT)
     return rest > 0 and all(norms_below(each, rest) for each in _symbols(w / scale, size, stride, dilation, groups))
+
+
+def _require_kernel(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> None:
+    fits = w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2 and w.shape[0] % groups == 0
+    require(fits, "the settings of a convolution do not fit its kernel")
 
 
 def _symbol_error(w: np.ndarray, groups: int) -> float:
@@ -150,9 +148,7 @@ def _symbol_error(w: np.ndarray, groups: int) -> float:
     return (w[0, 0].size + 102) * UNIT * float(np.linalg.norm(sums, axis=(1, 2)).max()) * (1 + 1e-6)
 
 
-def _symbols(
-    w: np.ndarray, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> Iterator[np.ndarray]:
+def _symbols(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Iterator[np.ndarray]:
     """Yield the blocks of all frequencies in stacks `(k, m, n)`, each complex block as a real one of twice the size."""
     torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
     flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps

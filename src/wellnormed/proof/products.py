@@ -5,17 +5,17 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.proof.decimals import ONE, TWO, ZERO, decimals, least, root
-from wellnormed.proof.inference import Inference, bias_of, weight_of
-from wellnormed.proof.reading import CheckError, integer, integers, of_type, require
+from wellnormed.proof.decimals import ONE, TWO, decimals, least, root
+from wellnormed.proof.inference import Inference, bias_of, map_of, weight_of
+from wellnormed.proof.reading import Axes, CheckError, Size, Sizes, require
 from wellnormed.proof.rows import Bounds
 from wellnormed.proof.value import UNIT, Base, Value
 
 
-def linear(row: Inference) -> Bounds:
+def linear(row: Inference, *, parts: Size) -> Bounds:
     """`W x + b` along the last axis; with several parts, equal parts of the outputs lie along an axis of their own."""
     row.only(1, (1, 2))
-    (x,), (r,), parts = row.inputs, row.bounds, integer(row.constants.get("parts"), "parts", 1)
+    (x,), (r,) = row.inputs, row.bounds
     values = [Decimal(value) for value in row.claim(0, "spectral", parts=parts).values]
     shape, last = row.shape_of(weight_of(row)[0]), len(x.shape) - 1
     outputs, columns = shape[0], math.prod(shape[1:])
@@ -30,7 +30,7 @@ def linear(row: Inference) -> Bounds:
     axes = read if parts == 1 else (*read[:-1], last + 1)
     require(last in read and row.axes == axes, "it must read and leave groups along its last axis")
     vectors = root(math.prod(x.shape[axis] for axis in read) // x.shape[-1])
-    bias = bias_of(row, 1, outputs, parts)
+    bias = bias_of(row, "group_norm", outputs, parts=parts)
     view = [1] * len(row.shape) if parts == 1 else [1] * last + [parts, 1]
     size, shift = (np.array(each, dtype=object).reshape(view) for each in (values, bias))
     x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
@@ -38,26 +38,22 @@ def linear(row: Inference) -> Bounds:
     return Bounds(radius, size * x_gain, radius)
 
 
-def average(row: Inference) -> Bounds:
+def average(row: Inference, *, parts: Sizes) -> Bounds:
     """`P x` along the last axis but one, which holds tokens; the leading axes of P broadcast."""
     row.only(1, (1,))
     row.groups()
     (x,), (r,), rank = row.inputs, row.bounds, len(row.shape)
-    lead = integers(row.constants.get("parts"), "parts", 1)
-    require(rank >= 2 and len(lead) == rank - 2, "it needs two axes, and a number of matrices for every other")
-    measure = row.claims[0].measure
-    claim = row.claim(0, "row_sum" if measure == "row_sum" else "spectral", parts=math.prod(lead))
-    require(not claim.constants.get("transposed"), "its matrix is transposed")
-    tensor, tokens = row.shape_of(claim.tensors[0]), x.shape[-2]
-    require(measure == "row_sum" or len(tensor) == 2, "its spectral norm is not that of rows one below another")
-    fits = tensor[-1] == tokens and math.prod(tensor) == math.prod(lead) * row.shape[-2] * tokens
+    require(rank >= 2 and len(parts) == rank - 2, "it needs two axes, and a number of matrices for every other")
+    along, count, tokens = rank - 2 in row.axes, math.prod(parts), x.shape[-2]  # whether groups have several tokens
+    claim = row.claim(0, "spectral", parts=count, transposed=False) if along else row.claim(0, "row_sum", parts=count)
+    tensor = row.shape_of(claim.tensors[0])
+    require(not along or len(tensor) == 2, "its spectral norm is not that of rows one below another")
+    fits = tensor[-1] == tokens and math.prod(tensor) == count * row.shape[-2] * tokens
     require(fits, "its matrix misfits")
-    require(all(n in (1, m) for n, m in zip(lead, row.shape, strict=False)), "its matrices are too many")
+    require(all(n in (1, m) for n, m in zip(parts, row.shape, strict=False)), "its matrices are too many")
     require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
-    require(not any(lead[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
-    size = decimals(claim.values).reshape(*lead, 1, 1)
-    along = rank - 2 in row.axes
-    require(along == (measure == "spectral"), "tokens of one group need a spectral norm, others a sum of their shares")
+    require(not any(parts[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
+    size = decimals(claim.values).reshape(*parts, 1, 1)
     radius, gain, largest = r if along else (each.max(rank - 2, keepdims=True) for each in r)
     return Bounds(size * radius, size * gain, size * (radius if along else largest))
 
@@ -82,27 +78,26 @@ def product(row: Inference) -> Bounds:
     return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
 
 
-def convolution(row: Inference) -> Bounds:
+def convolution(
+    row: Inference, *, stride: Sizes, dilation: Sizes, groups: Size, adjoint: bool = False, circular: Axes = ()
+) -> Bounds:
     """A convolution without padding but for `circular` axes, which wrap around; or the adjoint of such a convolution.
 
     The adjoint maps results to images. The claim is about the circular convolution on the image, of which the one
     without padding is a part.
     """
     row.only(1, (1, 2))
-    (x,), (r,), adjoint = row.inputs, row.bounds, of_type(row.constants.get("adjoint", False), bool, "adjoint")
+    (x,), (r,) = row.inputs, row.bounds
     image, result = (row.shape, x.shape) if adjoint else (x.shape, row.shape)
     count = len(image) - 2
     require(count >= 1 and len(result) == count + 2 and image[0] == result[0], "it needs a sample, channels and pixels")
-    stride, dilation = (integers(row.constants.get(key), key, 1) for key in ("stride", "dilation"))
     require(len(stride) == len(dilation) == count, f"it needs a stride and a dilation for each of {count} axes")
-    groups = integer(row.constants.get("groups"), "groups", 1)
     token_wise = row.axes == (1,) and not adjoint
     settings = {} if token_wise else {"size": image[2:], "stride": stride, "dilation": dilation}
     claim = row.claim(0, "taps" if token_wise else "convolution", groups=groups, **settings)
     kernel = row.shape_of(claim.tensors[0])
     require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
-    circular = integers(row.constants.get("circular", []), "circular")
     whole = not (circular and (adjoint or token_wise)) and all(
         a < count and image[2 + a] % stride[a] == 0 for a in circular
     )
@@ -117,21 +112,20 @@ def convolution(row: Inference) -> Bounds:
     radius, gain = r.radius, r.gain
     if token_wise:
         radius, gain = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain))
-    size, shift = Decimal(claim.values[0]), bias_of(row, 1, row.shape[1])[0]
+    size, shift = Decimal(claim.values[0]), bias_of(row, "group_norm", row.shape[1], parts=1)[0]
     require(not (adjoint and shift), "an adjoint has no bias")
     radius = size * radius + shift * root(row.entries() // row.shape[1])
     return Bounds(radius, size * gain, radius)
 
 
-def convex_potential(row: Inference) -> Bounds:
+def convex_potential(row: Inference, *, factor: float, padding: Axes | None = None) -> Bounds:
     """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
 
     A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
     """
     row.keeps_shape(claims=(1, 2))
-    factor, (x,), entries = Decimal(row.number("factor")), row.bounds, row.shape[-1]
-    if "padding" in row.constants:
-        padding = integers(row.constants["padding"], "padding")
+    (x,), entries, strength = row.bounds, row.shape[-1], abs(Decimal(factor))
+    if padding is not None:
         size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
         claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
         kernel, inputs = row.shape_of(claim.tensors[0]), row.shape[1] // claim.constants["groups"]
@@ -144,31 +138,24 @@ def convex_potential(row: Inference) -> Bounds:
         row.groups(len(row.shape) - 1)
         require(len(kernel) == 2, "its weight is no matrix")
     require(kernel[1] == inputs, f"its weight has not {inputs} columns")
-    norm, shift = Decimal(claim.values[0]), ZERO
-    if len(row.claims) > 1:
-        bias = row.claim(1, "positive_norm")
-        require(row.shape_of(bias.tensors[0]) == kernel[:1], f"its bias has not {kernel[0]} entries")
-        shift = Decimal(bias.values[0])
-    squared = abs(factor) * norm * norm
+    norm, (shift,) = Decimal(claim.values[0]), bias_of(row, "positive_norm", kernel[0])
+    squared = strength * norm * norm
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
-    radius = slope * x.radius + abs(factor) * norm * shift * root(vectors)
+    radius = slope * x.radius + strength * norm * shift * root(vectors)
     return Bounds(radius, slope * x.gain, radius)
 
 
-def margin(row: Inference) -> Bounds:
+def margin(row: Inference, *, factor: float) -> Bounds:
     """The difference of any two entries of `factor (W x + b)`."""
     row.only(1, (1, 2))
-    claim, factor, last = row.claim(0, "row_difference"), abs(Decimal(row.number("factor"))), len(row.shape) - 1
+    claim, strength, last = row.claim(0, "row_difference"), abs(Decimal(factor)), len(row.shape) - 1
     shape = row.shape_of(claim.tensors[0])
     columns = shape[0] if claim.constants["transposed"] else math.prod(shape[1:])
     (x,), (r,) = row.inputs, row.bounds
     require(x.shape == (*row.shape[:-1], columns) and row.shape[-1] == 1, "its weight or its result misfits")
     require(row.reads == [(last,)] and row.axes == (last,), "it reads other groups")
-    size, shift = factor * Decimal(claim.values[0]), ZERO
-    if len(row.claims) > 1:
-        bias = row.claim(1, "max_abs")
-        require(math.prod(row.shape_of(bias.tensors[0])) == math.prod(shape) // columns, "its bias misfits")
-        shift = TWO * factor * Decimal(bias.values[0])
+    size, (largest,) = strength * Decimal(claim.values[0]), bias_of(row, "max_abs", math.prod(shape) // columns)
+    shift = TWO * strength * largest
     return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
 
 
@@ -182,11 +169,10 @@ def margin_of(row: Inference, logits: Value) -> Decimal:
     require(source is not None, "the margin is of a result that is rounded")
     claim, factors = row.claims[0], np.ones(1) if term.factor is None else term.factor.reshape(-1)
     require(source.operation == "linear" and source.inputs[0] is row.inputs[0], "the margin is of another map's input")
-    require(weight_of(source) == (claim.tensors[0], claim.constants["transposed"]), "the margin is of another weight")
-    biases = [[claim.tensors for claim in each.claims[1:]] for each in (source, row)]
-    require(biases[0] == biases[1], "the margin has another bias")
+    require(map_of(source) == map_of(row), "the margin is of another weight or bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
-    needed, factor = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01)), row.number("factor")
-    require(in_order and needed <= abs(Decimal(factor)), "the margin has a factor that is too small")
-    return row.bounds[0].gain.max() * abs(Decimal(factor)) * Decimal(claim.values[0])
+    needed = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
+    strength = abs(Decimal(row.constants["factor"]))
+    require(in_order and needed <= strength, "the margin has a factor that is too small")
+    return row.bounds[0].gain.max() * strength * Decimal(claim.values[0])

@@ -15,10 +15,11 @@ import numpy as np
 
 from wellnormed.proof.claims import matrix, parts_of
 from wellnormed.proof.decimals import assumed
-from wellnormed.proof.matrices import TINY, norms_below, proved_norm
-from wellnormed.proof.reading import field, integers, number, of_type, require, word
+from wellnormed.proof.matrices import norms_below, proved_norm
+from wellnormed.proof.positions import Table, positions_of
+from wellnormed.proof.reading import Offset, Sizes, require, word
 from wellnormed.proof.rows import Claim
-from wellnormed.proof.value import LARGE, SMALL, UNIT, positions_of
+from wellnormed.proof.value import LARGE, SMALL, TINY, UNIT
 
 _ENTRIES = 2**26
 """The most entries of a promised parameter, each of which has a position: 1 GB with what is made of these."""
@@ -28,11 +29,11 @@ _ENTRIES = 2**26
 class Parts:
     """Parts of equal shape of a parameter: matrices, none of which has a singular value beyond `size`."""
 
-    shape: tuple[int, ...]
+    shape: Sizes
     """Numbers of parts, rows and columns."""
     size: float
-    offset: int
-    tables: tuple[Any, ...]
+    offset: Offset
+    tables: tuple[Table, ...]
     """With `offset`, the positions of their entries in the flat parameter, as in the move `pick`."""
 
 
@@ -41,7 +42,7 @@ class Promise:
     """Bounds on a parameter that hold after every step of its training."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Sizes
     parts: tuple[Parts, ...]
 
     def __str__(self) -> str:
@@ -64,15 +65,14 @@ class Promise:
         """For each of `parts`, the flat positions of the entries, `(count, rows, columns)`, and the largest norm."""
         require(len(self.shape) > 0, f"{word(self.name)} has no axes")
         require(math.prod(self.shape) <= _ENTRIES, f"{word(self.name)} has more than {_ENTRIES} entries")
-        count, blocks = math.prod(integers(self.shape, "a promised shape", 1)), []
+        count, blocks = math.prod(self.shape), []
         for each in self.parts:
-            shape = integers(each.shape, "the shape of promised parts", 1)
-            require(len(shape) == 3 and math.prod(shape) <= count, f"the parts of {word(self.name)} misfit")
-            positions = positions_of(shape, of_type(each.tables, (list, tuple), "tables"), each.offset, count)
-            size = number(each.size, "the size of promised parts")
-            moderate = size == 0 or SMALL <= size <= LARGE
+            fits = len(each.shape) == 3 and math.prod(each.shape) <= count
+            require(fits, f"the parts of {word(self.name)} misfit")
+            positions = positions_of(each.shape, each.tables, each.offset, count)
+            moderate = each.size == 0 or SMALL <= each.size <= LARGE
             require(moderate and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
-            blocks.append((positions, size))
+            blocks.append((positions, each.size))
         every = np.concatenate([np.zeros(0, int), *(positions.reshape(-1) for positions, _ in blocks)])
         once = bool((np.bincount(every, minlength=count) == 1).all())
         require(once, f"the parts of {word(self.name)} do not have each of its entries once")
@@ -174,17 +174,6 @@ class Promise:
             squares += np.bincount(met, minlength=count) * (max((size / scale) ** 2, TINY) if size else 0.0)
         margin = 1 + (len(self.blocks) + 8) * 2 * UNIT  # of the sum, its products, and the root
         return tuple((np.sqrt(squares) * margin * scale).tolist())
-
-
-def read_promise(document: Any) -> Promise:
-    """Read a promise from a certificate's file; `Promise.blocks` checks its numbers."""
-    parts = []
-    for each in of_type(field(document, "parts", "a promise"), (list, tuple), "the parts of a promise"):
-        shape, size, offset, tables = (field(each, key, "promised parts") for key in Parts.__annotations__)
-        parts.append(Parts(integers(shape, "the shape of promised parts", 1), size, offset, tuple(tables)))
-    name = of_type(field(document, "name", "a promise"), str, "the name of a parameter")
-    shape = integers(field(document, "shape", "a promise"), "a promised shape", 1)
-    return Promise(name, shape, tuple(parts))
 
 
 def _alike(x: np.ndarray, axis: int) -> bool:

@@ -10,10 +10,10 @@ import numpy as np
 from wellnormed.proof import claims, files, promises
 from wellnormed.proof.decimals import decimals, rounding_up
 from wellnormed.proof.gather import collapse, gather, require_few_groups
-from wellnormed.proof.inference import Inference, weight_of
+from wellnormed.proof.inference import Inference, map_of
 from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
-from wellnormed.proof.reading import CheckError, of_type, require, word
+from wellnormed.proof.reading import CheckError, arguments, require, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import LARGE, Base, Term, Value
@@ -70,10 +70,10 @@ class Proof:
             self.promises[name].require_kept_by(_finite(name, content))
         self.stored.setdefault(name, content)
 
-    def tensor(self, name: Any) -> np.ndarray:
+    def tensor(self, name: str) -> np.ndarray:
         """Return the entries of a stored tensor, which must be finite."""
-        require(name not in self.promises, f"only a cap is known of {word(str(name))}, and not its entries")
-        require(of_type(name, str, "the name of a tensor") in self.stored, f"there is no stored tensor {name!r}")
+        require(name not in self.promises, f"only a cap is known of {word(name)}, and not its entries")
+        require(name in self.stored, f"there is no stored tensor {name!r}")
         if name not in self.arrays:
             self.arrays[name] = _finite(name, self.stored[name])
         return self.arrays[name]
@@ -102,7 +102,8 @@ class Proof:
             CheckError: The row does not follow; the message says why.
         """
         with rounding_up():
-            name, shape, constants, inputs = self._named(row), tuple(row.shape), row.constants, []
+            self._require_place(row)
+            name, shape, inputs = row.name, tuple(row.shape), []
             for each in row.inputs:
                 require(each in self.values, f"its input {each!r} is no earlier row")
                 inputs.append(self.values[each])
@@ -110,11 +111,9 @@ class Proof:
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
-                moved_value = moved(row.operation, inputs, name, shape, constants, self.tensor)
-                require(moved_value.shape == shape, f"its shape must be {moved_value.shape}")
-                result, bounds = Value(name, shape, moved_value.terms), None
+                result, bounds = moved(row, inputs, self.tensor), None
             else:
-                result, bounds = self._infer(row, inputs, shape, constants)
+                result, bounds = self._infer(row, inputs, shape)
             self._hold(result)
             self.values[name] = result
             self.rows[name] = replace(row, bounds=bounds)
@@ -127,18 +126,15 @@ class Proof:
         require(self._held <= _HELD, f"the rows up to it hold {self._held} positions and factors, more than {_HELD}")
         self._arrays |= arrays.keys()  # which stay taken, as values live as long as the proof
 
-    def _named(self, row: Row) -> str:
-        """Return the name of a row, if it and the operation may stand at this place of the proof."""
+    def _require_place(self, row: Row) -> None:
+        """Refuse a row whose name or operation may not stand at this place of the proof."""
         require(row.name.isprintable(), f"the name {row.name!r} cannot be printed")
         require(row.name not in self.values, f"another row is called {word(row.name)}")
         require(row.operation in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
         last = next(reversed(self.rows.values()), None)
         require(last is None or last.operation != "output", "no row follows the output")
-        return row.name
 
-    def _infer(
-        self, row: Row, inputs: list[Value], shape: tuple[int, ...], constants: dict[str, Any]
-    ) -> tuple[Value, Bounds]:
+    def _infer(self, row: Row, inputs: list[Value], shape: tuple[int, ...]) -> tuple[Value, Bounds]:
         """Check the claims and groups of a primitive's row, and return its result with its bounds."""
         axes, *reads = map(tuple, (row.axes, *row.reads))
         require(len(reads) == len(inputs), "it must say for every input which groups it reads")
@@ -146,18 +142,20 @@ class Proof:
             rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)
             require(rising, f"{along} are no axes of {of}")
             require_few_groups(of, along)
+        rule = RULES[row.operation]
         inference = Inference(
-            name=row.name, operation=row.operation, inputs=inputs, shape=shape, constants=constants,
+            name=row.name, operation=row.operation, inputs=inputs, shape=shape,
+            constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
             bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
         )  # fmt: skip
-        bounds = Bounds(*map(collapse, RULES[row.operation](inference)))
+        bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         for claim in inference.claims:
             self._prove(claim)
         if row.bounds is not None:
             bounds = _stated(row.bounds, bounds, shape, axes)
         linear = row.operation == "linear"
-        base = Base(row.name, shape, axes, bounds, inference, divisible=linear and constants["parts"] == 1)
+        base = Base(row.name, shape, axes, bounds, inference, divisible=linear and inference.constants["parts"] == 1)
         if linear and not base.divisible:
             self._cut(base)
         self.inferences.append(inference)
@@ -216,12 +214,9 @@ class Proof:
         if not isinstance(base, Base) or base.name != name:
             raise CheckError(f"{word(name)} is no row that computes")
         whole = base.inference
-        same = (
-            whole.operation == "linear" and whole.inputs[0] is divided.inputs[0] and whole.reads == divided.reads
-            and weight_of(whole) == weight_of(divided) and whole.constants["parts"] == 1
-            and [claim.tensors for claim in whole.claims] == [claim.tensors for claim in divided.claims]
-        )  # fmt: skip
-        require(same, f"it is not the map of {word(name)}, cut into parts")
+        undivided = whole.operation == "linear" and whole.constants["parts"] == 1
+        same = undivided and whole.inputs[0] is divided.inputs[0] and whole.reads == divided.reads
+        require(same and map_of(whole) == map_of(divided), f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
         base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), divided)
 

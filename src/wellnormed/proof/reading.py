@@ -1,10 +1,33 @@
-"""Readers of untrusted fields: each returns a checked value, or raises a `CheckError` that says what is wrong."""
+"""The door for JSON: `read` turns it into values of declared types, or raises a `CheckError` that says what is wrong.
 
-import decimal
+Types are declared where the values are used: by the fields of a record, such as `Claim`, and by the keyword-only
+parameters of a rule, a move or a measure. Nothing behind the door asks for a type again.
+"""
+
+import inspect
+import math
 import re
+import reprlib
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
-from typing import Any
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+
+from wellnormed.proof.decimals import decimals
+
+Size = Annotated[int, "an integer from 1 to 2^40"]
+"""A plain `int` may be 0."""
+Offset = Annotated[int, "an integer from -2^40 to 2^40"]
+Positive = Annotated[Decimal, "a positive number"]
+"""A positive number, exactly. A plain `Decimal` is one that is not negative, from its digits in a string."""
+Axes, Sizes = tuple[int, ...], tuple[Size, ...]
+Reader = Callable[[Any, str], Any]
+"""A function of JSON and the words for it in a message, which returns a value of one type."""
 
 
 class CheckError(ValueError):
@@ -45,48 +68,129 @@ def require(condition: bool, sentence: str) -> None:
         raise CheckError(sentence)
 
 
-def of_type(x: Any, kind: type | tuple[type, ...], what: str) -> Any:
-    """Return `x` if it has a type; booleans do not count as numbers."""
-    fits = isinstance(x, kind) and (kind is bool or not isinstance(x, bool))
-    require(fits, f"{what} is {str(x)[:60]!r}, which has the wrong type")
+def read(kind: Any, x: Any, what: str) -> Any:
+    """Turn JSON into a value of a type.
+
+    Args:
+        kind: `bool`, `str`, `float`, `int`, `Decimal`, one of the types above, `Any`, a literal, a union, a tuple, a
+            dictionary with strings as keys, an array of decimals, or the class of a record.
+        x: Parsed JSON; tuples count as lists.
+        what: What `x` is, for messages.
+
+    Raises:
+        CheckError: `x` is no such value; the message says what it must be, and what it is.
+
+    Example:
+        >>> read(tuple[Size, ...], [2, 3], "shape"), read(float, 1, "eps")
+        ((2, 3), 1.0)
+        >>> read(Size, True, "its number of parts")
+        Traceback (most recent call last):
+            ...
+        wellnormed.proof.reading.CheckError: its number of parts must be an integer from 1 to 2^40, got True
+    """
+    return _reader(kind)(x, what)
+
+
+def arguments(declared: Callable[..., Any], x: Any, what: str) -> dict[str, Any]:
+    """Turn a JSON object into the keyword arguments that a record's class or a rule declares.
+
+    Args:
+        declared: The class, or a function whose keyword-only parameters are meant. All parameters are annotated; those
+            with a default may be missing in `x`.
+        x: Parsed JSON.
+        what: What `x` is, for messages.
+
+    Raises:
+        CheckError: A field is unknown, missing, or of another type.
+    """
+    fields = _fields(declared)
+    x = read(dict, x, what)
+    for key in {**x, **fields}:
+        if key not in fields or (key not in x and fields[key][1] is inspect.Parameter.empty):
+            kind = "missing" if key in fields else f"unknown; known are {', '.join(fields) or 'none'}"
+            raise CheckError(f"{reprlib.repr(key)} of {what} is {kind}")
+    return {
+        key: reader(x[key], f"{key} of {what}") if key in x else default for key, (reader, default) in fields.items()
+    }
+
+
+@cache
+def _fields(declared: Callable[..., Any]) -> dict[str, tuple[Reader, Any]]:
+    """Name -> reader and default of every field of a record, or of every keyword-only parameter of a function."""
+    parameters = inspect.signature(declared, eval_str=True).parameters.values()
+    fields = [each for each in parameters if isinstance(declared, type) or each.kind is each.KEYWORD_ONLY]
+    return {each.name: (_reader(each.annotation), each.default) for each in fields}
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """The reader of a type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _SIMPLE:
+        return partial(_simple, *_SIMPLE[kind])
+    if origin is Literal:
+        words, choices = " or ".join(map(repr, inner)), {(type(each), each) for each in inner}
+        return partial(_simple, words, lambda x: isinstance(x, str | int) and (type(x), x) in choices, _same)
+    if origin in (Union, UnionType):
+        return partial(_union, [_reader(each) for each in sorted(inner, key=lambda each: each is not type(None))])
+    if origin is dict:
+        return partial(_dictionary, _reader(inner[1]))
+    if origin is tuple:
+        return partial(_tuple, [_reader(each) for each in inner if each is not ...], inner[-1] is ...)
+    return lambda x, what: kind(**arguments(kind, x, what))
+
+
+def _simple(words: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any], x: Any, what: str) -> Any:
+    if not fits(x):
+        raise CheckError(f"{what} must be {words}, got {reprlib.repr(x)}")
+    return convert(x)
+
+
+def _union(readers: list[Reader], x: Any, what: str) -> Any:
+    *others, last = readers
+    for reader in others:
+        with suppress(CheckError):
+            return reader(x, what)
+    return last(x, what)
+
+
+def _tuple(readers: list[Reader], of_any_length: bool, x: Any, what: str) -> tuple[Any, ...]:
+    x = read(list, x, what)
+    if of_any_length:
+        return tuple([readers[0](each, what) for each in x])
+    require(len(x) == len(readers), f"{what} must have {len(readers)} entries, got {len(x)}")
+    return tuple([reader(each, what) for reader, each in zip(readers, x, strict=True)])
+
+
+def _dictionary(reader: Reader, x: Any, what: str) -> dict[str, Any]:
+    return {key: reader(each, what) for key, each in read(dict, x, what).items()}
+
+
+def _is_finite(x: Any) -> bool:
+    return (isinstance(x, float) or type(x) is int) and abs(x) <= sys.float_info.max
+
+
+def _same(x: Any) -> Any:
     return x
 
 
-def field(mapping: Any, key: str, what: str) -> Any:
-    """Return an entry of a dictionary, which must have it."""
-    require(key in of_type(mapping, dict, what), f"{what} lacks {key!r}")
-    return mapping[key]
+def _array(*, shape: Sizes, values: tuple[Decimal, ...]) -> np.ndarray:
+    require(math.prod(shape) == len(values), f"an array of shape {shape} must have {math.prod(shape)} values")
+    return decimals(values).reshape(shape)
 
 
-def number(x: Any, what: str) -> float:
-    """Return a finite number as a float."""
-    of_type(x, (int, float), what)
-    require(abs(x) <= sys.float_info.max, f"{what} is not finite, or too large")
-    return float(x)
-
-
-def integers(x: Any, what: str, low: int = 0) -> tuple[int, ...]:
-    """Return a list of integers from `low` to 2^40 as a tuple."""
-    numbers = tuple(of_type(each, int, what) for each in of_type(x, (list, tuple), what))
-    require(all(low <= each < 2**40 for each in numbers), f"{what}={numbers} must be at least {low}, below 2^40")
-    return numbers
-
-
-def integer(x: Any, what: str, low: int = 0) -> int:
-    """Return one integer from `low` to 2^40."""
-    return integers([x], what, low)[0]
-
-
-def texts(x: Any, what: str) -> tuple[str, ...]:
-    """Return a list of strings as a tuple."""
-    return tuple(of_type(each, str, what) for each in of_type(x, (list, tuple), what))
-
-
-def decimal_number(x: Any, what: str) -> Decimal:
-    """Return a finite decimal that is not negative, from its string."""
-    try:
-        value = Decimal(of_type(x, str, what))
-    except decimal.InvalidOperation as error:
-        raise CheckError(f"{what} is {x[:60]!r}, which is no decimal") from error
-    require(value.is_finite() and value >= 0, f"{what}={x[:60]} must be finite and not negative")
-    return value
+_DIGITS = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,17})?")
+_SIMPLE: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    Any: ("", lambda x: True, _same), str: ("a string", lambda x: isinstance(x, str), _same),
+    bool: ("true or false", lambda x: isinstance(x, bool), _same), type(None): ("null", lambda x: x is None, _same),
+    int: ("an integer from 0 to 2^40", lambda x: type(x) is int and 0 <= x < 2**40, _same),
+    Size: (get_args(Size)[1], lambda x: type(x) is int and 0 < x < 2**40, _same),
+    Offset: (get_args(Offset)[1], lambda x: type(x) is int and -(2**40) <= x < 2**40, _same),
+    float: ("a finite number", _is_finite, float),
+    Positive: (get_args(Positive)[1], lambda x: _is_finite(x) and x > 0, lambda x: Decimal(float(x))),
+    Decimal: ("the digits of a number", lambda x: isinstance(x, str) and _DIGITS.fullmatch(x) is not None, Decimal),
+    np.ndarray: ("an array", lambda x: isinstance(x, dict), lambda x: _array(**arguments(_array, x, "an array"))),
+    list: ("a list", lambda x: isinstance(x, list | tuple), _same),
+    dict: ("an object", lambda x: isinstance(x, dict) and all(isinstance(key, str) for key in x), _same),
+}  # fmt: skip
+"""Type -> what is of it, in words; whether parsed JSON is; and the value of that type."""

@@ -1,10 +1,11 @@
-"""The records of a proof: rows for the operations of a program, and claims about stored tensors. Data only."""
+"""The records of a certificate: its document, rows for the operations of a program, claims about stored tensors."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
 
 from wellnormed.proof.decimals import Decimals
+from wellnormed.proof.reading import Sizes, read
 
 
 class Bounds(NamedTuple):
@@ -46,7 +47,7 @@ class Row:
     """A primitive, which has bounds, or a move, which only rearranges, scales and adds."""
     inputs: tuple[str, ...]
     """Names of earlier rows."""
-    shape: tuple[int, ...]
+    shape: Sizes
     """Shape of the result for the example."""
     constants: dict[str, Any]
     """Numbers, lists of numbers, and names of stored tensors."""
@@ -58,7 +59,37 @@ class Row:
     bounds: Bounds | None = None
     """The bounds that a row states before `Proof.add`, and the proved ones afterwards."""
 
-    @property
-    def group_size(self) -> int:
-        """Number of entries of a group."""
-        return math.prod(self.shape[axis] for axis in self.axes)
+
+@dataclass(frozen=True)
+class Document:
+    """A certificate as its file states it; nothing is proved yet."""
+
+    format: Literal[6]
+    arithmetic: Literal["real numbers, tensors as stored"]
+    tensors: dict[str, str]
+    """Name -> SHA-256 of every tensor of the model that a row names."""
+    computed: dict[str, str]
+    """The same of the tensors that stand beside the certificate."""
+    fixed: tuple[str, ...]
+    """Names of the inputs that the certificate fixes."""
+    promises: tuple[Any, ...]
+    rows: tuple[Any, ...]
+    """These two are read one at a time: the kernel need not hold all that it has read."""
+    each_sample: bool
+    lipschitz: Decimal
+    l2_lipschitz: Decimal | None
+    attention_logits: dict[str, tuple[Decimal, ...]]
+    """Name of a row of attention -> the bounds of its heads' logits."""
+    comparison: Any = None
+    """This and the next fields are not about the proof."""
+    lower_bound: Any = None
+    versions: Any = None
+    digest: Any = None
+
+
+def read_row(x: Any) -> Row:
+    """Read a row; the types of its constants and of its claims' settings are checked by `Proof.add`."""
+    fields = read(dict[str, Any], x, "the row")
+    stated = {what: fields.pop(what, None) for what in Bounds._fields}
+    bounds = None if all(each is None for each in stated.values()) else stated
+    return read(Row, {**fields, "bounds": bounds}, "the row")
