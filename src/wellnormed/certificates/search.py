@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.certifying import domain_from, example_of
+from wellnormed._inputs import require_numbers
+from wellnormed.certificates.certifying import domain_from, example_of, require_model_or_program
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
@@ -103,8 +103,7 @@ def lower_bound(
         >>> round(lower_bound(layer, torch.zeros(1, 2), steps=5).value, 6)
         1.0
     """
-    if not isinstance(model, Program):
-        require_module("lower_bound", model)
+    require_model_or_program("lower_bound", model, example_input=example_input, output=output)
     sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)
