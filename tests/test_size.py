@@ -27,11 +27,11 @@ AT_MOST = {
     "norms": 479,
     "optim": 1389,
     "parallel": 361,
-    "program": 1159,
+    "program": 1163,
     "proof": 1799,
     "routing": 792,
     "train": 1905,
-    "tests": 21948,
+    "tests": 21951,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

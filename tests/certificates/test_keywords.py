@@ -61,7 +61,9 @@ def test_an_input_with_the_name_of_a_setting_goes_by_the_dictionary() -> None:
     assert bound(certify(Open(), {"x": X, "radius": 4.0})) == 4
     with pytest.raises(ValueError, match=r"radius is a setting, not a tensor.*an input of that name by"):
         certify(Named(), radius=X)
-    with pytest.raises(ValueError, match=r"several inputs go into a tuple, certify\(model, \(x, y\)\)"):
+    with pytest.raises(
+        ValueError, match=r"pass a plain value\. Several inputs go into a tuple, certify\(model, \(x, y\)\)"
+    ):
         certify(Named(), X, X)
     with pytest.raises(ValueError, match=re.escape("example_input={'output': ...}")):
         certify(Named(), X, output=X)

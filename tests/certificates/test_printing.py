@@ -41,6 +41,7 @@ def test_a_certificate_begins_with_its_sentence(model, example, says):
     assert numbers[key] <= float(said) <= numbers[key] * 1.001  # five digits, rounded up
     assert second.startswith("Lipschitz bound ")
     assert repr(certificate) == str(certificate)
+    assert repr(certificate.program).startswith("Program of each sample of a batch: ")
     assert len(repr(wn.lower_bound(certificate.program, steps=2))) < 80
 
 

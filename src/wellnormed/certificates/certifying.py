@@ -211,7 +211,7 @@ def with_keywords(
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"{caller}: {name} is a setting, not a tensor; several inputs go into a tuple, "
+                f"{caller}: {name} is a setting, not a tensor; pass a plain value. Several inputs go into a tuple, "
                 f"{caller}(model, (x, y)), and an input of that name by example_input={{{name!r}: ...}}"
             )
     if not inputs:

@@ -73,6 +73,11 @@ class Program:
     output: Any
     """Which of the model's results it returns: a key, an attribute's name or a position; None if there is one."""
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.inputs.values())
+        sample = "each sample of a batch" if self.each_sample else "a whole batch"
+        return f"Program of {sample}: {len(self.nodes)} operations, {len(self.stored)} tensors, from {inputs}"
+
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # what is cached has nodes of the graph
 
