@@ -28,7 +28,7 @@ AT_MOST = {
     "optim": 1389,
     "parallel": 361,
     "program": 1163,
-    "proof": 1799,
+    "proof": 1790,
     "routing": 792,
     "train": 1905,
     "tests": 21951,

@@ -118,27 +118,15 @@ def convolution(
     return Bounds(radius, size * gain, radius)
 
 
-def convex_potential(row: Inference, *, factor: float, padding: Axes | None = None) -> Bounds:
-    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
-
-    A is a matrix, or a convolution of stride 1 of an image that is padded with zeros; A^T is its adjoint.
-    """
+def convex_potential(row: Inference, *, factor: float) -> Bounds:
+    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`."""
     row.keeps_shape(claims=(1, 2))
     (x,), entries, strength = row.bounds, row.shape[-1], abs(Decimal(factor))
-    if padding is not None:
-        size = tuple(n + 2 * p for n, p in zip(row.shape[2:], padding, strict=True))
-        claim = row.claim(0, "convolution", size=size, stride=(1,) * len(size))
-        kernel, inputs = row.shape_of(claim.tensors[0]), row.shape[1] // claim.constants["groups"]
-        row.groups(*range(1, len(row.shape)))
-        vectors = row.entries() // math.prod(row.shape[1:]) * math.prod(size)
-        require(len(kernel) == len(row.shape), "its kernel misfits")
-    else:
-        claim = row.claim(0, "spectral", parts=1, transposed=False)
-        kernel, inputs, vectors = row.shape_of(claim.tensors[0]), entries, row.entries() // entries
-        row.groups(len(row.shape) - 1)
-        require(len(kernel) == 2, "its weight is no matrix")
-    require(kernel[1] == inputs, f"its weight has not {inputs} columns")
-    norm, (shift,) = Decimal(claim.values[0]), bias_of(row, "positive_norm", kernel[0])
+    claim = row.claim(0, "spectral", parts=1, transposed=False)
+    shape, vectors = row.shape_of(claim.tensors[0]), row.entries() // entries
+    row.groups(len(row.shape) - 1)
+    require(len(shape) == 2 and shape[1] == entries, f"its weight is no matrix of {entries} columns")
+    norm, (shift,) = Decimal(claim.values[0]), bias_of(row, "positive_norm", shape[0])
     squared = strength * norm * norm
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
     radius = slope * x.radius + strength * norm * shift * root(vectors)
