@@ -124,14 +124,14 @@ def _marked(names):
 def test_every_method_gives_results_as_they_are_in_the_committed_rows(name, tmp_path):
     experiment, cells = load(name), small(name)
     kept = tmp_path if experiment.keeps else None
-    fields = {tuple(row["results"]) for row in committed(name)}
+    fields = [row["results"].keys() for row in committed(name)]  # of which later rows may have more
     for cell in cells:
         chunk = [cell]
         if experiment.together and experiment.together(cell) == experiment.together(replace(cell, seed=cell.seed + 1)):
             chunk.append(replace(cell, seed=cell.seed + 1))
         settings = Settings(experiment.run, experiment.data, "a command", "cpu", 1, kept)
         rows = json.loads(json.dumps(run_chunk(tuple(chunk), settings), allow_nan=False))
-        assert all(tuple(row["results"]) in fields for row in rows)
+        assert all(any(known <= row["results"].keys() for known in fields) for row in rows)
     if name not in TIMED:  # the last cells give the same results again
         again = json.loads(json.dumps(experiment.run(chunk, torch.device("cpu"), *settings.folder(chunk))))
         assert again == [row["results"] for row in rows]

@@ -112,13 +112,14 @@ def require_same_model(
         used = [[(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs)]
         if used[0] != used[1]:
             raise CheckError(f"operation {ours.name!r} of the model uses {used[0]}, the certificate {used[1]}")
+    for name in sorted(fresh.tensors.keys() | certificate.tensors.keys()):
+        if fresh.tensors.get(name) != certificate.tensors.get(name):
+            raise CheckError(f"{name} is another tensor in the model than in the certificate")
+    for ours, theirs in zip(fresh.rows, certificate.rows, strict=True):
         if ours.bounds is not None and theirs.bounds is not None:
             for what, a, b in zip(Bounds._fields, ours.bounds, theirs.bounds, strict=True):
                 if a.shape != b.shape or bool((abs(a - b) > _ROUNDED * a).any()):
                     raise CheckError(f"operation {ours.name!r} has another {what} in the model than in the certificate")
-    for name in sorted(fresh.tensors.keys() | certificate.tensors.keys()):
-        if fresh.tensors.get(name) != certificate.tensors.get(name):
-            raise CheckError(f"{name} is another tensor in the model than in the certificate")
     if fresh.promises != certificate.promises:
         ours, theirs = ("; ".join(map(str, each.promises)) or "none" for each in (fresh, certificate))
         raise CheckError(

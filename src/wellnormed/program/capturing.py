@@ -70,7 +70,7 @@ def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: 
     if not whole_batch:
         with contextlib.suppress(UncertifiableError), running(model) as state:
             size, batched = _with_samples(model, given)
-            if any(batched):
+            if size and any(batched):
                 program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
                 if _same_for_all(program):
                     _require_runs(model, given)

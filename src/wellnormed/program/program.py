@@ -144,7 +144,7 @@ class Program:
     def run(self, tensors: Sequence[Tensor]) -> Tensor:
         """The same for the tensors in order, which are not checked."""
         sizes = {len(each) for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
-        if sizes == {1}:
+        if max(sizes) <= 1:
             return self.module(*tensors)
         axes = tuple(0 if own else None for own in self.batched)
 
