@@ -94,23 +94,26 @@ def best(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw_on(axis: Any, rows: list[dict[str, Any]]) -> None:
     """The curves: means over the seeds, with bands from the least to the largest."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for (name, each), colour, style in zip(
-        best(rows).items(), ("#777777", "#D55E00", "#0072B2"), (":", "--", "-"), strict=True
-    ):
+    styles = (("#777777", ":"), ("#D55E00", "--"), ("#0072B2", "-"))
+    for (name, each), (colour, style) in zip(best(rows).items(), styles, strict=True):
         steps = [step for step, _ in each[0]["curve"]]
         losses = [[row["curve"][place][1] for row in each] for place in range(len(steps))]
         means = [fmean(values) for values in losses]
         axis.plot(steps, means, style, color=colour, label=f"{name} ({each[0]['rate']:g}): {means[-1]:.2f}")
         axis.fill_between(steps, list(map(min, losses)), list(map(max, losses)), color=colour, alpha=0.2, linewidth=0)
-    axis.set(xlabel="step", ylabel="validation loss (nats a character)", ylim=(1.7, 3.4), xlim=(0, STEPS))
+    axis.set(xlabel="step", ylabel="validation loss (nats a character)", ylim=(2.3, 3.2), xlim=(0, STEPS))
     axis.grid(alpha=0.3)
     axis.legend()
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """The figure of README.md."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    draw_on(figure.subplots(), rows)
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
