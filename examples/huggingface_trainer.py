@@ -1,6 +1,6 @@
 """Scion with capped weights under the Hugging Face Trainer: a tiny Llama on arithmetic text, two dozen steps.
 
-pip install ".[integrations]"  # in a clone
+pip install ".[integrations]"   # in a clone
 python examples/huggingface_trainer.py
 """
 

@@ -1,6 +1,6 @@
 """Scion with capped weights under Lightning's automatic optimization: a small regression, with a scheduler.
 
-pip install ".[integrations]"  # in a clone
+pip install ".[integrations]"   # in a clone
 python examples/lightning_module.py
 """
 

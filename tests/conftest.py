@@ -51,6 +51,13 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def place(here):
+    """An empty folder but for a short text: what a machine has of Shakespeare takes seconds to read."""
+    (here / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 100)
+    return here
+
+
+@pytest.fixture
 def letters():
     """A small corpus of bytes."""
     from wellnormed.data.corpus import Corpus

@@ -30,13 +30,6 @@ assert not {"torch", "numpy", "matplotlib", "rich"} & sys.modules.keys()  # it t
 pytestmark = pytest.mark.usefixtures("quick_ends")
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_help_does_not_import_torch():
     shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
     assert all(command in shown for command in ("train", "certify", "verify", "sample", "report", "tokens"))
@@ -77,10 +70,7 @@ def test_a_word_for_a_number_is_answered_in_words(option, capsys):
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        (
-            "--caps.query 0",
-            "caps.query=0.0 must be positive and finite (on the command line: --caps.query)",
-        ),
+        ("--caps.query 0", "caps.query=0.0 must be positive and finite (on the command line: --caps.query)"),
         ("--caps.head nan", "--caps.head"),
         ("--model.hidden 0", "--model.hidden"),
         ("--model.attention-heads 3", "--model.attention-heads"),

@@ -125,6 +125,7 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: wn.lower_bound(network(), steps=1.5), "lower_bound: steps=1.5 is of type float; pass a whole number"),
         (lambda: wn.lower_bound(network(), batch=0), "lower_bound: batch=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), radius=math.inf), "lower_bound: radius=inf must be positive and finite"),
+        (lambda: wn.lower_bound(network(), radius=0), "lower_bound: radius=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator=0 is no torch.Generator"),
         (lambda: wn.verify("nowhere.json", {}), "not proved: .*nowhere.json"),
         (lambda: wn.initialize_(network(), radii={"1": -1.0}), "radii={'1': -1.0} must be positive and finite"),

@@ -71,5 +71,8 @@ _HOMES = {
     **dict.fromkeys(("certify", "lower_bound", "verify"), ".certificates"),
 }
 
+_ROOMS = ("data", "parallel", "proof", "routing", "train")
+"""Rooms that a training script seldom names."""
+
 # what no room exports is a room itself
-__getattr__, __dir__ = lazy_namespace(__name__, {name: _HOMES.get(name, "") for name in __all__})
+__getattr__, __dir__ = lazy_namespace(__name__, {name: _HOMES.get(name, "") for name in (*__all__, *_ROOMS)})

@@ -6,16 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.matrix import (
-    accuracy,
-    comparisons,
-    inputs,
-    operations,
-    peers,
-    record,
-    reference,
-    speed,
-)
+from benchmarks.matrix import accuracy, comparisons, inputs, operations, peers, record, reference, speed
 from wellnormed.matrix import REGISTRY, msign
 
 

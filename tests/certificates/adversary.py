@@ -25,16 +25,29 @@ ROUNDING = 1e-9
 
 
 class Net(nn.Module):
-    """A function of itself and the input, with parameters `p_...` as given."""
+    """A function of itself and its inputs; holds tensors as buffers, and modules."""
 
-    def __init__(self, function: Callable[..., Tensor], **tensors: Tensor) -> None:
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
         super().__init__()
         self.function = function
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
+        for name, each in held.items():
+            self.register_buffer(name, each) if type(each) is Tensor else setattr(self, name, each)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
+    def forward(self, x: Tensor, *others: Any, **keywords: Any) -> Any:
+        return self.function(self, x, *others, **keywords)
+
+
+def random_weights(model: nn.Module, size: float = 0.5, seed: int = 1) -> nn.Module:
+    """The model in evaluation mode with random weights and biases of this size."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data = size * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    """A generator with this seed."""
+    return torch.Generator().manual_seed(seed)
 
 
 def walked(model: nn.Module, example: Any, radius: float = 1.0) -> tuple[Walk, Value]:

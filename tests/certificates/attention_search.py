@@ -96,14 +96,8 @@ def largest_gain(
         gain = torch.linalg.vector_norm(pulled, dim=-1).sum(-1) * math.sqrt(d)
         leader = int(gain.detach().argmax())
         if float(gain[leader].detach()) > best.gain:
-            best = Found(
-                *(
-                    float(gain[leader].detach()),
-                    weights[leader].detach(),
-                    x[leader].detach(),
-                    mask[leader].detach(),
-                )
-            )
+            of_leader = (each[leader].detach() for each in (weights, x, mask))
+            best = Found(float(gain[leader].detach()), *of_leader)
         optimizer.zero_grad()
         gain.clamp(min=1e-12).log().sum().neg().backward()
         optimizer.step()

@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 @cache
-def found_with(layer: Layer, tokens: int = 4, steps: int = 200) -> Found:
+def found_with(layer: Layer, tokens: int = 4, steps: int = 100) -> Found:
     return largest_gain(layer, tokens=tokens, steps=steps)
 
 
@@ -50,19 +50,17 @@ def as_published(query: float, key: float, value: float, tau: float, radius: flo
     return functional * (query + key + value) / 3
 
 
-@pytest.mark.parametrize(("heads", "per_head"), [(2, True), (4, False)])
-def test_no_weights_and_inputs_exceed_the_certificate(heads: int, per_head: bool) -> None:
-    layer = Layer(heads, width=max(4, 2 * heads), per_head=per_head)
-    found = largest_gain(layer, tokens=heads + 1, steps=150)
-    certificate = certified(layer, found)
-    assert found.gain <= certificate.lipschitz
-    assert found.gain > 0.3 * certificate.lipschitz  # the search is a test only if it comes near
+def test_no_weights_and_inputs_exceed_the_certificate() -> None:
+    layer = Layer(2, width=4)
+    found = largest_gain(layer, tokens=3, steps=60)
+    assert 0.3 * certified(layer, found).lipschitz < found.gain <= certified(layer, found).lipschitz
 
 
-@pytest.mark.parametrize(("heads", "promised_times"), [(4, 2.6)])
-def test_the_published_formula_is_exceeded(heads: int, promised_times: float) -> None:
-    found = largest_gain(Layer(heads, width=2 * heads, per_head=False), tokens=heads + 1, steps=300)
-    assert found.gain / 3 > promised_times * as_published(1, 1, 1, tau=1, radius=1)
+def test_the_published_formula_is_exceeded_and_the_certificate_is_not() -> None:
+    layer = Layer(4, width=8, per_head=False)
+    found = largest_gain(layer, tokens=5, steps=100, searches=2)
+    assert found.gain / 3 > 2.6 * as_published(1, 1, 1, tau=1, radius=1)
+    assert found.gain <= certified(layer, found).lipschitz
 
 
 def test_one_head_comes_within_five_percent_of_the_theorem() -> None:
@@ -106,7 +104,7 @@ def test_active_projections_break_the_theorem_but_not_the_certificate() -> None:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_rotary_breaks_the_theorem_but_not_the_certificate(heads: int) -> None:
     layer = Layer(heads, width=4 * heads, rotary=True)
-    found = found_with(layer, steps=400 if heads == 1 else 20)
+    found = found_with(layer, steps=200 if heads == 1 else 20)
     assert found.gain <= certified(layer, found).lipschitz <= 3 * (1 + 1e-6)  # the sum form at norms of 1
     if heads == 1:
         assert found.gain > 1.01 * (1 + math.sqrt(2))  # what it would be without: the test above
@@ -124,20 +122,11 @@ def test_inactive_projections_keep_the_theorem() -> None:
     [
         Layer(2, 8, query_cap=2.0, query_radius=0.7),
         Layer(2, 8, key_cap=3.0, key_radius=0.5, radius=0.5, scale=4.0),
-        Layer(
-            1,
-            4,
-            query_cap=3.0,
-            key_cap=3.0,
-            value_cap=3.0,
-            query_radius=1.0,
-            key_radius=1.0,
-            value_radius=1.0,
-        ),
+        Layer(1, 4, query_cap=3.0, key_cap=3.0, value_cap=3.0, query_radius=1.0, key_radius=1.0, value_radius=1.0),
     ],
 )
 def test_projected_heads(layer: Layer) -> None:
-    found = found_with(layer, steps=120)
+    found = found_with(layer, steps=50)
     certificate = certified(layer, found)
     assert 0.5 * certificate.lipschitz < found.gain <= certificate.lipschitz
 
@@ -146,7 +135,7 @@ def test_the_library_search_finds_what_the_plain_one_finds() -> None:
     layer = Layer(1, width=4)
     found = found_with(layer)
     model, example = Attention(layer, found.weights_3DD), torch.zeros(1, 4, 4, dtype=torch.float64)
-    again = lower_bound(model, example, steps=80, generator=torch.Generator().manual_seed(0))
+    again = lower_bound(model, example, steps=40, generator=torch.Generator().manual_seed(0))
     assert again.value > 0.9 * found.gain
 
 

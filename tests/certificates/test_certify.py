@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.certificates import Certificate, UncertifiableError, certify, lower_bound, verify
+from wellnormed.certificates import Certificate, certify, lower_bound, verify
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import (
@@ -26,24 +26,7 @@ from wellnormed.nn import (
     ScaledGELU,
 )
 
-
-class Calls(nn.Module):
-    """A model made of one function."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def random_weights(model: nn.Module, seed: int, size: float = 0.3) -> nn.Module:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.data = size * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
+from .adversary import Net, random_weights
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "ball": lambda: nn.Sequential(nn.Linear(4, 4), BallProjection(0.2), ScaledGELU(3.0), nn.Linear(4, 3)),
@@ -54,16 +37,16 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "activations": lambda: nn.Sequential(
         nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.Tanh(), nn.GELU("tanh")
     ),
-    "product": lambda: nn.Sequential(nn.Linear(4, 4), Calls(lambda x: torch.add(x, x * x, alpha=3) - x / 2 + 1)),
+    "product": lambda: nn.Sequential(nn.Linear(4, 4), Net(lambda _, x: torch.add(x, x * x, alpha=3) - x / 2 + 1)),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_gain_and_no_activation_exceeds_the_bound(name: str) -> None:
-    model, example = random_weights(LAYERS[name](), seed=1, size=1.0), torch.zeros(4, 4)
+    model, example = random_weights(LAYERS[name](), 1.0), torch.zeros(4, 4)
     example = example[None] if name == "positions" else example
     certificate = certify(model, example, radius=1.5)
-    found = lower_bound(model, example, radius=1.5, steps=15, generator=torch.Generator().manual_seed(2))
+    found = lower_bound(model, example, radius=1.5, steps=6, generator=torch.Generator().manual_seed(2))
     assert 0 < found.value <= certificate.lipschitz
     output = model.double()(*found.inputs.values())
     assert output.square().mean(-1).sqrt().max() <= float(largest_rms(certificate.rows[-1], "radius"))
@@ -71,7 +54,7 @@ def test_no_gain_and_no_activation_exceeds_the_bound(name: str) -> None:
 
 @pytest.mark.parametrize(("width", "outputs"), [(3, 7), (7, 3)])
 def test_the_bound_of_a_matrix_is_attained(width: int, outputs: int) -> None:
-    layer = random_weights(nn.Linear(width, outputs), seed=0)
+    layer = random_weights(nn.Linear(width, outputs), 0.3)
     certificate = certify(layer, torch.zeros(width))
     norm = float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2))
     exact = norm * math.sqrt(width / outputs)
@@ -79,17 +62,6 @@ def test_the_bound_of_a_matrix_is_attained(width: int, outputs: int) -> None:
     assert norm <= certificate.l2_lipschitz <= norm * (1 + 1e-7)
     found = lower_bound(layer, torch.zeros(width), steps=40, generator=torch.Generator().manual_seed(0))
     assert found.value == pytest.approx(exact, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("activation", "published"), [(nn.GELU(), 1.1289), (nn.GELU("tanh"), 1.1289), (nn.SiLU(), 1.0998)]
-)
-def test_slopes_are_attained_and_rounded_up(activation: nn.Module, published: float) -> None:
-    z = torch.linspace(-6, 6, 2_000_001, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(activation(z).sum(), z)
-    bound = certify(activation, torch.zeros(4)).lipschitz
-    assert published < float(slope.abs().max()) <= bound < float(slope.abs().max()) + 1e-9
-    assert bool((activation(z).abs() <= z.abs()).all())
 
 
 def test_norms_have_the_constant_of_their_floor_never_one() -> None:
@@ -111,7 +83,7 @@ _BALLS: dict[str, Any] = dict.fromkeys(("query_radius", "key_radius", "value_rad
 )
 def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     config = GPTConfig(vocabulary_size=7, length=8, width=8, heads=heads, **settings)
-    model = random_weights(GPT(config), 1, 0.5)
+    model = random_weights(GPT(config))
     certificate = certify(model, torch.arange(6)[None], radius=2.0)
     found = lower_bound(model, torch.arange(6)[None], 2.0, steps=4, generator=torch.Generator().manual_seed(0))
     assert 0 < found.value <= certificate.lipschitz
@@ -120,44 +92,10 @@ def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     assert max(map(len, certificate.attention_logits.values())) == heads
 
 
-def _not_finite() -> nn.Module:
-    model = nn.Linear(4, 4)
-    model.weight.data[0, 0] = math.nan
-    return model
-
-
-class _Exponential(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x.exp(), -1)
-
-
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "no bound": (
-        lambda: nn.Sequential(nn.Linear(4, 4), _Exponential()),
-        r"operation `exp.default` in module `1` at .*test_certify.py:\d+ `return torch.softmax\(x.exp\(\), -1\)`",
-    ),
-    "not continuous": (lambda: Calls(torch.round), "not continuous"),
-    "dropout in training": (lambda: nn.Dropout(0.1).train(), "dropout is active in training mode"),
-    "batch norm in training": (lambda: nn.BatchNorm1d(4).train(), r"eval\(\)"),
-    "control flow": (lambda: Calls(lambda x: x if x.sum() > 0 else 2 * x), "test_certify.py:.*Control flow"),
-    "two outputs": (lambda: Calls(lambda x: (x, x)), "pass output="),
-    "not finite": (_not_finite, "weight has entries that are not finite"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_bounded_is_refused_with_its_name_and_line(name: str) -> None:
-    build, reason = REFUSED[name]
-    with pytest.raises(UncertifiableError, match=reason):
-        certify(build(), torch.ones(2, 4))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: certify(nn.Linear(2, 2)), "Linear has no method `example_input`; pass example_input="),
         (lambda: certify(nn.Linear(2, 2), torch.full((1, 2), math.nan)), "example_input has entries .* not finite"),
-        (lambda: certify(nn.Linear(2, 2), torch.zeros(1, 2), radius=-1.0), "radius=-1.0 must be positive"),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="y"), "output='y' is nothing that the model returns"),
     ],
 )
@@ -226,7 +164,7 @@ def test_an_operation_of_ones_own() -> None:
     def bound_shrink(ledger, x):
         return ledger.derive("contraction", [(x, wn.certificates.inner_axes(x))], shape=x.shape)
 
-    certificate = certify(Calls(lambda x: shrink(3 * x)), torch.zeros(4))
+    certificate = certify(Net(lambda _, x: shrink(3 * x)), torch.zeros(4))
     assert certificate.lipschitz == pytest.approx(3, rel=1e-12)
     assert wn.verify(certificate, {}).rows == 4
 

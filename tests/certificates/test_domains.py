@@ -25,29 +25,7 @@ from wellnormed.program.domain import DTYPES, Box
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check
 
-
-class Of(nn.Module):
-    """A model made of one function of itself and the input."""
-
-    def __init__(self, function: Callable[..., Tensor], **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-def drawn(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random_weights(model: nn.Module, size: float = 0.5) -> nn.Module:
-    generator = drawn(1)
-    for parameter in model.parameters():
-        parameter.data = size * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
+from .adversary import Net, drawn, random_weights
 
 
 def attention(self: Any, x: Tensor) -> Tensor:
@@ -55,12 +33,12 @@ def attention(self: Any, x: Tensor) -> Tensor:
 
 
 MODELS: dict[str, tuple[nn.Module, Tensor]] = {
-    "product": (Of(lambda self, x: x * x * self.a(x), a=nn.Linear(3, 3)), torch.zeros(1, 3)),
-    "gate": (Of(lambda self, x: nn.functional.silu(self.a(x)) * self.b(x), a=nn.Linear(3, 4), b=nn.Linear(3, 4)),
+    "product": (Net(lambda self, x: x * x * self.a(x), a=nn.Linear(3, 3)), torch.zeros(1, 3)),
+    "gate": (Net(lambda self, x: nn.functional.silu(self.a(x)) * self.b(x), a=nn.Linear(3, 4), b=nn.Linear(3, 4)),
              torch.zeros(1, 3)),
     "image": (nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(48, 2)),
               torch.zeros(1, 2, 4, 4)),
-    "attention": (Of(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3)), torch.zeros(1, 4, 3)),
+    "attention": (Net(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3)), torch.zeros(1, 4, 3)),
 }  # fmt: skip
 
 
@@ -77,7 +55,7 @@ def test_no_gain_in_a_box_exceeds_its_bound(name: str, box: tuple[float, float])
 
 
 def test_products_in_a_box_are_bounded_tightly() -> None:
-    square = Of(lambda self, x: x * x)
+    square = Net(lambda self, x: x * x)
     assert certify(square, torch.zeros(1, 16), box=(-3, 2)).lipschitz == pytest.approx(6)
     assert certify(square, torch.zeros(1, 16), 3.0).lipschitz == pytest.approx(24)  # one entry may be 12
     assert lower_bound(square, torch.zeros(1, 16), box=(-3, 2), generator=drawn()).value == pytest.approx(6, rel=1e-3)
@@ -85,8 +63,8 @@ def test_products_in_a_box_are_bounded_tightly() -> None:
 
 NORMED = {
     "layer norm": nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
-    "ball": nn.Sequential(BallProjection(1.0), Of(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3))),
-    "bounded": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Of(lambda self, x: x * x)),
+    "ball": nn.Sequential(BallProjection(1.0), Net(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3))),
+    "bounded": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Net(lambda self, x: x * x)),
 }
 
 
@@ -134,7 +112,7 @@ def test_bounds_that_grow_with_the_input_are_huge_and_proved() -> None:
 
 def test_a_limit_on_one_side_is_none_on_the_other() -> None:
     for limited in (lambda self, x: x.clamp(min=-1) * x, lambda self, x: x.clamp(max=1) * x):
-        certificate = certify(Of(limited), torch.zeros(1, 1, dtype=torch.float64), math.inf)
+        certificate = certify(Net(limited), torch.zeros(1, 1, dtype=torch.float64), math.inf)
         assert certificate.exact_lipschitz >= 2 * int(torch.finfo(torch.float64).max)
         verify(certificate, {})
 
@@ -318,7 +296,7 @@ def test_files_keep_the_domain(name: str, dtype: torch.dtype, tmp_path: Path) ->
 
 
 def test_another_output_is_another_model() -> None:
-    model, example = Of(lambda self, x: (x, 2 * x)), torch.zeros(1, 3)
+    model, example = Net(lambda self, x: (x, 2 * x)), torch.zeros(1, 3)
     require_same_model(certify(model, example, output=1), model, example, output=1)
     with pytest.raises(CheckError):
         require_same_model(certify(model, example, output=1), model, example, output=0)
@@ -362,7 +340,7 @@ def test_a_box_may_not_promise_more(name: str) -> None:
 
 
 def test_numbers_of_a_box_may_not_be_lowered_and_smaller_boxes_are_less() -> None:
-    model, example = random_weights(Of(lambda self, x: x * x)), torch.zeros(1, 3)
+    model, example = random_weights(Net(lambda self, x: x * x)), torch.zeros(1, 3)
     for key in ("radius", "gain", "largest"):
 
         def less(row: dict[str, Any], key: str = key) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellnormed.certificates import Certificate, UncertifiableError, certify
+from wellnormed.certificates import Certificate, UncertifiableError, certify, lower_bound
 
 
 class Masked(nn.Module):
@@ -59,8 +59,10 @@ def test_an_input_with_the_name_of_a_setting_goes_by_the_dictionary() -> None:
     assert bound(certify(Named(), {"radius": X})) == 3
     assert "RMS <= 2.0" in certify(Named(), {"radius": X}, radius=2.0).domain
     assert bound(certify(Open(), {"x": X, "radius": 4.0})) == 4
-    with pytest.raises(ValueError, match=r"radius is a setting and no tensor.*an input of that name by"):
+    with pytest.raises(ValueError, match=r"radius is a setting, not a tensor.*an input of that name by"):
         certify(Named(), radius=X)
+    with pytest.raises(ValueError, match=r"several inputs go into a tuple, certify\(model, \(x, y\)\)"):
+        certify(Named(), X, X)
     with pytest.raises(ValueError, match=re.escape("example_input={'output': ...}")):
         certify(Named(), X, output=X)
 
@@ -101,3 +103,16 @@ def test_other_wrong_keywords_are_refused() -> None:
         certify(Masked(), X, x=X)
     with pytest.raises(UncertifiableError, match=r"Masked itself fails .* missing 1 required positional argument: 'x'"):
         certify(Masked(), mask=MASK)
+
+
+def test_a_search_takes_the_inputs_that_a_certificate_takes() -> None:
+    found = lower_bound(Open(), x=X, steps=2)
+    assert found.value == pytest.approx(lower_bound(Open(), {"x": X}, steps=2).value)
+    with pytest.raises(
+        ValueError, match=r"lower_bound: y is neither a setting nor an input|lower_bound: .* is given twice"
+    ):
+        lower_bound(Open(), {"x": X}, x=X)
+    program = certify(Open(), X).program
+    assert program is not None
+    with pytest.raises(ValueError, match="lower_bound: a program has its example"):
+        lower_bound(program, x=X)

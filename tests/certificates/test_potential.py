@@ -82,7 +82,7 @@ def test_a_model_that_is_trained_to_break_its_bound_does_not():
     def unit(vectors):
         return vectors / vectors.square().mean(-1, keepdim=True).sqrt()
 
-    for _ in range(100):
+    for _ in range(50):
         at = 0.5 * unit(x)
         moved = function(at + 0.1 * unit(direction)) - function(at)
         gain = moved.square().mean(-1).sqrt().amax() / 0.1
@@ -91,7 +91,7 @@ def test_a_model_that_is_trained_to_break_its_bound_does_not():
         (-gain).backward()
         inputs.step()
         optimizer.step()
-        optimizer.param_groups[0]["lr"] *= 0.97
+        optimizer.param_groups[0]["lr"] *= 0.94
     bound = certify(model).lipschitz
     assert bound <= 4.0
     found = lower_bound(model, steps=20, generator=torch.Generator().manual_seed(0)).value
@@ -171,17 +171,18 @@ def tampered(layer: nn.Module, **attributes) -> nn.Module:
         # every entry with a gain of its own: RMS 1, and one entry is stretched by 1.41
         (tampered(PositionMixing(2, 2, 2), gain_H=nn.Parameter(torch.tensor([[2**0.5, 0.0]] * 2))), 2**0.5),
         (Joined(2, nn.Parameter(torch.ones(1, 2, 2))), 0.9),
-        (tampered(Joined(2, nn.Identity()), join=tampered(OrthogonalJoin(2, 0.1), share=2)), 1),
+        (tampered(Joined(2, nn.Identity()), join=tampered(OrthogonalJoin(2, 0.1), share=2)), None),
         (nn.Sequential(tampered(ConvexPotential(2, 3), _call_impl=lambda x: 9 * x)), 9),
     ],
     ids=["gains", "join of a stored tensor", "share", "call"],
 )
 def test_layers_that_were_changed_into_others_are_bounded_as_they_are_executed_or_refused(model, least):
     example = torch.zeros(1, 2, 2)
-    try:
-        certificate = certify(model.eval(), example, radius=2.0)
-    except ValueError:
+    if least is None:
+        with pytest.raises(ValueError, match="Joined itself fails"):
+            certify(model.eval(), example, radius=2.0)
         return
+    certificate = certify(model.eval(), example, radius=2.0)
     found = lower_bound(model, example, 2.0, steps=15, generator=torch.Generator().manual_seed(0)).value
     assert 0.9 * least < found <= certificate.lipschitz
 

@@ -185,10 +185,7 @@ def test_forged_rows_fail(name: str) -> None:
         verify(changed(certificate, operation, change), model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "promise",
-    [{"arithmetic": "float32"}, {"fixed": ("input.mask",)}, {"attention_logits": {}}],
-)
+@pytest.mark.parametrize("promise", [{"arithmetic": "float32"}, {"fixed": ("input.mask",)}, {"attention_logits": {}}])
 def test_a_larger_promise_fails(promise: dict[str, object]) -> None:
     model, certificate = small()
     with pytest.raises(CheckError):

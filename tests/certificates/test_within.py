@@ -30,7 +30,7 @@ NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31 - 1), scale=st.sampled_from([1e-6, 1.0, 1e6]), peaked=st.booleans())
 def test_a_ball_claims_no_less_than_any_weight_in_it(name, seed, scale, peaked):
     norm, shape = NORMS[name]
@@ -204,7 +204,9 @@ def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
-    with pytest.raises(UncertifiableError, match=r"entries of 1\.weight, and `within` knows at most a norm"):
+    with pytest.raises(
+        UncertifiableError, match=r"entries of 1\.weight, .*; add '1\.weight': wn\.SoftCap\(1\.0\) to constrain"
+    ):
         wn.certify(model, torch.randn(2, 4), within=constraints)
     model[1].weight.requires_grad_(False)
     found = wn.certify(model, torch.randn(2, 4), within=constraints)
@@ -427,9 +429,7 @@ class AlongTokens(nn.Module):
 def test_convolutions_within_caps(mode, groups):
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups),
-        nn.ReLU(),
-        nn.ConvTranspose2d(6, 4, 3, groups=groups),
+        nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3, groups=groups)
     ).eval()
     x = torch.randn(2, 4, 6, 6)
     kernel = wn.norms.SpectralConv(groups=groups, mode=mode)

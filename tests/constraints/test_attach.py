@@ -32,7 +32,7 @@ def test_weights_without_values_are_refused():
         model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"'0.weight' is a meta tensor.*HardCap.*to_empty"):
-        wn.constrain(optimizer, {"0": wn.HardCap(1.0)}, norms=wn.assign_norms(model))
+        wn.constrain(optimizer, {"0": wn.HardCap(1.0)}, norms=model)
 
 
 def test_empty_weights_are_refused():
@@ -43,7 +43,7 @@ def test_empty_weights_are_refused():
 
 def test_norms_must_be_an_assignment():
     model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=r"norms must be an Assignment, got .*; pass norms=wn.assign_norms\(model\)"):
+    with pytest.raises(ValueError, match=r"norms must be the model or its Assignment, got .*; pass norms=model"):
         wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms={"weight": 1})
 
 

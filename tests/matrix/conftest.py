@@ -15,3 +15,14 @@ def with_singular_values(values, m, n, seed=0, dtype=torch.float64):
     u = torch.linalg.qr(torch.randn(m, k, dtype=torch.float64, generator=generator))[0]
     v = torch.linalg.qr(torch.randn(n, k, dtype=torch.float64, generator=generator))[0]
     return ((u * torch.as_tensor(values, dtype=torch.float64)) @ v.mT).to(dtype)
+
+
+def polar(x):
+    """The exact sign."""
+    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    return u @ vh
+
+
+def error(value, truth):
+    """The largest spectral norm of a difference."""
+    return float(torch.linalg.matrix_norm(value.double() - truth, 2).max())

@@ -21,8 +21,7 @@ def advance(norm, upper, decay, step, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    ("upper", "decay", "step"),
-    list(itertools.product([0.0, 0.5, 3.0], [0.05, 0.5, 1.0], [1e-2, 0.2, 10.0])),
+    ("upper", "decay", "step"), list(itertools.product([0.0, 0.5, 3.0], [0.05, 0.5, 1.0], [1e-2, 0.2, 10.0]))
 )
 def test_the_recursion_reaches_it_from_both_sides_and_never_crosses(order, upper, decay, step):
     held = clipped_weight_decay_equilibrium(upper, decay, step, order)

@@ -169,12 +169,7 @@ def test_what_is_refused_in_low_precision_would_fail_there():
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.floats(-3, -0.5).map(lambda e: 10**e),
-    st.integers(1, 8),
-    st.sampled_from([3, 5]),
-    st.integers(0, 1000),
-)
+@given(st.floats(-3, -0.5).map(lambda e: 10**e), st.integers(1, 8), st.sampled_from([3, 5]), st.integers(0, 1000))
 def test_msign_is_within_the_stated_error_of_the_polar_factor(lower, steps, degree, seed):
     # singular values over the Frobenius norm, all at least `lower`, some of them large
     generator = torch.Generator().manual_seed(seed)

@@ -15,18 +15,9 @@ from wellnormed.matrix.msign import (
     products_reference,
 )
 
-from .conftest import normal, with_singular_values
+from .conftest import error, normal, polar, with_singular_values
 
 METHODS = ("newton-schulz", "svd")
-
-
-def polar(x):
-    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    return u @ vh
-
-
-def error(value, truth):
-    return float(torch.linalg.matrix_norm(value.double() - truth, 2).max())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -227,20 +227,6 @@ def test_no_update_means_the_identity():
     assert torch.equal(optimal_cap(1.0, 0.1)(torch.zeros(3, 2)), torch.zeros(3, 2))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
-@pytest.mark.parametrize("degree", [3, 7, 9, 11])
-def test_derivatives_and_transforms(degree):
-    cap = optimal_cap(1.0, 0.3, degree)
-    w = torch.stack([with_singular_values([1.2, 0.5, 0.5], 3, 5, seed) for seed in range(2)])
-    direction = torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.gradcheck(cap, w.clone().requires_grad_(), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(cap, w.clone().requires_grad_())
-    out, tangent = torch.func.jvp(cap, (w,), (direction,))
-    slope = (cap(w + 1e-6 * direction) - cap(w - 1e-6 * direction)) / 2e-6
-    torch.testing.assert_close(tangent, slope, atol=1e-8, rtol=0)  # 1e-12 of curvature, 1e-16/1e-6 of rounding
-    torch.testing.assert_close(torch.func.vmap(cap)(w), out, atol=1e-14, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

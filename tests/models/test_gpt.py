@@ -34,13 +34,7 @@ def test_no_token_sees_the_future(generator):
 @pytest.mark.parametrize("radius", [None, 1.0])
 def test_every_projection_can_be_switched(radius):
     config = GPTConfig(
-        width=16,
-        heads=2,
-        blocks=1,
-        stream_radius=radius,
-        query_radius=radius,
-        key_radius=radius,
-        value_radius=radius,
+        width=16, heads=2, blocks=1, stream_radius=radius, query_radius=radius, key_radius=radius, value_radius=radius
     )
     count = sum(isinstance(m, wn.nn.BallProjection) for m in GPT(config).modules())
     assert count == (0 if radius is None else 6)  # stream: before 2 layers and the head; q, k, v

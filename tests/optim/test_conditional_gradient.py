@@ -233,4 +233,4 @@ def test_printing_shows_the_routing():
     text = str(wn.Scion(wn.assign_norms(tiny_model()), lr=0.1))
     assert "0.weight" in text
     assert "Spectral" in text
-    assert re.search(r"0\.1 +nn\.Linear", text)
+    assert re.search(r"Spectral +1 +nn\.Linear", text)

@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from papers._attacks import (
-    apgd,
-    certified_radii,
-    cross_entropy,
-    difference_of_logits_ratio,
-    margins,
-    pgd,
-)
+from papers._attacks import apgd, certified_radii, cross_entropy, difference_of_logits_ratio, margins, pgd
 from papers._caps_as_published import HardCapAsPublished, SoftCapAsPublished, hard_cap_equilibrium_as_published
 from papers.published_matrix import soft_cap_strength_as_published
 from wellnormed.matrix import soft_cap

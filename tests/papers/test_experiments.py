@@ -8,24 +8,11 @@ import matplotlib
 import pytest
 import torch
 
-from papers import (
-    _airbench,
-    _cifar,
-    _gpt,
-    _lt_transformer,
-    _nanogpt,
-    _shakespeare,
-    _tokens,
-    lr_transfer_mlp,
-    stability_grid,
-    watermark,
-)
+from papers import _airbench, _cifar, _tokens, lr_transfer_mlp, stability_grid, watermark
 from papers._experiment import MODULES, load
 from papers._grid import Settings, run_chunk
 from papers._table import Table, cell_key
 from papers.reproduce import markdown
-from wellnormed.data import corpus
-from wellnormed.data.characters import CharacterText
 from wellnormed.data.corpus import Corpus
 from wellnormed.data.shards import Tokens
 
@@ -54,11 +41,8 @@ TIMED = {"airbench94", "hardcap-cost"}
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 
 
-TEXT = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
-
-
 @pytest.fixture(autouse=True)
-def tiny_data(monkeypatch):
+def tiny_data(monkeypatch, line):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
     for module in (_airbench, _cifar):
@@ -67,13 +51,6 @@ def tiny_data(monkeypatch):
     for module in (_tokens, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
     matplotlib.use("agg")
-
-
-@pytest.fixture(autouse=True)
-def tiny_shakespeare(monkeypatch):
-    for module in (_gpt, _lt_transformer, _shakespeare, _nanogpt):
-        monkeypatch.setattr(module, "shakespeare", lambda: TEXT)
-    monkeypatch.setattr(corpus, "load_shakespeare", lambda source: TEXT)
 
 
 def shrunk(name, cell):

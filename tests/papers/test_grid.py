@@ -75,7 +75,7 @@ def test_every_cell_is_run_once_and_drawn(folder):
 
 def test_what_fails_is_named_and_the_rest_goes_on(folder, monkeypatch, capfd, request):
     monkeypatch.setenv("TOY_TROUBLE", "1")
-    failed, text = run(folder)
+    failed, text = run(folder, jobs=1)
     assert failed == 2
     assert squares(folder) == {value: square for value, square in SQUARES.items() if value not in (13, 99)}
     printed = text + capfd.readouterr().out

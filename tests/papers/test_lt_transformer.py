@@ -4,26 +4,13 @@ import pytest
 import torch
 
 import wellnormed as wn
-from papers import _lt_transformer, _shakespeare, block_mass, inflation
-from papers._lt_transformer import (
-    Bfloat16SoftCap,
-    InflatedAsPublished,
-    TransformerRun,
-    largest_norm,
-    lt_transformer,
-)
-from wellnormed.data.characters import CharacterText
+from papers import block_mass, inflation
+from papers._lt_transformer import Bfloat16SoftCap, InflatedAsPublished, TransformerRun, largest_norm, lt_transformer
 from wellnormed.matrix import soft_cap, soft_cap_strength
 from wellnormed.train.task import fit
 
 TINY = {"width": 8, "blocks": 2, "length": 8, "batch": 2, "steps": 3}
-
-
-@pytest.fixture(autouse=True)
-def short_text(monkeypatch):
-    text = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
-    for room in (_lt_transformer, _shakespeare):
-        monkeypatch.setattr(room, "shakespeare", lambda: text)
+pytestmark = pytest.mark.usefixtures("line")
 
 
 def test_the_published_inflation_is_its_formula():

@@ -4,23 +4,8 @@ import pytest
 import torch
 
 from papers import published_matrix
+from tests.matrix.conftest import error, polar, with_singular_values
 from wellnormed.matrix import msign, spectral_clip, spectral_hardcap
-
-
-def with_singular_values(values, m, n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    u, v = (torch.linalg.qr(torch.randn(k, len(values), dtype=torch.float64, generator=generator))[0] for k in (m, n))
-    return (u * torch.as_tensor(values, dtype=torch.float64)) @ v.mT
-
-
-def polar(x):
-    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    return u @ vh
-
-
-def error(value, truth):
-    return float(torch.linalg.matrix_norm(value.double() - truth, 2).max())
-
 
 BOUNDS = {
     "clip": (0.7, 2.0, lambda s: s.clamp(0.7, 2.0)),

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from papers import _nanogpt, _resumed, _shakespeare, _tokens, nanogpt_table1, shakespeare_best
+from papers import _resumed, _tokens, nanogpt_table1, shakespeare_best
 from papers._nanogpt import NanoGPTRun
 from papers._shakespeare import LTRun
 from papers.shakespeare_best import ProvedRun
-from wellnormed.data import corpus
-from wellnormed.data.characters import CharacterText
 from wellnormed.train.task import Task
 
 SHAPE = {"steps": 6, "batch": 2, "length": 8, "width": 8, "blocks": 2}
@@ -25,12 +23,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def line(monkeypatch):
-    text = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt):
-        monkeypatch.setattr(module, "shakespeare", lambda: text)
-    monkeypatch.setattr(corpus, "load_shakespeare", lambda source: text)
-    # which take longer than the runs
+def nothing_is_bounded(line, monkeypatch):
+    """Bounds take longer than the runs."""
     monkeypatch.setattr(
         shakespeare_best, "bounds", lambda model: {k: v.tolist() for k, v in model.state_dict().items()}
     )

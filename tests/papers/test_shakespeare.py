@@ -11,19 +11,13 @@ import wellnormed as wn
 from papers import _nanogpt, _shakespeare, as_published, shakespeare_best, shakespeare_tradeoff
 from papers._shakespeare import LTRun, lt_model, lt_task, rate_factors, scores_as_published
 from wellnormed.certificates import certify
-from wellnormed.data.characters import CharacterText
 from wellnormed.routing import assign_norms
 
 SMALL = LTRun("muon", "weight decay", 0.0, 2.0, steps=4, batch=2, length=8, width=8, blocks=3)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def text(monkeypatch):
-    line = CharacterText("To be, or not to be: that is the question. " * 20, "a line")
-    for module in (_shakespeare, _nanogpt):
-        monkeypatch.setattr(module, "shakespeare", lambda: line)
-    return line
+pytestmark = pytest.mark.usefixtures("line")
 
 
 def at_caps(cap, blocks=3):
@@ -112,9 +106,9 @@ def test_muon_saves_what_lies_between_the_bounds_at_the_loss_of_adamw():
     assert shakespeare_tradeoff.saving(rows[:2], "weight decay", "log10_proved", 0) is None
 
 
-def test_rates_and_gradients_of_nanogpt(text):
-    model = _nanogpt.PlainGPT(len(text.symbols), 8, 8, 2, 1)
-    task = _nanogpt.NanoGPTTask(model, text, steps=300, length=8, batch=2, seed=0)
+def test_rates_and_gradients_of_nanogpt(line):
+    model = _nanogpt.PlainGPT(len(line.symbols), 8, 8, 2, 1)
+    task = _nanogpt.NanoGPTTask(model, line, steps=300, length=8, batch=2, seed=0)
     assert task.rate_factor(0) == pytest.approx(1 / 101)
     assert task.rate_factor(100) == pytest.approx(1.0)
     assert task.rate_factor(200) == pytest.approx(0.55)
@@ -127,8 +121,8 @@ def test_rates_and_gradients_of_nanogpt(text):
 
 
 @torch.no_grad()
-def test_scores_as_published_see_the_first_windows_alone(text):
-    model, tokens = lt_model(SMALL, torch.Generator().manual_seed(0)).eval(), text.validation
+def test_scores_as_published_see_the_first_windows_alone(line):
+    model, tokens = lt_model(SMALL, torch.Generator().manual_seed(0)).eval(), line.validation
     model.head.weight.data.normal_(generator=torch.Generator().manual_seed(1))
     windows = [tokens[start : start + 9] for start in range(5)]
     logits = [model(w[None, :-1])[0] for w in windows]

@@ -48,15 +48,15 @@ def test_lipsformer_trains_by_the_settings_of_its_paper():
 
 
 @pytest.mark.slow  # LipsFormer itself, its certificate and its folder are tested beside the other models
-def test_the_command_trains_lipsformer_and_knows_it_afterwards(here, capsys):
+def test_the_command_trains_lipsformer_and_knows_it_afterwards(place, capsys):
     options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]
     command = ["train", "--variant", "lipsformer", "--name", "run", *options, "--learning-rate", "0.01"]
     assert main([*command, "--model.drop-path", "0.2"]) == 0
-    results = json.loads((here / "runs/run/results.json").read_text())
+    results = json.loads((place / "runs/run/results.json").read_text())
     assert results["log10_lipschitz"] > 0
     assert main(["verify", "runs/run"]) == 0
     assert "verified" in capsys.readouterr().out
-    (here / "runs/run/model.safetensors").write_bytes(b"")
+    (place / "runs/run/model.safetensors").write_bytes(b"")
     assert main(["train", "--resume", "runs/run"]) == 0
     assert RunFolder("runs/run").unfinished() is None
     assert load("runs/run").config.drop_path == 0.2
@@ -74,14 +74,14 @@ def test_the_command_trains_lipsformer_and_knows_it_afterwards(here, capsys):
         (["--name", "x", "--resume", "y"], "--resume continues with the run's own config"),
     ],
 )
-def test_refusals(here, capsys, options, message):
+def test_refusals(place, capsys, options, message):
     assert main(["train", *options]) == 2
     assert message in capsys.readouterr().err
-    assert not (here / "runs").exists()
+    assert not (place / "runs").exists()
 
 
 @pytest.mark.slow
-def test_8_bit_layers_are_said(here, capsys):
+def test_8_bit_layers_are_said(place, capsys):
     options = [*OPTIONS, "--float8", "emulated", "--caps.value", "2", "--certify", "no"]
     assert main(["train", "--name", "run", *options]) == 0
     assert "8-bit floats in layers.0" in " ".join(capsys.readouterr().out.split())

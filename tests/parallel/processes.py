@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import faulthandler
 import importlib
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -16,11 +15,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tests.apart import CONTEXT
+
 TIMEOUT = 60.0
 """Seconds for one function in all processes; a collective call that waits as long fails."""
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "wellnormed.optim"])
 
 
 class Processes:
@@ -28,10 +26,10 @@ class Processes:
 
     def __init__(self, world):
         self.folder = tempfile.TemporaryDirectory()
-        ends = [_CONTEXT.Pipe() for _ in range(world)]
+        ends = [CONTEXT.Pipe() for _ in range(world)]
         self.pipes = [here for here, _ in ends]
         self.children = [
-            _CONTEXT.Process(target=_serve, args=(rank, world, self.folder.name, there), daemon=True)
+            CONTEXT.Process(target=_serve, args=(rank, world, self.folder.name, there), daemon=True)
             for rank, (_, there) in enumerate(ends)
         ]
         for child in self.children:

@@ -11,7 +11,7 @@ import wellnormed as wn
 from tests.directions import OWN
 from tests.parallel.training import assembled, mesh_of
 from wellnormed.parallel import placement
-from wellnormed.parallel.layout import like, part_lengths
+from wellnormed.parallel.layout import laid_out, part_lengths
 
 SHAPES = [(9, 5), (5, 9), (8, 8)]
 
@@ -50,7 +50,7 @@ class Every:
                 gradient = torch.randn(shape, dtype=torch.float64, generator=generator)
                 if self.layout == "fsdp":
                     gradient = gradient.split(part_lengths(shape[0], dist.get_world_size()))[dist.get_rank()]
-                layer.weight.grad = like(gradient, layer.weight)
+                layer.weight.grad = laid_out([gradient], [layer.weight])[0]
             self.optimizer.step()
             self.count += 1
         return self

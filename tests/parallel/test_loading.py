@@ -105,7 +105,7 @@ def read_from_disk(layout, folder, then):
     heavy = {name: 6 * weight for name, weight in get_model_state_dict(training.model).items()}
     checkpoint.save(heavy, checkpoint_id=folder)
     del heavy
-    untouched = set(held._changes(held._constrained).values())
+    untouched = set(held.changes().values())
     read = get_model_state_dict(training.model)
     checkpoint.load(read, checkpoint_id=folder)
     if then == "load_state_dict":

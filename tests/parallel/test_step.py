@@ -128,6 +128,49 @@ def test_a_copy_has_no_process_group_and_does_the_same(processes):
     assert processes(2).run(copied) == [0, 0]  # torch copies no model that is cut
 
 
+def agreements(layout, every):
+    """The steps in which processes compare their numbers, and the weights after them."""
+    training = Training(layout, "Scion", {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}, agree_every=every)
+    reduced, all_reduce, steps = [], dist.all_reduce, []
+
+    def counted(*arguments, **keywords):
+        reduced.append(len(steps))
+        return all_reduce(*arguments, **keywords)
+
+    for _ in range(6):
+        training.optimizer.zero_grad()
+        training.backward()
+        dist.all_reduce = counted
+        training.optimizer.step()
+        dist.all_reduce = all_reduce
+        steps.append(None)
+    return reduced, training.weights()
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_processes_compare_their_numbers_once_a_step_or_as_often_as_the_setting_says(processes, layout):
+    (each, weights), (some, others) = (processes(2).run(agreements, layout, every)[0] for every in (1, 4))
+    assert each == [0, 1, 2, 3, 4, 5]  # one message, also with constraints
+    assert some == [0, 4]
+    torch.testing.assert_close(others, weights, atol=0, rtol=0)
+
+
+def with_an_unshared_bad_gradient():
+    training = Training("ddp", "Scion", CONSTRAINTS, agree_every=3).run(1)
+    training.backward()
+    training.model[3].weight.grad[0, 0] = float("nan")  # in every process
+    return outcome(training.optimizer.step)
+
+
+def test_a_step_without_an_agreement_still_refuses_what_each_process_sees(processes):
+    for kind, message in processes(2).run(with_an_unshared_bad_gradient):
+        assert kind == "NonFiniteGradientError"
+        assert "the gradient of 3.weight holds NaN or infinity at step 1" in message
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="agree_every"):
+            wn.Scion(torch.nn.Linear(2, 2), lr=0.1, agree_every=wrong)
+
+
 SHAPES = [(5,), (3, 4), (4, 3), (9, 2), (1, 1), (2, 3, 5), (8, 8)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -292,7 +335,7 @@ def test_tensor_parallel_weights_on_one_mesh_dimension_are_assembled(processes):
 def changed_in_place(layout):
     training = Training(layout, "Scion", {"3": wn.HardCap(1.0, every=8), "5": wn.SoftCap(1.0)}).run(2)
     held = training.constraints
-    untouched = set(held._changes(held._constrained).values())
+    untouched = set(held.changes().values())
     for parameter in held.parameters():  # as torch.distributed.checkpoint loads into the parts of each process
         with torch.no_grad():
             local(parameter).mul_(10)

@@ -80,7 +80,8 @@ def assert_same_bits(folder, other):
 def test_many_processes_train_as_one_does(whole, world, steps, changes):
     # as many windows for each of the ranks, one at a time
     model = {"variant": changes["variant"]} if "variant" in changes else {}
-    alone, together = whole(1, steps=steps, **model), whole(world, steps=steps, micro_batch=1, **changes)
+    changes = {"micro_batch": 1, "sample_tokens": 5, **changes}
+    alone, together = whole(1, steps=steps, **model), whole(world, steps=steps, **changes)
     one, many = metrics(alone), metrics(together)
     assert [row["step"] for row in many] == list(range(1, steps + 1))
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)  # as asked for 50 steps
@@ -186,71 +187,30 @@ def test_trouble_on_one_rank_is_one_sentence_on_all(processes, tmp_path, data, t
         assert len(metrics(tmp_path / "run")) == 12
 
 
-def test_damage_is_named_and_nothing_is_trained(processes, tmp_path, data):
-    run(data, tmp_path / "run", {"steps": 4})
-    finished = tmp_path / "run"
-    (finished / "model.safetensors").write_bytes(b"half")  # the end is made again, from the last checkpoint
-    resume(finished)
-    assert weights(finished)
-    (finished / "model.safetensors").write_bytes(b"half")
-    shutil.rmtree(finished / "checkpoints")  # so that the steps are made again, too
-    resume(finished)
-    assert len(metrics(finished)) == 4
-    (finished / MANIFEST).unlink()
-    part = next(finished.glob("checkpoints/*/parts/*.safetensors"))
-    content = bytearray(part.read_bytes())
-    content[-3] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(ValueError, match=r"parts/.* is truncated or changed: it does not match manifest.json; remove"):
-        resume(finished)
-    part.unlink()
-    with pytest.raises(ValueError, match=r"parts/.* is missing"):
-        resume(finished)
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, data):
-    run(data, tmp_path / "run", {"steps": 4})
-    run(data, tmp_path / "adamw", {"steps": 4, "optimizer": "adamw", "constraint": "none"})
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    shutil.copytree(tmp_path / "adamw" / "checkpoints", tmp_path / "run" / "checkpoints")
-    (tmp_path / "run" / MANIFEST).unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"another model or optimizer: '.*' has (no place|the shape .*) there and (no place|the shape .*) here",
-    ):
-        resume(tmp_path / "run")
+def token(shard):
+    """A token of the last windows that are read, so of one rank alone, becomes one that the vocabulary lacks."""
+    content = bytearray(shard.read_bytes())
+    content[1024 + 2 * 350 + 1] = 200
+    shard.write_bytes(content)
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("split", "damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-2]), "truncated or damaged; download or convert it again"),
-        (
-            lambda path: path.write_bytes(header(9000)[:100]),
-            "must be a shard of",
-        ),
-        (lambda path: path.unlink(), r"but its meta\.json says"),
+        ("train", lambda path: path.write_bytes(path.read_bytes()[:-2]), "truncated or damaged; download or convert"),
+        ("train", lambda path: path.write_bytes(header(9000)[:100]), "must be a shard of"),
+        ("train", lambda path: path.unlink(), r"but its meta\.json says"),
+        ("val", token, r"_val_000000\.bin has the token \d+ at place 350, but the vocabulary has"),
     ],
 )
-def test_damaged_shards_stop_all_ranks_before_a_folder_exists(processes, tmp_path, data, damage, message):
+def test_damaged_shards_stop_all_ranks_before_a_folder_exists(processes, tmp_path, data, split, damage, message):
     shutil.copytree(data, tmp_path / "shards")
-    damage(sorted((tmp_path / "shards").glob("*_train_*.bin"))[1])
+    damage(sorted((tmp_path / "shards").glob(f"*_{split}_*.bin"))[-1])
     found = processes(2).run(refused, tmp_path / "shards", tmp_path / "run")
     assert len(set(found)) == 1
     assert found[0][0] == "ValueError"
-    assert message.replace("\\", "") in found[0][1]
+    assert re.search(message, found[0][1])
     assert not (tmp_path / "run").exists()
-
-
-def test_a_damaged_validation_token_stops_all_ranks(processes, tmp_path, data):
-    shutil.copytree(data, tmp_path / "shards")
-    (shard,) = (tmp_path / "shards").glob("*_val_*.bin")
-    tokens = bytearray(shard.read_bytes())
-    tokens[1024 + 2 * 350 + 1] = 200  # of the last windows that are read, so of one rank alone
-    shard.write_bytes(tokens)
-    found = processes(2).run(refused, tmp_path / "shards", tmp_path / "run")
-    assert len(set(found)) == 1
-    assert re.search(r"_val_000000\.bin has the token \d+ at place 350, but the vocabulary has", found[0][1])
 
 
 COMMAND = [

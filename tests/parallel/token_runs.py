@@ -39,7 +39,7 @@ def config(data, *, variant="lipschitz", **changes) -> TrainConfig:
         "checkpoint_every": 4,
         "log_every": 1,
         "validation_tokens": 400,
-        "sample_tokens": 5,
+        "sample_tokens": 0,
         "device": "cpu",
         "precision": "float32",
     }

@@ -81,13 +81,12 @@ class Training:
     The default group is always small enough for every matrix to be dealt, whatever its size.
     """
 
-    def __init__(self, layout, optimizer, constraints=None):
+    def __init__(self, layout, optimizer, constraints=None, **settings):
         placement.SMALL = 0
         self.model = self.runner = network()
-        settings = {}
         if layout == "ddp":
             self.runner = DistributedDataParallel(self.model)
-            settings = {"process_group": dist.group.WORLD}
+            settings["process_group"] = dist.group.WORLD
         elif layout != "one":
             mesh = mesh_of(layout)
             if layout == "fsdp x tp":
@@ -149,11 +148,7 @@ def assembled(tensor):
 def measured(layout, optimizer, constraints, steps):
     """What one training leaves: weights and state, norms of the constrained, bytes sent."""
     training = Training(layout, optimizer, constraints).run(steps)
-    report = {
-        "weights": training.weights(),
-        "state": training.state(),
-        "sent": training.optimizer.placement.sent_bytes,
-    }
+    report = {"weights": training.weights(), "state": training.state(), "sent": training.optimizer.placement.sent_bytes}
     if constraints:
         report |= {"norms": training.constraints.norms(), "proved": training.constraints.proved_ratios()}
     return report

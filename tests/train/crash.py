@@ -14,9 +14,11 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -24,6 +26,7 @@ OPTIONS = """
 --steps 6 --batch 2 --threads 1 --device cpu --checkpoint-every 2 --log-every 2 --attack-steps 1 --sample-characters 5
 --model.length 8 --model.token-width 4 --model.mixing-heads 2 --model.hidden 8 --model.blocks 1
 """.split()  # noqa: SIM905 (a command line reads best as one)
+PART = "parts/model-00001-of-00001.safetensors"
 MADE_AGAIN = ("environment.json", "report.html", ".lock", ".holder")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -103,6 +106,29 @@ def child(arguments, how=None, at=-1):
         answer = json.loads(pipe.read())
     os.waitpid(pid, 0)
     return answer
+
+
+def limited(size, *arguments):
+    """One command where no file may be larger: the kernel refuses in the middle of it."""
+    from wellnormed.cli import main
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    return main(list(arguments))
+
+
+def signalled_twice(*arguments):
+    """One command that is signalled twice in its first step."""
+    from wellnormed.cli import main
+    from wellnormed.train.language import LanguageTask
+
+    def advance(task):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    LanguageTask.advance = advance
+    return main(list(arguments))
 
 
 def main(text, how, which):

@@ -1,10 +1,7 @@
 import json
 import math
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from unittest import mock
@@ -13,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.apart import begun
 from wellnormed._files import MANIFEST, read_json, write_json
 from wellnormed.certificates import Certificate
 from wellnormed.data import load_corpus
@@ -27,15 +25,11 @@ from wellnormed.train.optimizer import weight_constraints, weight_roles
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import with_vocabulary
 
-KILLED = """
-import sys
-from wellnormed.models import GPTConfig
-from wellnormed.train import TrainConfig, train
-model = GPTConfig(length=8, width=8, heads=2, blocks=1)
-config = TrainConfig(model, steps=60, batch=2, threads=1, source=sys.argv[1], device="cpu", log_every=3,
-                     checkpoint_every=5, certify="no", sample_tokens=0)
-train(config, sys.argv[2])
-"""
+from .conftest import MODEL
+
+KILLED = TrainConfig(
+    MODEL, steps=60, batch=2, threads=1, device="cpu", log_every=3, checkpoint_every=5, certify="no", sample_tokens=0
+)
 
 
 def without_timing(run):
@@ -81,15 +75,15 @@ def test_start_and_resume_prove_nothing_and_without_certificates_nothing_does(ti
 
 
 def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
-    command = [sys.executable, "-c", KILLED, str(text_file), str(tmp_path / "killed")]
-    killed = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     run = RunFolder(tmp_path / "killed")
+    killed = begun(train, replace(KILLED, source=str(text_file)), run.path, errors=tmp_path / "errors")
     deadline = time.monotonic() + 120
     while not run.checkpoint_folders() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(random.random() / 4)  # any moment; every one must do
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() in (-signal.SIGKILL, 0)  # 0: it was quicker than the signal
+    killed.kill()
+    killed.join()
+    assert killed.exitcode in (-signal.SIGKILL, 0)  # 0: it was quicker than the signal
     with run.metrics_file.open("a") as file:
         file.write('{"step": 39')  # what a kill within a write leaves
     resume(run.path)

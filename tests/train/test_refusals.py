@@ -28,13 +28,6 @@ print(json.dumps(statuses), os.environ["OMP_WAIT_POLICY"])
 """
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
-    return tmp_path
-
-
 def without_torch(*commands, **environment):
     """The statuses of commands in one process that imports no torch, OpenMP's policy in it, and its errors by line."""
     command = [sys.executable, "-c", WITHOUT_TORCH, json.dumps(commands)]
@@ -44,11 +37,11 @@ def without_torch(*commands, **environment):
     return json.loads(statuses), policy, done.stderr.splitlines()
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_torch_is_imported(here):
-    (here / "runs").mkdir()
-    (here / "file").write_text("x")
-    (here / "link").symlink_to("nowhere")
-    before = sorted(here.rglob("*"))
+def test_a_folder_that_cannot_be_made_is_refused_before_torch_is_imported(place):
+    (place / "runs").mkdir()
+    (place / "file").write_text("x")
+    (place / "link").symlink_to("nowhere")
+    before = sorted(place.rglob("*"))
     no_folder = os.geteuid() == 0 and os.path.isdir("/proc/self")  # where even root makes none
     cases = (
         ("a" * 300, "could not be written (File name too long); choose a shorter name"),
@@ -64,7 +57,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_torch_is_imported(here):
         assert statuses == [2] * len(cases)
         for (_, message), line in zip(cases, shown, strict=True):
             assert message in line
-    assert sorted(here.rglob("*")) == before
+    assert sorted(place.rglob("*")) == before
 
 
 def test_waiting_threads_sleep_unless_the_user_wants_them_to_spin():
@@ -74,7 +67,7 @@ def test_waiting_threads_sleep_unless_the_user_wants_them_to_spin():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "scion"])
-def test_a_rate_at_which_nothing_stays_finite_is_one_sentence(here, optimizer, capsys):
+def test_a_rate_at_which_nothing_stays_finite_is_one_sentence(place, optimizer, capsys):
     assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
     options = [*TOKENS, "--optimizer", optimizer, "--learning-rate", "1e30", "--constraint", "none"]
     capsys.readouterr()
@@ -93,7 +86,7 @@ def test_a_number_that_is_none_is_named_with_its_place(value):
 
 
 @pytest.mark.slow
-def test_the_largest_seed_trains_samples_and_searches(here):
+def test_the_largest_seed_trains_samples_and_searches(place):
     """The draws of a step once needed seed times steps to be below 2**64."""
     assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
     seed = str(2**60 - 1)
@@ -103,17 +96,17 @@ def test_the_largest_seed_trains_samples_and_searches(here):
 
 
 @pytest.mark.parametrize("which", [["nanogpt", "--data", "shakespeare"], []])
-def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(here, which, monkeypatch, capsys):
-    monkeypatch.setenv("WELLNORMED_DATA", str(here / "data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(place, which, monkeypatch, capsys):
+    monkeypatch.setenv("WELLNORMED_DATA", str(place / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.setattr(shakespeare, "_files_of_plays", list)
-    monkeypatch.setattr(shakespeare, "URL", (here / "text.txt").as_uri())
+    monkeypatch.setattr(shakespeare, "URL", (place / "text.txt").as_uri())
     options = [*(TOKENS[1:-2] if which else OPTIONS), *which[1:], "--certify", "no", "--sample-tokens", "0"]
     assert main(["train", *which[:1], *options, "--name", "run"]) == 0
     shown = capsys.readouterr().out
     assert "there is no Shakespeare here, so this is the English that Python ships: " in shown
     assert "python-topics of Python 3." in RunFolder("runs/run").report_file.read_text()
-    content = (here / "text.txt").read_bytes()
+    content = (place / "text.txt").read_bytes()
     monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(content).hexdigest())  # now there is a network
     assert load_shakespeare().source == "tiny-shakespeare"
     RunFolder("runs/run").manifest_file.unlink()
@@ -121,7 +114,7 @@ def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(here, whic
     assert "python-topics of Python 3." in capsys.readouterr().out
 
 
-def test_a_seed_that_is_too_large_is_refused_by_all_commands(here, capsys):
+def test_a_seed_that_is_too_large_is_refused_by_all_commands(place, capsys):
     for command in (["train", "--source", "text.txt"], ["train", "nanogpt"]):
         assert main([*command, "--seed", str(2**60)]) == 2
         assert "must lie in [0, 2**60)" in capsys.readouterr().err

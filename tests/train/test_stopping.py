@@ -3,17 +3,15 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.apart import ended
+from tests.train.crash import OPTIONS, bits, signalled_twice
 from wellnormed.cli import main
 from wellnormed.train import RunFolder
 from wellnormed.train.language import LanguageTask
-
-from .crash import OPTIONS, bits
 
 TOKENS = """
 nanogpt --steps 6 --batch 4 --model.width 16 --model.blocks 1 --model.heads 2 --model.length 16 --checkpoint-every 5
@@ -109,22 +107,9 @@ def test_the_clock_writes_checkpoints_that_change_nothing(kind, monkeypatch):
     assert results(f"runs/{name}") == results(f"runs/{kind}")
 
 
-TWICE = """
-import os, signal, sys, time
-from wellnormed.cli import main
-from wellnormed.train.language import LanguageTask
-def advance(task):
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-LanguageTask.advance = advance
-main(sys.argv[1:])
-"""
-
-
-def test_a_second_signal_ends_at_once(place):
-    command = [sys.executable, "-c", TWICE, "train", *CHARACTERS, "--name", "twice"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=50)
-    assert done.returncode == -signal.SIGTERM
-    assert re.fullmatch(r"\nSIGINT: a checkpoint follows .*; a second signal ends it at once\n", done.stderr)
-    assert not list(Path(place, "runs/twice").glob("checkpoints/*"))
+def test_a_second_signal_ends_at_once(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    status, shown = ended(signalled_twice, "train", *CHARACTERS, "--name", "twice", errors=tmp_path / "errors")
+    assert status == -signal.SIGTERM
+    assert re.fullmatch(r"\nSIGINT: a checkpoint follows .*; a second signal ends it at once\n", shown)
+    assert not list(Path("runs/twice").glob("checkpoints/*"))

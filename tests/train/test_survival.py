@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.apart import ended
+from tests.train.crash import MADE_AGAIN, OPTIONS, PART, bits, call, limited
 from wellnormed._files import json_text, read_json
 from wellnormed.train.lock import locked
-
-from .crash import MADE_AGAIN, OPTIONS, bits, call
 
 SLOW = [pytest.param(which, marks=pytest.mark.slow) for which in ("kind", "every")]
 WHICH = pytest.mark.parametrize("which", ["some", *SLOW])
@@ -87,26 +87,15 @@ def test_a_disk_that_fills_at_any_write_is_one_line_and_then_the_same_bits(place
         assert not each["differing"], each
 
 
-LIMITED = """
-import resource, signal, sys
-from wellnormed.cli import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 def test_a_file_that_stops_growing_is_one_line_and_then_the_same_bits(place, tmp_path):
     """The kernel itself refuses in the middle of a file: of the checkpoint here."""
     run = place / "runs" / "limited"
     shutil.rmtree(run, ignore_errors=True)
-    limit = (place / "runs/whole/checkpoints/step-00000006/parts/model-00001-of-00001.safetensors").stat().st_size // 2
+    limit = (place / "runs/whole/checkpoints/step-00000006" / PART).stat().st_size // 2
     command = ["train", "--source", "text.txt", "--name", "limited", *OPTIONS]
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(limit), *command], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "step-00000002/parts/model-00001-of-00001.safetensors could not be written (File too large)" in one_line(
-        done.stderr
-    )
+    status, shown = ended(limited, limit, *command, errors=tmp_path / "errors")
+    assert status == 2, shown
+    assert f"step-00000002/{PART} could not be written (File too large)" in one_line(shown)
     assert not list(run.rglob("*.tmp"))  # half a file would keep a full disk full
     assert call(["train", "--resume", "runs/limited"])[0] == 0
     assert bits(run) == bits(place / "runs" / "whole")
@@ -116,7 +105,7 @@ FILES = [
     "config.json", "environment.json", "metrics.jsonl", "certificate.json", "certificate.safetensors", "results.json",
     "sample.txt", "model.safetensors", "manifest.json", "report.html", ".lock",
     *(f"checkpoints/step-0000000{step}/{name}" for step in (4, 6)
-      for name in ("parts/model-00001-of-00001.safetensors", "metrics.jsonl", "manifest.json")),
+      for name in (PART, "metrics.jsonl", "manifest.json")),
 ]  # fmt: skip
 
 

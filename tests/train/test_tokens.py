@@ -29,13 +29,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture
-def here(here):
-    """An empty folder but for a short text: what a machine has of Shakespeare takes seconds to read."""
-    (here / "text.txt").write_text("a quick brown fox " * 200)
-    return here
-
-
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -57,13 +50,13 @@ def test_presets_are_what_they_are_called(size, variant):
     assert asdict(config)  # what a run folder holds
 
 
-def test_the_command_trains_certifies_verifies_and_reports(here, capsys):
+def test_the_command_trains_certifies_verifies_and_reports(place, capsys):
     more = ["--certify", "checkpoints", "--every", "2", "--checkpoint-every", "6", "--attack-steps", "0"]
     assert main(["train", "nanogpt", "--name", "run", *OPTIONS, *more]) == 0
     shown = capsys.readouterr().out
     assert "spectral-normalize after every step; run folder runs/run" in shown
     assert "validation bits a byte of text" in shown
-    folder = here / "runs" / "run"
+    folder = place / "runs" / "run"
     rows = metrics(folder)
     assert {"update_share", "norms_over_caps", "tokens_per_second"} <= rows[-1].keys()
     assert rows[-1]["largest_entry"] <= rows[-1]["proved_largest_entry"]
@@ -90,13 +83,13 @@ def test_the_command_trains_certifies_verifies_and_reports(here, capsys):
         pytest.param("modula", ["--optimizer", "adamw"], marks=pytest.mark.slow),
     ],
 )
-def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, variant, more):
+def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(place, variant, more):
     options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]
     command = ["train", "nanogpt", "--variant", variant, "--name", "run", *options, "--learning-rate", "0.01", *more]
     assert main(command) == 0
-    results = json.loads((here / "runs/run/results.json").read_text())
+    results = json.loads((place / "runs/run/results.json").read_text())
     assert results["log10_lipschitz"] > 0
-    assert metrics(here / "runs/run")[-1]["loss"] < 5.6
+    assert metrics(place / "runs/run")[-1]["loss"] < 5.6
     assert main(["verify", "runs/run"]) == 0
 
 
@@ -118,21 +111,18 @@ def test_peers_train_and_are_certified_at_the_length_of_their_embeddings(here, v
         (["--cooldown", "0"], r"cooldown=0.0 must lie in \(0, 1\]"),
         (["--momentum", "1"], r"momentum=1.0 must lie in \[0, 1\)"),
         (["--data", "nowhere"], "there are no train shards of nowhere"),
-        (
-            ["--model.length", "1000", "--validation-tokens", "3000"],
-            "fewer than a window of 1000 and its",
-        ),
+        (["--model.length", "1000", "--validation-tokens", "3000"], "fewer than a window of 1000 and its"),
         (["--resume", "x", "--steps", "3"], "--resume continues with the run's own config"),
         (["--resume", "x"], "x does not exist, or is a file"),
     ],
 )
-def test_mistakes_are_one_sentence_and_leave_no_folder(here, capsys, options, message):
+def test_mistakes_are_one_sentence_and_leave_no_folder(place, capsys, options, message):
     source = [] if "--resume" in options else ["--source", "text.txt"]
     assert main(["train", "nanogpt", *source, *options]) == 2
     shown = capsys.readouterr().err
     assert re.search(message, shown)
     assert shown.count("\n") == 1
-    assert not (here / "runs").exists()
+    assert not (place / "runs").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -158,25 +148,25 @@ def test_what_is_seen_does_not_depend_on_the_parts_of_a_batch(letters):
         assert seen == pytest.approx(other, rel=1e-5)  # products of other sizes round in another order
 
 
-def test_what_belongs_to_another_run_is_refused(here, capsys):
+def test_what_belongs_to_another_run_is_refused(place, capsys):
     """A checkpoint with another config, name or metrics, and other data of the same size."""
     assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
     options = [*OPTIONS, "--data", "data", "--certify", "no", "--sample-tokens", "0"]
     for name, rate in (("run", "0.1"), ("other", "0.01")):
         assert main(["train", "nanogpt", "--name", name, *options, "--learning-rate", rate]) == 0
-    (here / "runs/run/manifest.json").unlink()  # as if it were killed at its end
+    (place / "runs/run/manifest.json").unlink()  # as if it were killed at its end
     capsys.readouterr()
 
     def refused(damage):
-        shutil.rmtree(here / "runs/copy", ignore_errors=True)
-        shutil.copytree(here / "runs/run", here / "runs/copy")
-        damage(here / "runs/copy/checkpoints")
+        shutil.rmtree(place / "runs/copy", ignore_errors=True)
+        shutil.copytree(place / "runs/run", place / "runs/copy")
+        damage(place / "runs/copy/checkpoints")
         assert main(["train", "--resume", "runs/copy"]) == 2
         return capsys.readouterr().err
 
     def replaced(folder):
         shutil.rmtree(folder / "step-00000006")
-        shutil.copytree(here / "runs/other/checkpoints/step-00000006", folder / "step-00000006")
+        shutil.copytree(place / "runs/other/checkpoints/step-00000006", folder / "step-00000006")
 
     assert "step-00000006 is of another run: its config_sha256 is" in refused(replaced)
     shown = refused(lambda folder: (folder / "step-00000006").rename(folder / "step-00000099"))
@@ -187,8 +177,8 @@ def test_what_belongs_to_another_run_is_refused(here, capsys):
         path.write_bytes(path.read_bytes().replace(b"loss", b"lass", 1))
 
     assert re.search(r"metrics\.jsonl is truncated or changed.*remove .* go on from step-00000003", refused(flipped))
-    shard = here / "data/data_train_000000.bin"
-    shard.write_bytes(shard.read_bytes().replace(b"f\0o\0x\0", b"c\0a\0t\0"))
+    shard = place / "data/data_train_000000.bin"
+    shard.write_bytes(shard.read_bytes().replace(b"k\0n\0o\0w\0", b"s\0h\0o\0w\0"))
     assert "was trained on other tokens: the digest of data was" in refused(lambda folder: None)
 
 
@@ -199,13 +189,13 @@ def test_a_full_memory_is_one_sentence():
 
 @pytest.mark.parametrize("options", [["--model.width", "10000000000000000000000"], ["--model.width", "2147483632"]])
 @pytest.mark.parametrize("which", [[], ["nanogpt"]])
-def test_a_model_that_no_machine_holds_is_one_sentence(here, capsys, which, options):
+def test_a_model_that_no_machine_holds_is_one_sentence(place, capsys, which, options):
     command = ["train", "nanogpt"] if which else ["train", "--preset", "caps"]
     assert main([*command, "--source", "text.txt", *options]) == 2
     shown = capsys.readouterr().err
     assert re.match(r"error: (model\.width=\d+ must be below 2147483648 |the memory is full \()", shown), shown
     assert shown.count("\n") == 1
-    assert not (here / "runs").exists()
+    assert not (place / "runs").exists()
 
 
 def test_schedules_begin_at_one_and_end_near_zero():
@@ -264,14 +254,14 @@ def test_shards_are_evaluated_as_the_text_that_they_are_parts_of(letters):
     assert one == several
 
 
-def test_only_many_ranks_need_a_torch_that_writes_their_checkpoints(here, monkeypatch):
+def test_only_many_ranks_need_a_torch_that_writes_their_checkpoints(place, monkeypatch):
     for name in ("HuggingFaceStorageWriter", "HuggingFaceStorageReader"):
         monkeypatch.delattr(torch.distributed.checkpoint, name)
     with pytest.raises(ValueError, match="cannot write checkpoints of many ranks as safetensors"):
         require_torch(2)
     assert main(["train", "nanogpt", "--name", "run", *OPTIONS, "--certify", "no", "--sample-tokens", "0"]) == 0
-    (here / "runs/run/manifest.json").unlink()
-    assert load(here / "runs/run").config.width == 16  # of the newest checkpoint
+    (place / "runs/run/manifest.json").unlink()
+    assert load(place / "runs/run").config.width == 16  # of the newest checkpoint
     assert main(["train", "--resume", "runs/run"]) == 0
 
 

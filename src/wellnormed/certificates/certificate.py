@@ -304,5 +304,11 @@ class Certificate:
         """The content of the file."""
         return json_text(self.document(), sealed=True, indent=1)
 
+    def statement(self) -> str:
+        """What is proved, how the model's code was compared with the proved program, and what was not compared."""
+        return printing.statement(self)
+
     def __str__(self) -> str:
         return printing.table(self)
+
+    __repr__ = __str__

@@ -95,7 +95,7 @@ def certify(
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
     example = example_input
     if not isinstance(model, Program):
-        example = _with_keywords(model, example_input, settings | {"progress": progress}, inputs)
+        example = with_keywords("certify", model, example_input, settings | {"progress": progress}, inputs)
     domain = domain_from("certify", radius, box)
     with progress_lines(progress) as bar:
         walks: list[Walk] = []
@@ -197,13 +197,15 @@ def arguments_of(domain: Domain) -> dict[str, Any]:
     return {"box": (domain.low, domain.high)} if isinstance(domain, Box) else {"radius": domain}
 
 
-def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
+def with_keywords(
+    caller: str, model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]
+) -> Any:
     """Add the inputs given by keyword to the example; refuse a keyword that may be a misspelt setting."""
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"certify: {name} is a setting and no tensor; pass a plain value, or an input of that name by "
-                f"example_input={{{name!r}: ...}}"
+                f"{caller}: {name} is a setting, not a tensor; several inputs go into a tuple, "
+                f"{caller}(model, (x, y)), and an input of that name by example_input={{{name!r}: ...}}"
             )
     if not inputs:
         return example_input
@@ -214,15 +216,15 @@ def _with_keywords(model: nn.Module, example_input: Any, settings: dict[str, Any
         meant = get_close_matches(name, ["example_input", *settings, *accepted], n=1, cutoff=_ALIKE)
         hint = f"; did you mean {meant[0]}?" if meant else ""
         if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
-            raise ValueError(f"certify: {name} is neither a setting nor an input of {name_of_model}.forward{hint}")
+            raise ValueError(f"{caller}: {name} is neither a setting nor an input of {name_of_model}.forward{hint}")
         if meant and meant[0] in settings and not tensors_of(value):
             raise ValueError(
-                f"certify: {name}={value!r} is no setting{hint} If it is an input of {name_of_model}, pass it by "
+                f"{caller}: {name}={value!r} is no setting{hint} If it is an input of {name_of_model}, pass it by "
                 f"example_input={{{name!r}: ...}}"
             )
     arguments, keywords = arguments_of_call(() if example_input is None else example_input)
     if twice := keywords.keys() & inputs.keys():
-        raise ValueError(f"certify: {', '.join(sorted(twice))} is given twice, in example_input and by keyword")
+        raise ValueError(f"{caller}: {', '.join(sorted(twice))} is given twice, in example_input and by keyword")
     return Example(arguments, keywords | inputs)
 
 

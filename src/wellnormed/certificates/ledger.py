@@ -288,7 +288,10 @@ class Ledger:
         wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
         if bool(stored.tensor.to(wide).isnan().any()):
             remedy = "give what it is made of a constraint that promises a bound for all steps, freeze that,"
-            if self._promise(stored) is not None:
+            if not stored.computed and stored.name in self.promises and self._promise(stored) is None:
+                cap = "ColumnCap" if stored.tensor.ndim == 1 else "SoftCap"
+                remedy = f"add {stored.name!r}: wn.{cap}(1.0) to constrain, freeze it,"
+            elif self._promise(stored) is not None:
                 remedy = "that norm does not bound what this operation does with it; freeze it,"
             raise self.refuse(
                 f"the bound needs entries of {stored.name}, and `within` knows at most a norm; {remedy} or certify "

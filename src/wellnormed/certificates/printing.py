@@ -1,6 +1,7 @@
 """A certificate in words: what it is a proof of, its norms, its domain, and the table that `print` shows."""
 
 import math
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from wellnormed.certificates.sizes import largest_rms, short
@@ -26,12 +27,12 @@ def table(certificate: "Certificate") -> str:
     euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
     log10 = shown(certificate.log10_lipschitz, ".4f")
     lines = [
+        sentence(certificate),
         f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {log10}{euclidean})",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
-        f"proof: {PROOF}",
-        f"compared: {certificate.compared}",
-        f"not compared: {', '.join(NOT_COMPARED)}",
+        f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
+        *_why_large(certificate),
     ]
     if certificate.promises:
         lines.append(f"for every weight within these caps: {'; '.join(map(str, certificate.promises))}")
@@ -52,6 +53,63 @@ def table(certificate: "Certificate") -> str:
         for (name, operation), row in zip(names, certificate.layers, strict=True)
     ]
     return "\n".join(lines)
+
+
+def sentence(certificate: "Certificate") -> str:
+    """What the bound says: in Euclidean norms where a sample is one vector or one image, in RMS for tokens."""
+    l2, inputs, result = certificate.exact_l2_lipschitz, certificate.inputs, certificate.rows[-1]
+    whole = len(inputs) == 1 and _groups(inputs[0]) != "tokens" and _groups(result) != "tokens"
+    noun = "A sample" if certificate.each_sample else "The whole batch"
+    if whole and l2 is not None and certificate.each_sample:
+        noun = "An image" if len(inputs[0].shape) == 4 else "An input"
+    if whole and l2 is not None:
+        return f"{noun} moved by d in l2 moves the result by at most {short(l2)} d."
+    moved = " and ".join(sorted({_groups(row) for row in inputs}))
+    return (
+        f"{noun} whose {moved} move by an RMS of at most d has a result whose {_groups(result)} move by an RMS of at "
+        f"most {short(certificate.exact_lipschitz)} d."
+    )
+
+
+def statement(certificate: "Certificate") -> str:
+    """What is proved, what was compared with the model's code, and what was not."""
+    return "\n".join(
+        [
+            f"proof: {PROOF}",
+            f"compared: {certificate.compared}",
+            f"not compared: {', '.join(NOT_COMPARED)}",
+        ]
+    )
+
+
+def _briefly(certificate: "Certificate") -> str:
+    if certificate.comparison is None:
+        return "the model's code was not compared with it"
+    return f"the model's code was compared with it at {certificate.comparison.inputs} samples"
+
+
+LARGE = 3.0
+"""From which decimal logarithm on a bound is explained."""
+
+
+def _why_large(certificate: "Certificate") -> list[str]:
+    """Which layers make a bound large, if it is: what they multiply it by, about, as decimal logarithms."""
+    total = certificate.log10_lipschitz
+    if total < LARGE:
+        return []
+    gains, layers, made = {}, 0, 0.0
+    for row in certificate.rows:
+        inputs = [gains[name] for name in row.inputs]
+        before = sum(inputs) if row.operation == "add" else max(inputs, default=Decimal(0))
+        gains[row.name] = before if row.bounds is None else largest_rms(row, "gain")
+        if row.operation == "normalization" and before and gains[row.name]:
+            layers, made = layers + 1, made + float((gains[row.name] / before).log10())
+    if made <= total / 2:
+        return []
+    return [
+        f"why it is large: {layers} normalization layers multiply it by about 10^{made:.1f}, each by up to "
+        f"1 / sqrt(eps); everything else makes 10^{total - made:.1f}. A bound of use needs a model without them"
+    ]
 
 
 def norms(certificate: "Certificate") -> str:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.certifying import domain_from, example_of
+from wellnormed.certificates.certifying import domain_from, example_of, with_keywords
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.program import Program
+from wellnormed.proof.decimals import shown
 
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
@@ -45,6 +46,9 @@ class LowerBound:
     step: float
     """Length of the change; 0 if no change of the input was found that changes the output."""
 
+    def __repr__(self) -> str:
+        return f"LowerBound({shown(self.value, '.5g', up=False)}: the largest gain found)"
+
 
 @dataclass(frozen=True, eq=False)
 class _Tangent:
@@ -67,6 +71,7 @@ def lower_bound(
     *,
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
+    **inputs: Any,
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
@@ -91,6 +96,7 @@ def lower_bound(
         generator: Source of the starting points.
         batch: Number of starting points that are searched at once.
         output: Key, attribute or position of the result, where the model returns several.
+        inputs: Further arguments of the call, by keyword, as for `certify`.
 
     Raises:
         UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
@@ -105,6 +111,10 @@ def lower_bound(
     """
     if not isinstance(model, Program):
         require_module("lower_bound", model)
+        settings = {"radius": radius, "steps": steps, "generator": generator, "batch": batch, "box": box}
+        example_input = with_keywords("lower_bound", model, example_input, settings | {"output": output}, inputs)
+    elif inputs:
+        raise ValueError("lower_bound: a program has its example; pass a model with example_input= or its keywords")
     sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellnormed._inputs import is_quantized, require_flags, require_hashable, require_patterns
 from wellnormed.constraints.attached import Constraints
@@ -15,13 +15,13 @@ from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
 from wellnormed.norms import Norm
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
-from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 
 
 def constrain(
     optimizer: torch.optim.Optimizer,
     constraints: Mapping[str, Constraint],
-    norms: Assignment | None = None,
+    norms: Assignment | nn.Module | None = None,
     *,
     prove: bool = True,
 ) -> Constraints:
@@ -47,7 +47,7 @@ def constrain(
         constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
             on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
             constrained, what is not, and why), and no parameter may have two different ones.
-        norms: What `assign_norms` returned for the model; needed for optimizers of other libraries.
+        norms: The model, or what `assign_norms` returned for it; needed for optimizers of other libraries.
         prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
             thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
             own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
@@ -79,8 +79,10 @@ def constrain(
     require_flags("constrain: ", {"prove": prove})
     if norms is None and isinstance(optimizer, BoundsItsSteps):
         norms = optimizer.assignment
+    if isinstance(norms, nn.Module):
+        norms = assign_norms(norms)
     if not isinstance(norms, Assignment):
-        raise ValueError(f"constrain: norms must be an Assignment, got {norms!r}; pass norms=wn.assign_norms(model)")
+        raise ValueError(f"constrain: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     taken = {name for other in attached_to(optimizer) for name in other.names}
     constrained: dict[str, Constrained] = {}

@@ -1,22 +1,20 @@
-"""Constraints that are attached to an optimizer by its step hooks, and measured. `attach` makes them.
+"""Constraints that are attached to an optimizer, saved, copied and measured. `constrain` makes them.
 
-What happens at a step: `before` checks that every constraint can hold after a step of that length, and brings back
-what somebody else has written; `after` has each constraint act on the weights that have moved, through `_write`. An
-optimizer of this library calls both from within its step, so that the bounds are those of the numbers it multiplies
-with; any other calls them by its hooks.
+`core` has what they do to weights. An optimizer of this library calls `before` and `after` within its step, so that the
+bounds are those of the numbers it multiplies with; any other calls them by its hooks.
 """
 
-import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from wellnormed._devices import recording
-from wellnormed.constraints.base import State, held
+from wellnormed.constraints import core
 from wellnormed.constraints.constrained import (
     DOUBTED,
     WRITTEN,
@@ -29,17 +27,13 @@ from wellnormed.constraints.constrained import (
     measure,
     upper_bound,
 )
-from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, step_bounds, still
+from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, count_of, step_bounds, still
 from wellnormed.norms import Norm
-from wellnormed.norms.base import widened
-from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import local
+from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
+from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
 
-Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
-"""Maps weights `(batch, *shape)` under one constraint, and the tensors that are remembered of them, to the constrained
-weights and the new tensors."""
 ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
 
@@ -73,33 +67,29 @@ class Constraints:
         prove: bool = True,
     ) -> None:
         self._optimizer, self._constrained = optimizer, constrained
+        self._own = isinstance(optimizer, BoundsItsSteps)
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._prove = prove
-        self._known = self._moved()  # the number of parameters that the optimizer moved, constrained or not
+        self._known = count_of(optimizer)  # the number of parameters that the optimizer moved, constrained or not
         self._told = 0  # how many a warning said to have joined since
-        self._bounds: Bounds = {}  # on the step that was checked last
-        # weights whose last step had a bound of 0, so that another such step needs no proof; all, with `prove=False`
-        self._resting: set[str] = set() if prove else {c.name for c in constrained}
-        self._own_placement = Placement({c.name: c.parameter for c in constrained})
-        self._check()
-        self._begin(constrained, prove)
-        self.attach()
+        self._steps: Bounds = step_bounds(optimizer, constrained)  # the bounds that were checked last
+        self._still: set[str] = set()  # the parameters whose coming step has length 0
+        self._hooks: tuple[RemovableHandle, ...] = ()
+        self._place()
+        core.check(constrained, self._steps)
+        core.project(constrained, self._placement, prove)
+        self._attach()
 
     def __str__(self) -> str:
         lines = {c.name: repr(c.constraint) for c in self._constrained}
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
-        shown = [f"{name:{width}}  {text}" for name, text in lines.items()]
+        rows = [f"{name:{width}}  {text}" for name, text in lines.items()]
         if (joined := self._joined()) > 0:
-            shown.append(_said(joined))
-        return "\n".join(shown)
+            rows.append(_said(joined))
+        return "\n".join(rows)
 
-    def _moved(self) -> int:
-        return sum(len(group["params"]) for group in self._optimizer.param_groups)
-
-    def _joined(self) -> int:
-        """How many parameters joined the optimizer that no `constrain` has seen."""
-        return self._moved() - max((each._known for each in attached_to(self._optimizer)), default=self._known)
+    __repr__ = __str__
 
     def project_(self) -> None:
         """Bring back what anything but the optimizer has written into constrained weights.
@@ -125,19 +115,20 @@ class Constraints:
             >>> constraints.proved_ratios()["weight"] <= 1
             True
         """
-        self._handle_written(self._constrained)
+        self._take_over(self._constrained)
         valued = [c for c in self._constrained if c.constraint.tolerance]
         for _ in range(ROUNDS):
-            astray = self._measure_own(valued, distance)
+            astray = self._largest(valued, distance)
             if not (valued := [c for c in valued if astray[c.name] > allowed_distance(c)]):
                 break
-            self._begin(valued)
+            core.project(valued, self._placement)
         self._remember()
 
     def remove(self) -> None:
         """Detach from the optimizer; a second call does nothing."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks = ()
         attached = attached_to(self._optimizer)
         attached[:] = [other for other in attached if other is not self]
 
@@ -151,9 +142,15 @@ class Constraints:
         buckets = in_buckets(self._constrained, lambda c: c.parameter, lambda c: c.norm)
         return measure((members for _, members in buckets), lambda c, weights: c.norm.norm(weights), self._placement)
 
+    def shown(self) -> dict[str, str]:
+        """Each constrained parameter's constraint, and its bound where it promises one, in a few letters."""
+        promised = self.promised()
+        bounds = {c.name: f" {shown(promised[c.name], '.4g')}" if c.name in promised else "" for c in self._constrained}
+        return {c.name: f"{type(c.constraint).__name__}{bounds[c.name]}" for c in self._constrained}
+
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
-        return {c.name: bound for c in self._constrained if (bound := c.promised()) is not None}
+        return core.bound(self._constrained)
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that has a constraint."""
@@ -197,7 +194,7 @@ class Constraints:
         saved = matching_state(state, here)
         for name, tensor in here.items():
             tensor.copy_(saved[name])
-        self._settle(self._constrained, self._prove)
+        core.restore(self._constrained, self._proved(self._constrained if self._prove else []), self._placement)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
@@ -205,34 +202,18 @@ class Constraints:
         flat = {f"{bare[c.name]}.{key}": tensor for c in self._constrained for key, tensor in c.state.items()}
         return flat | {f"{bare[c.name]}.reach": c.reach for c in self._constrained if c.reach is not None}
 
-    def attach(self) -> None:
-        """Attach to the optimizer; once, when these constraints or a copy of them are made."""
-        own = isinstance(self._optimizer, BoundsItsSteps)  # which calls `before` and `after` in the midst of its step
-        after = torch.compiler.disable(self._sweep if own else self.after)  # these look at memory
-        before = torch.compiler.disable(self.before)
-        self._hooks = (
-            *(() if own else (self._optimizer.register_step_pre_hook(lambda *_: before()),)),
-            self._optimizer.register_step_post_hook(lambda *_: after()),
-            self._optimizer.register_load_state_dict_post_hook(lambda *_: self._doubt()),
-        )
-        attached_to(self._optimizer).append(self)
-        self._remember()
+    def changes(self) -> dict[str, float]:
+        """What happened to each weight since the constraints last saw it, as far as torch counts in this process."""
+        return {c.name: c.change() for c in self._constrained}
 
-    @property
-    def _placement(self) -> Placement:
-        optimizer = self._optimizer
-        return optimizer.placement if isinstance(optimizer, BoundsItsSteps) else self._own_placement
-
-    def _check(self) -> None:
-        """Get the bounds on the coming step, and check that the constraints hold after it."""
-        self._bounds = step_bounds(self._optimizer, self._constrained)
-        for c in self._constrained:
-            c.constraint.check(c.norm, self._bounds[c.name], c.name)
-
-    def before(self) -> None:
+    def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
         """Check that the constraints hold after the coming step, and bring back what somebody else has written.
 
         An optimizer of this library calls it when closures and hooks have run and it reads the numbers of its step.
+
+        Args:
+            optimizer: The optimizer that makes the step: the one that was constrained, or a shallow copy of it.
+            changes: The largest `changes` of any process.
         """
         for c in self._constrained:
             if recording(c.parameter.device) and (
@@ -245,171 +226,102 @@ class Constraints:
         if (joined := self._joined()) > self._told:
             self._told = joined
             warnings.warn(_said(joined), stacklevel=2)
-        self._check()
+        self._steps = step_bounds(optimizer, self._constrained)
+        core.check(self._constrained, self._steps)
+        self._still = still(optimizer, self._constrained, self._steps)
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        self._still_before = still(self._optimizer, self._constrained, self._bounds)
-        changes = self._changes(self._constrained)
         if any(changes.values()):
-            self._handle_written([c for c in self._constrained if changes[c.name] == WRITTEN])
-            self._settle([c for c in self._constrained if changes[c.name] == DOUBTED])
+            self._take_over([c for c in self._constrained if changes[c.name] == WRITTEN])
+            doubted = [c for c in self._constrained if changes[c.name] == DOUBTED]
+            core.restore(doubted, self._proved(doubted), self._placement)
             self._remember()
 
-    def _doubt(self) -> None:
-        """Whoever loads an optimizer's state loads weights as well, which torch does not count where they are cut."""
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have constraints act on what has moved: with a gradient before the step or after it, or as torch counts.
+
+        The bounds are those of the step that was made: `before` read them when the step read its numbers. A step of
+        length 0, such as torch makes to load an optimizer's state, is followed by no constraint.
+        """
+        unmoved, moved = self._still, self._stepping
+        if not self._own:  # a closure has run since, and weights may move without gradients
+            unmoved = unmoved & still(optimizer, self._constrained, self._steps)
+            moved = moved | {c.name for c in self._constrained if c.parameter.grad is not None}
+            others = {c.name: c.change() for c in self._constrained if c.name not in moved}
+            moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
+        acting = [c for c in self._constrained if c.name in moved]
+        acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
+        core.apply(acting, self._steps, self._placement)
+        self._remember()
+
+    def sweep(self) -> None:
+        """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
+        if written := [c for c in self._constrained if mark(c.parameter) != c.seen]:
+            self._take_over(written)
+            self._remember()
+
+    def doubt(self) -> None:
+        """Have the next step prove every weight.
+
+        Whoever loads an optimizer's state loads weights as well, which torch does not count where they are cut.
+        """
         for c in self._constrained:
             c.doubt = max(c.doubt, DOUBTED)
 
-    def _changes(self, among: Sequence[Constrained]) -> dict[str, float]:
-        """What happened to each of these, in any process, since the constraints last saw it, as far as torch counts."""
-        return self._placement.agree({c.name: c.change() for c in among}, [c.name for c in among])
-
-    def _handle_written(self, changed: Sequence[Constrained]) -> None:
-        """Handle externally modified weights: project those with a bound, reset the state of the others."""
-        self._settle(changed)
-        self._begin([c for c in changed if c.promised() is None])
-
-    def _settle(self, among: Sequence[Constrained], prove: bool = True) -> None:
-        """Bring back weights that are not proved to keep their promise; the others are not written."""
-        promised, proved = self.promised(), self._measure_own(among if prove else [], upper_bound)
-        if ruined := [name for name, bound in proved.items() if not bound < math.inf]:
-            raise ValueError(
-                f"the constrained weights {', '.join(ruined)} hold NaN or infinity, which nothing bounds; load other "
-                "values"
+    def _attach(self) -> None:
+        """Attach to the optimizer; one of this library calls what is attached to it, any other by its hooks."""
+        optimizer, off = self._optimizer, torch.compiler.disable  # what the hooks call looks at memory
+        if self._own:
+            cast(BoundsItsSteps, optimizer).attach(self)
+        else:
+            attached_to(optimizer).append(self)
+            self._hooks = (
+                optimizer.register_step_pre_hook(off(lambda *_: self.before(optimizer, self._agree(self.changes())))),
+                optimizer.register_step_post_hook(off(lambda *_: self.after(optimizer))),
+                optimizer.register_load_state_dict_post_hook(lambda *_: self.doubt()),
             )
-        for c in among:
-            c.doubt = 0.0
-            if c.reach is not None:
-                c.reach.clamp_(min=proved.get(c.name, 0.0))
-        self._begin([c for c in among if proved.get(c.name, 0.0) > promised.get(c.name, math.inf)])
-
-    @torch.no_grad()
-    def _begin(self, changed: Sequence[Constrained], prove: bool = True) -> None:
-        """Bring weights where training may start, and remember them as they are then."""
-        for c in changed:
-            c.state = {}
-        bring = lambda c: c.constraint.project if prove else c.constraint.begin  # noqa: E731
-        _write([[c] for c in changed], lambda c, weights, state: (bring(c)(weights, c.norm), state), self._placement)
-        for c in changed:
-            c.begin()
-
-    def after(self) -> None:
-        """Constrain what has moved: with a gradient before the step or, from a closure, after it.
-
-        The bounds are those of the step that was made: `before` read them when the step read its numbers. What moved
-        without a gradient is brought below its cap from wherever it is. A step of length 0, such as torch makes to load
-        an optimizer's state, writes no weight that keeps its promise.
-        """
-        unmoved, stepped = self._still_before, self._stepping
-        if not isinstance(self._optimizer, BoundsItsSteps):  # a closure has run since
-            unmoved = unmoved & still(self._optimizer, self._constrained, self._bounds)
-            stepped = stepped | {c.name for c in self._constrained if c.parameter.grad is not None}
-        others = [c for c in self._constrained if c.name not in stepped]
-        moved = [c for c in self._constrained if c.name in stepped]
-        moved = [c for c in moved if c.name not in unmoved or c.constraint.acts_at_rest]
-        steps = {c.name: c.constraint.seen_step(self._bounds[c.name], c.parameter) for c in moved}
-        due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, steps[c.name])]
-        buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, steps[c.name]))
-        apply = lambda c, weights, state: c.constraint.apply(weights, c.norm, steps[c.name], state)  # noqa: E731
-        try:
-            _write([members for _, members in buckets], apply, self._placement)
-        except ValueError as error:
-            if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
-                raise ValueError(
-                    f"after the step {', '.join(ruined)} hold NaN or infinity, which no constraint can bound; load the "
-                    "last good weights, and lower the learning rate or skip steps whose gradients are not finite"
-                ) from error
-            raise
-        changes = self._changes(others) if others else {}
-        changed = [c for c in others if changes[c.name] == WRITTEN]
-        self._begin([c for c in changed if c.name not in unmoved])
-        at_rest = [c for c in self._constrained if c.name in unmoved]
-        self._settle([c for c in at_rest if c.name not in self._resting or c in changed])
-        self._resting = {name for name in unmoved if self._bounds[name] == 0}
         self._remember()
 
-    def _sweep(self) -> None:
-        """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
-        if written := [c for c in self._constrained if mark(c.parameter) != c.seen]:
-            self._handle_written(written)
-            self._remember()
+    def _place(self) -> None:
+        self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
+
+    @property
+    def _placement(self) -> Placement:
+        return cast(BoundsItsSteps, self._optimizer).placement if self._own else self._own_placement
+
+    def _joined(self) -> int:
+        """How many parameters joined the optimizer that no `constrain` has seen."""
+        known = max((each._known for each in attached_to(self._optimizer)), default=self._known)
+        return count_of(self._optimizer) - known
+
+    def _agree(self, numbers: dict[str, float]) -> dict[str, float]:
+        """The largest of each number, all known in every process."""
+        return self._placement.agree({}, numbers)[1] if numbers else {}
+
+    def _take_over(self, written: Sequence[Constrained]) -> None:
+        """Handle externally modified weights: project those with a bound, reset the state of the others."""
+        core.restore(written, self._proved(written), self._placement)
+        core.project([c for c in written if c.promised() is None], self._placement)
 
     def _remember(self) -> None:
         for c in self._constrained:
             c.seen = mark(c.parameter)
 
-    def _measure_own(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
+    def _proved(self, among: Sequence[Constrained]) -> dict[str, float]:
+        return self._largest(among, upper_bound)
+
+    def _largest(self, among: Sequence[Constrained], function: Measure) -> dict[str, float]:
         """The largest number of any process for every weight, each by its own copy; infinity where it is not finite."""
         here = measure([[c] for c in among], function, self._own_placement)
         finite = {name: number if number < math.inf else math.inf for name, number in here.items()}
-        return self._placement.agree(finite, list(finite)) if among else {}
+        return self._agree(finite)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("_optimizer", "_constrained", "_left_out", "_prove", "_known")}
+        return {name: value for name, value in vars(self).items() if name not in ("_hooks", "_own_placement")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if "param_groups" in vars(self._optimizer):  # else it is being copied too, and calls `follow`
-            self.follow(self._optimizer)
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Attach to a copied optimizer: these constraints if they were copied with it, else a copy of them."""
-        if "_optimizer" not in vars(self):  # it is being copied too, and comes here when it is complete
-            return
-        followers = self
-        if self._optimizer is not optimizer:
-            followers = object.__new__(type(self))
-            followers._optimizer, followers._left_out, followers._prove = optimizer, self._left_out, self._prove
-            followers._constrained = tuple(map(copy.copy, self._constrained))
-            followers._known = self._known
-        if not any(set(other.names) & set(self.names) for other in attached_to(optimizer)):
-            followers._bounds, followers._resting = {}, set()
-            followers._told = 0
-            followers._own_placement = Placement({c.name: c.parameter for c in self._constrained})
-            followers.attach()
-
-
-@torch.no_grad()
-def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Placement) -> None:
-    """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
-
-    def job(members: list[Constrained]) -> Job:
-        first = members[0]
-
-        def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
-            if constrained.shape != weights.shape or state.keys() != first.state.keys():
-                raise ValueError(
-                    f"{first.constraint!r} returned weights of shape {tuple(constrained.shape)} for "
-                    f"{tuple(weights.shape)}, batch first, and the state {sorted(state)} for {sorted(first.state)}; "
-                    "return both as they were given"
-                )
-            if weights.dtype.itemsize < 4:
-                constrained = _rounded(first, constrained, state, weights.dtype)
-            return constrained, *(state[key] for key in first.state)
-
-        remembered = ([c.state[key] for c in members] for key in first.state)
-        return Job(
-            ([c.parameter for c in members], *remembered), function, cubic=first.norm.measures == "singular values"
-        )
-
-    results = placement.run(map(job, buckets))
-    for members, (weights, *after) in zip(buckets, results, strict=True):
-        # A look at another device waits for it: a step with a bound has a finite direction and needs none.
-        if members[0].parameter.device.type == "cpu" and not all(bool(local(w).isfinite().all()) for w in weights):
-            raise ValueError(f"{members[0].constraint!r} gave NaN or infinity")
-        torch._foreach_copy_([local(c.parameter) for c in members], [local(w) for w in weights])
-        for key, values in zip(members[0].state, after, strict=True):
-            torch._foreach_copy_([c.state[key] for c in members], values)
-
-
-def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
-    """A batch in 16 bits that still keeps what was promised; equal promises are proved at once."""
-    states = states or c.constraint.initial_state(weights, c.norm)
-    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
-    rounded = weights.to(dtype)
-    for bound in {bound for bound in bounds if bound is not None}:
-        equal = [i for i, each in enumerate(bounds) if each == bound]
-        if len(equal) == len(weights):
-            return held(weights, c.norm, bound, dtype)
-        rounded[equal] = held(weights[equal], c.norm, bound, dtype)
-    return rounded
+        self._hooks = ()
+        self._place()
+        self._remember()
+        if not self._own and not attached_to(self._optimizer):  # whose copy has no hooks
+            self._attach()

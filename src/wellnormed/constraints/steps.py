@@ -26,10 +26,15 @@ class BoundsItsSteps(Protocol):
     assignment: Assignment
     placement: Placement
     attached: list[Any]
-    """The constraints attached to its steps, which are copied with it.
+    """The constraints attached to its steps, which are copied with it."""
 
-    It calls `before` of each when it reads the numbers of its step, and `after` when it has moved the weights.
-    """
+    def attach(self, constraints: Any) -> None:
+        """Add to `attached`.
+
+        Of each it calls `before` when it reads the numbers of its step, `after` when it has moved the weights, `sweep`
+        when its `step` returns, and `doubt` when it has loaded a state.
+        """
+        ...
 
     def update_norms(self) -> Bounds:
         """The bound on the coming step of every parameter of the assignment, in its norm."""
@@ -46,6 +51,11 @@ _ELSEWHERE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = Weak
 def attached_to(optimizer: torch.optim.Optimizer) -> "list[Constraints]":
     """The constraints attached to an optimizer; those of another library's are remembered here."""
     return optimizer.attached if isinstance(optimizer, BoundsItsSteps) else _ELSEWHERE.setdefault(optimizer, [])
+
+
+def count_of(optimizer: torch.optim.Optimizer) -> int:
+    """The number of parameters that an optimizer has."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained]) -> Bounds:

@@ -13,6 +13,9 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+_LAYOUT = ("input_axis", "output_axis", "spatial", "ndim", "dim")
+"""The settings of norms that say how a weight is stored."""
+
 
 class Norm(ABC):
     """A norm on a weight's space, with its dual norm and its linear minimization oracle.
@@ -21,7 +24,6 @@ class Norm(ABC):
     `norm(initialize_(w)) = 1`; `upper_bound(w) >= norm(w)`; `dualize(0) = 0`.
     """
 
-    always_shown: ClassVar[tuple[str, ...]] = ()  # the settings that are printed even if they are the defaults
     measures: ClassVar[Literal["singular values", "lengths", "entries"] | None] = None
     """What the norm is the largest of, in units: singular values of slices, lengths of columns, rows or vectors, or
     entries. The oracle makes these equal, and a projection cuts them. None for a norm that is no such maximum."""
@@ -35,8 +37,26 @@ class Norm(ABC):
         """The settings that differ from the defaults."""
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = [(f, getattr(self, f.name)) for f in fields]
-        shown = [f"{f.name}={v!r}" for f, v in values if v != f.default or f.name in self.always_shown]
+        shown = [f"{f.name}={v!r}" for f, v in values if v != f.default]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def label(self) -> str:
+        """The norm in a table: its name and what it is set to, without axes, which the weight's layout decides.
+
+        Example:
+            >>> from wellnormed.norms import ColNorm, Spectral, Split
+            >>> ColNorm(input_axis=0, max_inflation=16).label, Split(3, Spectral("jordan-5")).label, Spectral().label
+            ('ColNorm(16)', 'Split(3, Spectral(jordan-5))', 'Spectral')
+        """
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        values = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        shown = [
+            name if value is True else value.label if isinstance(value, Norm) else str(value)
+            for name, value in values.items()
+            if name not in _LAYOUT
+        ]
+        return type(self).__name__ + (f"({', '.join(shown)})" if shown else "")
 
     @abstractmethod
     def norm(self, weight: Tensor) -> Tensor:

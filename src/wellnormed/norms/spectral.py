@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -141,8 +141,6 @@ class Spectral(MatrixNorm):
         >>> round(float(norm.norm(w)), 4)
         1.0
     """
-
-    always_shown: ClassVar[tuple[str, ...]] = ("coefficients", "method")  # they decide the step's true norm
 
     coefficients: str = "you-5-nanogpt"
     method: str = "auto"

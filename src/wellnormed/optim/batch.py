@@ -9,7 +9,7 @@ from torch import Tensor
 from wellnormed.norms import Norm
 from wellnormed.optim.parts import MEMORIES, Direction, Group, Momentum, States, StepRule, outcome
 from wellnormed.parallel import Job
-from wellnormed.parallel.layout import local
+from wellnormed.parallel.layout import local_parts
 
 
 class Numbers(NamedTuple):
@@ -93,7 +93,7 @@ class Part(NamedTuple):
             torch._foreach_mul_(self.parameters, kept)
 
     def _write(self, targets: list[Tensor], values: list[Tensor]) -> None:
-        torch._foreach_copy_(list(map(local, targets)), list(map(local, values)))
+        torch._foreach_copy_(local_parts(targets), local_parts(values))
 
 
 class Batch(NamedTuple):

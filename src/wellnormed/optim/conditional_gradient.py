@@ -7,25 +7,55 @@ computes its directions here or in other processes, and then its weights move en
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, NamedTuple, Self, Unpack, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from wellnormed._warnings import warn
-from wellnormed.norms import Norm
+from wellnormed.norms import Norm, SpectralConv
+from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
 from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
-from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
 from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
+from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.recipes import DEFAULT_RECIPE
+
+_OF_THE_WHOLE = ("norms", "process_group", "agree_every")
+"""The settings that no group and no later parameter has."""
 
 
+class Moved(NamedTuple):
+    """A parameter that moves along a direction, and what its step is made of."""
+
+    name: str
+    parameter: Tensor
+    group: Group
+    rule: StepRule
+    norm: Norm
+    direction: Direction
+    radius: float
+
+    @property
+    def part(self) -> Hashable:
+        """Equal for parameters that move by the same numbers."""
+        return id(self.group), self.radius
+
+    def alike(self) -> tuple[Norm, Direction, Hashable]:
+        """Equal for parameters whose directions are computed at once."""
+        apart = None if self.direction.same_at_any_rate else self.part
+        return self.norm, self.direction, id(self.parameter) if self.group["memory"] == "gradient" else apart
+
+
+@spelled_out
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x direction x norm x step rule, over every parameter of an assignment.
 
@@ -37,7 +67,6 @@ class ConditionalGradient(torch.optim.Optimizer):
             returned; or parameters, named parameters or groups as any torch optimizer takes them, together with
             `norms`. Groups may override `lr` and every keyword of `GROUP_DEFAULTS`.
         lr: Step size in units of each parameter's norm; without it, the rate recommended with the recipe.
-        settings: The keywords of `EngineSettings`.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -59,48 +88,83 @@ class ConditionalGradient(torch.optim.Optimizer):
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
         self._model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
-        later = {key: value for key, value in settings.items() if key not in ("norms", "process_group")}
+        later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
-        self.attached: list[Any] = []  # what follows its steps, and goes along where it is copied
-        self._warned: set[str] = set()
-        self._averaged: dict[Tensor, str | None] = {}
+        self._agree_every = validation.agree_every(settings)
+        self.attached: list[Any] = []
+        self._begin()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
         defaults |= {key: settings.get(key, value) for key, value in GROUP_DEFAULTS.items()}
         validation.check_settings(defaults)
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
+        self._adamw_rate = 0.0  # the largest rate of AdamW that a group was made with
         super().__init__(split(groups, assignment, defaults["lr"], settings), defaults)
 
     def _resolve(self, params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
         """Groups of named parameters, and their norms as this optimizer takes them."""
         return resolve(params, settings)
 
+    def _begin(self) -> None:
+        """What a new optimizer and a copy begin with."""
+        self._warned: set[str] = set()
+        self._averaged: dict[Tensor, str | None] = {}
+        self._watch: RemovableHandle | None = None
+
     def _adopt(self, assignment: Assignment) -> None:
         validation.refuse_parameters(assignment)
+        self._read: list[tuple[Any, ...]] = []
+        self._rates: list[float] = []
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
         self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
 
     def __str__(self) -> str:
-        """What the next step will use: for every parameter its norm, radius, learning rate, and why."""
-        common = ("momentum", "nesterov", "step_rule", "weight_decay")
-        settings = ", ".join(f"{key}={self.defaults[key]}" for key in common)
-        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "differs": {}}
+        """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
         self._index()
-        for name, (group, parameter) in self._owner.items():
-            columns["lr"][name] = f"{float(group['lr']):.4g}"
-            if self._norms[parameter] is not None:
-                columns["radius"][name] = f"{self._radii[parameter]:g}"
-                differs = [f"{key}={group[key]}" for key in common if group[key] != self.defaults[key]]
-                differs += [f"direction={self._directions[parameter]!r}"] if parameter in self._directions else []
-                columns["differs"][name] = ", ".join(differs)
-        by_adamw = {"norm": None, "reason": "step_rule='adamw'"}
-        shown = (a if self._norms[a.parameter] is a.norm else replace(a, **by_adamw) for a in self.assignment)
+        common = ("momentum", "nesterov", "step_rule", "weight_decay")
+        rates = {name: f"{float(group['lr']):.4g}" for name, (group, _) in self._owner.items()}
+        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "cap": {}, "differs": {}}
+        if len(set(rates.values())) > 1:
+            columns["lr"] = rates
+        for one in self._moved:
+            columns["radius"][one.name] = f"{one.radius:g}"
+            differs = [f"{key}={one.group[key]}" for key in common if one.group[key] != self.defaults[key]]
+            differs += [f"direction={one.direction!r}"] if one.parameter in self._directions else []
+            columns["differs"][one.name] = ", ".join(differs)
+        for each in self.attached:
+            columns["cap"] |= each.shown()
+        settings = {"lr": min(rates.values(), default="")} if not columns["lr"] else {}
+        settings |= {key: self.defaults[key] for key in common if self.defaults[key] != GROUP_DEFAULTS[key]}
+        norms = self._norms
+        sets = {one.msign_settings for one in norms.values() if isinstance(one, MatrixNorm)}
+        if len(sets) == 1:  # said once, in place of in every norm
+            usual = dict(zip(("coefficients", "method"), RMS_TO_RMS.msign_settings, strict=True))
+            settings |= {k: v for (k, default), v in zip(usual.items(), *sets, strict=True) if v != default}
+            norms = {parameter: norm and norm.with_settings(**usual) for parameter, norm in norms.items()}
+        moved = {one.parameter for one in self._moved}
+        shown = (
+            replace(a, norm=norms[a.parameter])
+            if a.parameter in moved or a.norm is None
+            else replace(a, norm=None, reason="step_rule='adamw'")
+            for a in self.assignment
+        )
         table = replace(self.assignment, assigned=tuple(shown)).table(columns)
-        return f"{type(self).__name__}({settings})\n{table}"
+        said = ", ".join(f"{key}={value}" for key, value in settings.items())
+        return "\n".join([f"{type(self).__name__}({said})", table, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What a reader of the table may ask."""
+        notes, recipe = [], self._chosen.get("recipe", DEFAULT_RECIPE)
+        if any("vector_radii" in group and group["vector_radii"] for group in self.param_groups):
+            notes.append("radii below 1: the size at the start, of the parameter or of its layer")
+        kernels = sum(isinstance(one.norm, SpectralConv) and one.norm.ndim == 4 for one in self._moved)
+        if kernels > 1 and recipe == DEFAULT_RECIPE and self._model is not None:
+            notes.append(f'{kernels} convolutions: recipe="image" is made for networks on images')
+        return notes
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.
@@ -140,6 +204,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._adopt(assignment)
         for group in groups:
             super().add_param_group(group)
+        made = (float(group["lr"]) for group in self.param_groups[-len(groups) :] if rule_of(group) is None)
+        self._adamw_rate = max(self._adamw_rate, *made, 0.0)
         self._index()
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
@@ -147,13 +213,30 @@ class ConditionalGradient(torch.optim.Optimizer):
         return Assignment(()) if self._model is None else self._resolve(self._model, self._chosen)[1]
 
     def _index(self) -> None:
-        """Find whose group is whose; a user may have replaced groups, or moved a parameter to another one."""
-        self._owner = {
-            name: (group, parameter)
-            for group in self.param_groups
-            for name, parameter in zip(group["param_names"], group["params"], strict=True)
-        }
-        self._radii: dict[Tensor, float] = {}
+        """Find whose group is whose, and check the settings, where somebody has changed any since the last time.
+
+        A user may have replaced groups, or moved a parameter to another one; a scheduler changes rates.
+        """
+        groups = self.param_groups
+        rates = [float(group["lr"]) for group in groups]
+        read = [(id(group), *map(id, group["params"]), *validation.read(group)) for group in groups]
+        if read == self._read and rates == self._rates:
+            return
+        for group in groups:
+            validation.check_settings(group)
+        if read != self._read:
+            self._index_groups()
+        by_adamw = [rate for rate, group in zip(rates, groups, strict=True) if rule_of(group) is None]
+        if max(by_adamw, default=0.0) > validation.RAISED * self._adamw_rate > 0:
+            self._warn_once("rate", validation.RAISED_RATE.format(max(by_adamw), self._adamw_rate))
+        self._read, self._rates = read, rates
+
+    def _index_groups(self) -> None:
+        self._owner: dict[str, tuple[Group, Tensor]] = {}
+        self._moved: list[Moved] = []
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                self._owner[name] = group, parameter
         for name, (group, parameter) in self._owner.items():
             if parameter not in self._norms:
                 raise ValueError(
@@ -164,13 +247,12 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._refuse_other_averages(name, parameter, group, rule)
             if rule is None:
                 self._norms[parameter] = None
-            else:
-                self._radii[parameter] = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
-                validation.refuse_direction(name, self._directions.get(parameter), self._norms[parameter], group)
-
-    def _direction(self, parameter: Tensor, rule: StepRule) -> Direction:
-        """The user's direction of a parameter, or that of its step rule."""
-        return self._directions.get(parameter) or rule.direction
+                continue
+            norm, own = self._norms[parameter], self._directions.get(parameter)
+            assert norm is not None  # `_refuse_other_averages` refuses the others
+            validation.refuse_direction(name, own, norm, group)
+            radius = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
+            self._moved.append(Moved(name, parameter, group, rule, norm, own or rule.direction, radius))
 
     def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
         """Refuse a step rule that would take what was averaged under another for its own."""
@@ -211,7 +293,26 @@ class ConditionalGradient(torch.optim.Optimizer):
     @torch._disable_dynamo
     def _constrain(self) -> None:
         for follower in self.attached:
-            follower.after()
+            follower.after(self)
+
+    def attach(self, constraints: Any) -> None:
+        """Have constraints called in every step. `constrain` calls this."""
+        self.attached.append(constraints)
+        self._watch_steps()
+
+    def _watch_steps(self) -> None:
+        """Have constraints look at their weights when `step` returns, whose subclass may write them; as the last hook.
+
+        Torch copies no hooks.
+        """
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = self.register_step_post_hook(lambda own, *_: cast(Self, own)._sweep())
+
+    @torch._disable_dynamo
+    def _sweep(self) -> None:
+        for follower in self.attached:
+            follower.sweep()
 
     @torch._disable_dynamo  # as torch's optimizers: `torch.compiler.disable` would import the compiler at once
     def _prepared(self, closure: Callable[[], Any] | None, compiled: bool) -> tuple[Any, list[Batch], list[AdamWStep]]:
@@ -220,54 +321,51 @@ class ConditionalGradient(torch.optim.Optimizer):
         It looks at values, makes tensors and reads gradients, which are others in every step, so that `torch.compile`
         leaves it out.
         """
-        self._index()
-        for group in self.param_groups:  # a scheduler may have moved them
-            validation.check_settings(group)
+        self._index()  # which refuses settings before the closure runs
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self._index()  # it may have changed groups
-            for group in self.param_groups:
-                validation.check_settings(group)
-        parameters = {name: parameter for name, (_, parameter) in self._owner.items()}
-        if not validation.refuse_gradients(parameters, self.state, self.placement, self.param_groups[0]["steps"]):
-            self._warn_once("gradients", validation.NO_GRADIENTS)
-        for follower in self.attached:  # nothing of the user's runs between this and the numbers of the step
-            follower.before()
-        others = [group for group in self.param_groups if rule_of(group) is None]
-        adamw = [AdamWStep.of(group, compiled) for group in others]
+            self._index()
+        self._admit()
+        adamw = [AdamWStep.of(group, compiled) for group in self.param_groups if rule_of(group) is None]
         batches = list(self._batches(compiled))
         for work in (*adamw, *batches):
             work.make_state(self.state)  # all before the first direction, whose memory the next ones take then
         return loss, batches, adamw
 
+    def _admit(self) -> None:
+        """Refuse gradients that no step can use, and have constraints look at their weights and at the coming step.
+
+        Processes agree on both in one message. Nothing of the user's runs between this and the numbers of the step.
+        """
+        parameters, steps = {name: p for name, (_, p) in self._owner.items()}, self.param_groups[0]["steps"]
+        sizes = validation.gradient_sizes(parameters, self.state)
+        if not sizes:
+            self._warn_once("gradients", validation.NO_GRADIENTS)
+        changes = [follower.changes() for follower in self.attached]
+        if self.placement.shared and steps % self._agree_every == 0:
+            told = {name: number for each in changes for name, number in each.items()}
+            sizes, told = self.placement.agree(sizes, told, among=parameters)
+            changes = [{name: told[name] for name in each} for each in changes]
+        validation.refuse_not_finite(sizes, steps)
+        for follower, change in zip(self.attached, changes, strict=True):
+            follower.before(self, change)
+
     def _batches(self, compiled: bool) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal norm and direction; singly to save memory."""
-        owner: dict[Tensor, tuple[Group, StepRule]] = {}
-        part_of: dict[Tensor, Hashable] = {}
-        alike: dict[Tensor, tuple[Norm, Direction, Hashable]] = {}
-        for group in self.param_groups:
-            rule = rule_of(group)
-            for p in group["params"]:
-                if p.grad is not None and (norm := self._norms[p]) is not None:
-                    assert rule is not None  # a parameter with a norm has one
-                    direction = self._direction(p, rule)
-                    owner[p], part_of[p] = (group, rule), (id(group), self._radii[p])
-                    apart = None if direction.same_at_any_rate else part_of[p]
-                    alike[p] = norm, direction, id(p) if group["memory"] == "gradient" else apart
-        for (norm, direction, _), members in in_buckets(owner, lambda p: p, alike.__getitem__, share=10):
-            parts: dict[Hashable, list[Tensor]] = defaultdict(list)
-            for p in members:
-                parts[part_of[p]].append(p)
-            moved = [self._part(each, *owner[each[0]], norm, direction, compiled) for each in parts.values()]
-            yield Batch(norm, direction, moved)
+        moving = (one for one in self._moved if one.parameter.grad is not None)
+        for (norm, direction, _), members in in_buckets(moving, lambda one: one.parameter, Moved.alike, share=10):
+            parts: dict[Hashable, list[Moved]] = defaultdict(list)
+            for one in members:
+                parts[one.part].append(one)
+            yield Batch(norm, direction, [self._part(each, compiled) for each in parts.values()])
 
-    def _part(
-        self, parameters: list[Tensor], group: Group, rule: StepRule, norm: Norm, direction: Direction, compiled: bool
-    ) -> Part:
+    def _part(self, members: list[Moved], compiled: bool) -> Part:
         """Parameters of one group, norm, direction and radius, with the numbers of the coming step."""
-        numbers = Numbers.of(group, rule, direction, norm, self._radii[parameters[0]])
+        _, _, group, rule, norm, direction, radius = members[0]
+        numbers = Numbers.of(group, rule, direction, norm, radius)
+        parameters = [one.parameter for one in members]
         self._warn_of_lost_decay(numbers.kept, parameters[0].dtype)
         gradients = [cast(Tensor, p.grad) for p in parameters]  # which have one
         return Part(parameters, gradients, group, rule, direction, numbers.as_tensors() if compiled else numbers)
@@ -308,13 +406,9 @@ class ConditionalGradient(torch.optim.Optimizer):
     def update_norms(self) -> dict[str, float | None]:
         """The `update_norm` of every parameter, by name."""
         self._index()
-        for group in self.param_groups:
-            validation.check_settings(group)
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
-        for name, (group, parameter) in self._owner.items():
-            if (norm := self._norms[parameter]) is not None and (rule := rule_of(group)) is not None:
-                direction = self._direction(parameter, rule)
-                bounds[name] = rule.bound(group, self._radii[parameter], direction.bound(norm), norm)
+        for one in self._moved:
+            bounds[one.name] = one.rule.bound(one.group, one.radius, one.direction.bound(one.norm), one.norm)
         return bounds
 
     def decay(self, name: str) -> float:
@@ -326,8 +420,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         return rule.decay(group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too."""
+        """The state of a torch optimizer; with `memory="gradient"` it has the gradients that hold the momentum, too.
+
+        Its groups name the parameters that have a constraint, as `capped`, so that loading them without is noticed.
+        """
         state, in_gradients = super().state_dict(), self._in_gradients()
+        capped = {name: text for each in self.attached for name, text in each.shown().items()}
+        for group in state["param_groups"]:
+            if held := {name: capped[name] for name in group["param_names"] if name in capped}:
+                group["capped"] = held
         numbered = enumerate(parameter for group in self.param_groups for parameter in group["params"])
         momenta = {i: {"momentum_buffer": p.grad} for i, p in numbered if p in in_gradients and p.grad is not None}
         return {**state, "state": {**state["state"], **momenta}}
@@ -346,11 +447,18 @@ class ConditionalGradient(torch.optim.Optimizer):
             ValueError: The state is of another optimizer, step rule, norm, `memory` or size; nothing was changed.
         """
         state = admitted(state_dict, self.param_groups, self._norms, self._directions)
+        capped = {name: text for group in state["param_groups"] for name, text in group.pop("capped", {}).items()}
+        bare = bare_names(capped)
+        here = set(bare_names(name for each in self.attached for name in each.names).values())
+        if uncapped := [name for name in capped if bare[name] not in here]:
+            warn(validation.UNCAPPED.format(len(uncapped), uncapped[0], capped[uncapped[0]]))
         super().load_state_dict(state)
         restore_kept(state, self.param_groups, self.state, self._norms, self._directions)
+        for follower in self.attached:
+            follower.doubt()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("assignment", "attached", "_chosen")
+        kept = ("assignment", "attached", "_chosen", "_agree_every", "_adamw_rate")
         momenta = {p: {"momentum_buffer": p.grad} for p in self._in_gradients() if p.grad is not None}
         own = super().__getstate__()
         state = own["state"].copy()
@@ -361,12 +469,11 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._averaged = {}  # settings and averages come together
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group, self._warned = None, None, set()
+            self._model, self._process_group = None, None
+            self._begin()
             self._adopt(self.assignment)
-            self._index()
-            copied, self.attached = self.attached, []
-            for follower in copied:
-                follower.follow(self)
+            if self.attached:
+                self._watch_steps()
         self._index()
         for parameter in self._in_gradients() & self.state.keys():
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()

@@ -6,25 +6,25 @@ from typing import ClassVar, Literal, Unpack
 from wellnormed._inputs import require_flags
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.groups import Params
-from wellnormed.optim.settings import EngineSettings, Group
+from wellnormed.optim.settings import EngineSettings, Group, spelled_out
 from wellnormed.routing import Assignment
 
 
+@spelled_out
 class Scion(ConditionalGradient):
     """Scion (LMO, algorithms 1 and 2): every parameter moves by the oracle of its own norm.
 
-    Beside these arguments it takes those of `ConditionalGradient`.
-
     Args:
+        params: The model; or what `ConditionalGradient` takes.
         lr: Step size in units of each parameter's norm; with `unconstrained=False` a convex weight in [0, 1].
         unconstrained: uSCG if True, else SCG, which keeps every weight in its ball of `radius`.
 
     Example:
         >>> import torch
         >>> print(Scion(torch.nn.Linear(2, 2, bias=False), lr=0.1))
-        Scion(momentum=0.9, nesterov=False, step_rule=unconstrained, weight_decay=0.0)
-        parameter  shape   norm  ...
-        weight     (2, 2)  Spectral(...)  1       0.1  nn.Linear
+        Scion(lr=0.1)
+        parameter  shape   norm      radius  why
+        weight     (2, 2)  Spectral  1       nn.Linear
     """
 
     def __init__(
@@ -39,13 +39,17 @@ class Scion(ConditionalGradient):
         super().__init__(params, lr, **settings)
 
 
+@spelled_out
 class Muon(ConditionalGradient):
-    """Muon: Nesterov momentum 0.95 and Jordan's five Newton-Schulz steps for every spectral norm of the assignment.
+    """Muon's step in every spectral norm; other weights move in their own norms. The classic one is one keyword away.
 
-    With `recipe="muon"` it is `torch.optim.Muon` on hidden matrices and AdamW on the rest; with another recipe the
-    other norms keep their own oracles. Beside these arguments it takes those of `ConditionalGradient`.
+    What most people call Muon, `torch.optim.Muon` on hidden matrices and AdamW on the rest, is
+    `wn.Muon(model, recipe="muon")`. Without it embeddings, the last layer and vectors move by the oracles of the
+    default recipe too, as under `Scion`, with Nesterov momentum 0.95 and Jordan's five Newton-Schulz steps.
 
     Args:
+        params: The model; or what `ConditionalGradient` takes.
+        lr: Step size in units of each parameter's norm; 0.02 unless given.
         adjust_lr_fn: The unit of a spectral step: None for the assignment's own, `sqrt(d_out / d_in)` (MD);
             "original" for `max(1, sqrt(d_out / d_in))` (Jordan; torch's default), "match_rms_adamw" for
             `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025). Constraints and certificates then measure in that unit.
@@ -82,12 +86,13 @@ class Muon(ConditionalGradient):
 _UNITS = {None: {}, "original": {"units": "pixels"}, "match_rms_adamw": {"units": "match-rms-adamw"}}
 
 
+@spelled_out
 class Almond(ConditionalGradient):
     """ALMOND: averages what the oracle returns instead of the gradients (LMO, appendix; Zhao et al., 2020, for l2).
 
     `d <- momentum d + (1 - momentum) lmo(g)`, `w <- w + lr radius d`. It suits large batches: an oracle of one noisy
     gradient is biased, and averaging its outputs does not mend that. Steps are no longer than Scion's. With
-    `momentum=0` it is Scion without momentum. Arguments and errors are those of `ConditionalGradient`.
+    `momentum=0` it is Scion without momentum. Errors are those of `ConditionalGradient`.
 
     Example:
         >>> import torch
@@ -100,6 +105,7 @@ class Almond(ConditionalGradient):
     preset: ClassVar[EngineSettings] = {"step_rule": "averaged"}
 
 
+@spelled_out
 class SpectralDescent(ConditionalGradient):
     """Stochastic spectral descent (Carlson et al., 2015): steepest descent in every parameter's own norm.
 

@@ -1,7 +1,8 @@
 """The keywords that every optimizer takes, and their defaults; `validation` refuses what contradicts itself."""
 
+import inspect
 from collections.abc import Mapping
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from torch import nn
 from torch.distributed import ProcessGroup
@@ -10,7 +11,7 @@ from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import Direction, Group
 from wellnormed.routing import Assignment
-from wellnormed.routing.recipes import RecipeName
+from wellnormed.routing.recipes import DEFAULT_RECIPE, RecipeName
 
 StepRuleName = Literal["unconstrained", "constrained", "averaged", "sharp"]
 Memory = Literal["buffer", "gradient"]
@@ -44,6 +45,9 @@ class EngineSettings(TypedDict, total=False):
             one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
         process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
             oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
+        agree_every: Steps from one message, in which all processes agree that gradients are finite and are present
+            everywhere, and that nobody has written constrained weights, to the next; 1. In the steps between them each
+            process refuses what it sees itself, and the others wait for it until their own time is out.
     """
 
     norms: Assignment | nn.Module | None
@@ -63,6 +67,7 @@ class EngineSettings(TypedDict, total=False):
     adamw: AdamWSettings
     memory: Memory
     process_group: ProcessGroup | None
+    agree_every: int
 
 
 GROUP_DEFAULTS: Group = {
@@ -76,3 +81,23 @@ GROUP_DEFAULTS: Group = {
     "memory": "buffer",
 }
 """The keywords that a parameter group may set for itself, beside `lr`."""
+
+
+C = TypeVar("C", bound=type)
+
+
+def spelled_out(optimizer: C) -> C:
+    """Show each of these keywords, with its type and default, in an optimizer's signature and in its help."""
+    preset: Mapping[str, Any] = getattr(optimizer, "preset", {})
+    defaults = {**GROUP_DEFAULTS, "recipe": DEFAULT_RECIPE, "per_head": False, "agree_every": 1, **preset}
+    given = [p for p in inspect.signature(optimizer.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+        for name, kind in EngineSettings.__annotations__.items()
+        if name not in {parameter.name for parameter in given}
+    ]
+    optimizer.__signature__ = inspect.Signature([*given[1:], *keywords])  # pyrefly: ignore  # without `self`
+    if optimizer.__doc__ and EngineSettings.__doc__:  # absent under -OO
+        listed = inspect.cleandoc(EngineSettings.__doc__).partition("Args:\n")[2]
+        optimizer.__doc__ = f"{inspect.cleandoc(optimizer.__doc__)}\n\nKeyword Args:\n{listed}\n"
+    return optimizer

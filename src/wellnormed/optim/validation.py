@@ -4,6 +4,7 @@ The others are refused before anything is changed, by a `ValueError` that names 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from wellnormed._devices import recording
+from wellnormed._finite import sizes
 from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
-from wellnormed.optim.settings import EngineSettings
-from wellnormed.parallel import Placement
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel.layout import is_distributed, layout, local, refuse_untrainable
 from wellnormed.routing import AssignedParameter, Assignment
 from wellnormed.routing.assignment import check_norm
@@ -29,6 +30,18 @@ NO_GRADIENTS = (
 LOST_DECAY = (
     "weight_decay takes {:.2g} of a weight in a step, which is less than half a rounding of {}: it changes nothing and "
     "bounds no norm; keep the weights in float32, raise the learning rate, or cap them by wellnormed.constrain"
+)
+
+RAISED = 10.0
+"""From how many times the rate that AdamW was made with a rate is warned of."""
+RAISED_RATE = (
+    "AdamW, which moves the parameters without a norm, has the rate {:.3g} now, and was made with {:.3g}: its unit is "
+    "another one than that of the norms. A scheduler with one rate for all groups, as OneCycleLR(optimizer, 0.02), "
+    "raises it too; give it one for each: max_lr=[group['lr'] for group in optimizer.param_groups]"
+)
+UNCAPPED = (
+    "load_state_dict: the state was saved with constraints on {} parameters that have none here, such as {} ({}): call "
+    "wellnormed.constrain again, and load the state of the constraints too"
 )
 
 
@@ -51,6 +64,20 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+
+
+def agree_every(settings: Mapping[str, Any]) -> int:
+    """The keyword of that name, checked."""
+    every = settings.get("agree_every", 1)
+    require_numbers("", {"agree_every": every}, whole=True)
+    if every < 1:
+        raise ValueError(f"agree_every={every} must be at least 1, for every step")
+    return every
+
+
+def read(group: Group) -> list[Any]:
+    """The settings of a group, but for its rate, by whose comparison a change is noticed."""
+    return [group["step_rule"], id(group.get("vector_radii")), *(group.get(key) for key in GROUP_DEFAULTS)]
 
 
 def check_settings(settings: Group) -> None:
@@ -129,36 +156,33 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
             )
 
 
-def refuse_gradients(
-    parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]], placement: Placement, step: int
-) -> bool:
-    """Refuse, in every process and by name, gradients that no step can use; returns whether there are gradients.
+def gradient_sizes(parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, float]:
+    """For each gradient of this process, by its parameter's name, a number that is finite where all its entries are.
 
-    While a CUDA graph is recorded no value can be looked at, so that gradients that are not finite are not refused.
+    Gradients of another kind than their parameter are refused. While a CUDA graph is recorded no value can be looked
+    at, so that all are taken for finite.
     """
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
     for name, gradient in gradients.items():
         refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
-    parts = {name: part for name, gradient in gradients.items() if (part := local(gradient)).numel()}
-    sizes = dict.fromkeys(gradients, 0.0)
-    for device in {part.device for part in parts.values()}:
-        if recording(device):
-            continue
-        here = [name for name, part in parts.items() if part.device == device]
-        norms = torch.stack(torch._foreach_norm([parts[name] for name in here]))
-        for name, length in zip(here, norms.tolist(), strict=True):  # one transfer
-            # squares above 1e19 leave the range of float32; largest entries do not, but take 30 times as long on a CPU
-            sizes[name] = (
-                length if length < math.inf else float(parts[name].double().abs().amax().nan_to_num(math.inf, math.inf))
-            )
-    sizes = placement.agree(sizes, list(parameters))
+        part = local(gradient)
+        by_device[part.device][name] = part
+    found = dict.fromkeys(gradients, 0.0)
+    for device, parts in by_device.items():
+        if not recording(device):
+            found |= zip(parts, sizes(list(parts.values())), strict=True)
+    return found
+
+
+def refuse_not_finite(sizes: Mapping[str, float], step: int) -> None:
+    """Refuse, by name, gradients whose sizes are not finite."""
     if bad := [name for name, size in sizes.items() if not size < math.inf]:
         others = f" and {len(bad) - 5} others" if len(bad) > 5 else ""
         raise NonFiniteGradientError(
             f"the gradient of {', '.join(bad[:5])}{others} holds NaN or infinity at step {step}; nothing was changed. "
             "Lower the learning rate, or find the operation with torch.autograd.set_detect_anomaly(True)"
         )
-    return bool(gradients)
 
 
 def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -> dict[Tensor, Direction]:

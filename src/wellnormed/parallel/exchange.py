@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from wellnormed.parallel.layout import Cut, like, local
+from wellnormed.parallel.layout import Cut, laid_out, local
 
 if TYPE_CHECKING:
     from wellnormed.parallel.placement import Job
@@ -78,7 +78,7 @@ class _Argument(ABC):
 
     def results(self) -> list[Tensor]:
         parts = self._arrived()
-        return [like(parts[j], tensor) for j, tensor in enumerate(self._tensors)]
+        return laid_out([parts[j] for j in range(len(self._tensors))], self._tensors)
 
     def _buffer(self, entries: int) -> Tensor:
         first = self._tensors[0]

@@ -7,7 +7,7 @@ A plain tensor is whole in every process. A `DTensor` may be cut over several di
 import functools
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar
 
@@ -163,15 +163,20 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_distributed(tensor) else tensor
 
 
-def like(part: Tensor, tensor: Tensor) -> Tensor:
-    """From this process' part, a tensor laid out as another of the same shape."""
-    if not is_distributed(tensor):
-        return part
+def local_parts(tensors: list[Tensor]) -> list[Tensor]:
+    """This process' parts of tensors that all lie alike."""
+    return [local(tensor) for tensor in tensors] if tensors and is_distributed(tensors[0]) else tensors
+
+
+def laid_out(parts: Sequence[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    """From this process' parts, tensors laid out as others of the same shape, which all lie alike."""
+    if not is_distributed(first := tensors[0]):
+        return list(parts)
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    of = functools.partial(DTensor.from_local, run_check=False, shape=first.shape)
+    mesh, placements = first.device_mesh, first.placements
+    return [of(part, mesh, placements, stride=tensor.stride()) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def whole(tensor: Tensor) -> Tensor:

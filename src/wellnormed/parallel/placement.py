@@ -27,7 +27,7 @@ from wellnormed._batching import batches
 from wellnormed._devices import entries_at_once
 from wellnormed._precision import all_digits
 from wellnormed.parallel.exchange import DealtJob
-from wellnormed.parallel.layout import Cut, cut_of, layout, like, local, refuse_other_part
+from wellnormed.parallel.layout import Cut, cut_of, laid_out, layout, local_parts, refuse_other_part
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -62,10 +62,10 @@ class Job:
 
     def run(self) -> tuple[list[Tensor], ...]:
         """Do the job here, with all of every tensor. One list for each replaced argument, laid out as the argument."""
-        parts = ([local(t) for t in tensors] for tensors in self.inputs)
+        parts = map(local_parts, self.inputs)
         results = self.compute(*(torch.stack(one) if len(one) > 1 else one[0][None] for one in parts))
         pairs = zip(results, self.inputs[self.read_only :], strict=True)
-        return tuple([like(part, t) for part, t in zip(result, tensors, strict=True)] for result, tensors in pairs)
+        return tuple(laid_out(result.unbind(), tensors) for result, tensors in pairs)
 
     def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Call the function in its own precision, whatever autocast or lower precision of products is around it."""
@@ -164,24 +164,37 @@ class Placement:
         while works:
             yield works.popleft().run()
 
-    def agree(self, numbers: dict[str, float], among: list[str]) -> dict[str, float]:
-        """The largest of every number, none negative, over all processes.
+    @property
+    def shared(self) -> bool:
+        """Whether some of the work is shared among processes."""
+        return bool(self._devices)
 
-        A name that only some processes have is refused in all of them; `among` are all names there may be, the same in
-        every process.
+    def agree(
+        self, sizes: dict[str, float], known: dict[str, float], among: Iterable[str] = ()
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """The largest of every number, none negative, over all processes, by one message for each group of them.
+
+        Args:
+            sizes: A number for each gradient. A name of `among`, all that there may be, which only some processes have
+                is refused in all of them.
+            known: Other numbers, with the same names in every process.
+            among: The same in every process.
         """
+        among = list(among)
         for group, device in self._devices.items():
-            rows = [[numbers.get(name, 0.0), float(name in numbers), float(name not in numbers)] for name in among]
-            largest = torch.tensor(rows, dtype=torch.float64, device=device)
+            rows = [[sizes.get(name, 0.0), float(name in sizes), float(name not in sizes)] for name in among]
+            rows += [[number, 0.0, 0.0] for number in known.values()]
+            largest = torch.tensor(rows, dtype=torch.float64, device=device).reshape(-1, 3)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-            agreed = dict(zip(among, largest.tolist(), strict=True))
-            if partly := [name for name, (_, known, lacking) in agreed.items() if known and lacking]:
+            agreed, others = largest[: len(among)].tolist(), largest[len(among) :, 0].tolist()
+            here = dict(zip(among, agreed, strict=True))
+            if partly := [name for name, (_, has, lacks) in here.items() if has and lacks]:
                 raise ValueError(
                     f"{', '.join(sorted(partly))} have a gradient in some processes only; nothing was changed. Let "
                     "every process use every parameter, or use DDP with find_unused_parameters=True"
                 )
-            numbers = {name: agreed[name][0] for name in numbers}
-        return numbers
+            sizes, known = {name: here[name][0] for name in sizes}, dict(zip(known, others, strict=True))
+        return sizes, known
 
     def _cut(self, tensor: Tensor, name: str) -> Cut | None:
         key = layout(tensor), tensor.ndim  # finding a mesh's group takes longer than looking it up

@@ -100,7 +100,9 @@ class Assignment:
         rows: list[tuple[str, ...]] = []
         for a in self:
             further = (texts.get(a.name, "") for texts in columns.values())
-            rows.append((a.name, str(tuple(a.parameter.shape)), str(a.norm or "AdamW"), *further, a.reason))
+            rows.append(
+                (a.name, str(tuple(a.parameter.shape)), a.norm.label if a.norm else "AdamW", *further, a.reason)
+            )
         rows += [(name, "", "frozen", *("" for _ in columns), "requires_grad is False") for name in self.frozen]
         if not self.assigned and not self.frozen:
             return "no parameters"
@@ -112,7 +114,7 @@ class Assignment:
     def _totals(self) -> list[str]:
         sizes: dict[str, list[int]] = defaultdict(list)
         for a in self:
-            sizes[str(a.norm or "AdamW")].append(a.parameter.numel())
+            sizes[a.norm.label if a.norm else "AdamW"].append(a.parameter.numel())
         width = len(f"{max(map(sum, sizes.values()), default=0):,}")
         return [f"{sum(counts):>{width},} entries in {len(counts)} x {norm}" for norm, counts in sizes.items()]
 
@@ -158,10 +160,10 @@ def assign_norms(
     Example:
         >>> from torch import nn
         >>> print(assign_norms(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)), "language"))
-        0.weight  (5, 4)  ColNorm(input_axis=0)  nn.Embedding
-        1.weight  (5, 4)  Sign(normalized=True)  last nn.Linear
-        20 entries in 1 x ColNorm(input_axis=0)
-        20 entries in 1 x Sign(normalized=True)
+        0.weight  (5, 4)  ColNorm           nn.Embedding
+        1.weight  (5, 4)  Sign(normalized)  last nn.Linear
+        20 entries in 1 x ColNorm
+        20 entries in 1 x Sign(normalized)
     """
     require_module("assign_norms", model)
     overrides = {} if overrides is None else overrides

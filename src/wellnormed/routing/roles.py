@@ -174,7 +174,8 @@ class Roles:
         if ndim == 1 and isinstance(module, nn.PReLU):
             return Role("gain", "nn.PReLU")
         if ndim == 1 or _TOKENS.search(leaf) or leaf.endswith("_bias") or leaf == "bias":
-            return Role("vector", "vector" if ndim == 1 else f"{leaf}, by its name")
+            named = "vector" if leaf != "bias" else "bias"
+            return Role("vector", named if ndim == 1 else f"{leaf}, by its name")
         if re.search("relative_position_bias|attention_biases", leaf) and ndim == 2:
             return Role("attention bias", f"{leaf}, by its name")
         if leaf.endswith("latents") and ndim == 2:

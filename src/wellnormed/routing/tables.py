@@ -1,15 +1,33 @@
 """Rows of text in columns, and the repeated blocks of a model as one row."""
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+WIDTH, LEAST = 80, 16
+"""The columns of a printed table, and the fewest that its last column is wrapped to."""
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as text, in columns."""
+    """Rows of cells as text, in columns; the last one is wrapped, where names leave room for it.
+
+    Example:
+        >>> print(aligned([("parameter", "why"), ("head.weight", "it is " + "long " * 20)]))
+        parameter    why
+        head.weight  it is long long long long long long long long long long long long
+                     long long long long long long long long
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    left = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = WIDTH - left if WIDTH - left >= LEAST else widths[-1]
+    lines = []
+    for *cells, last in rows:
+        start = "".join(cell.ljust(width + 2) for cell, width in zip(cells, widths, strict=False))
+        first, *more = textwrap.wrap(last, max(room, 1), break_long_words=False) or [""]
+        lines += [(start + first).rstrip(), *(" " * left + line for line in more)]
+    return "\n".join(lines)
 
 
 def grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]:
