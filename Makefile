@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-lab test-slow test-gpu test-wheel test-integrations test-models test-portable lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
+.PHONY: help install train test test-lab test-slow test-gpu test-wheel test-integrations test-models test-portable release lint types bench bench-gpu bench-step soundness soak paper golden pages docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,11 +56,12 @@ test-models: $(STAMP)  ## Certificates of public models with random weights, pro
 # the extra `train` the command runs in an empty folder without a network.
 WHEEL := build/wheel
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
-test-wheel:  ## A wheel in empty environments: the checker, the three lines of README.md, the command
+# DIST is a folder with a wheel that is built already.
+test-wheel:  ## A wheel in empty environments: the checker, the lines of README.md, the command
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(PYTHON) -m venv $(WHEEL)/numpy
-	$(WHEEL)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(WHEEL) .
+	$(if $(DIST),cp $(DIST)/*.whl $(WHEEL),$(WHEEL)/venv/bin/python -m pip wheel --quiet --no-deps -w $(WHEEL) .)
 	$(WHEEL)/numpy/bin/python $(PIP) numpy
 	$(WHEEL)/numpy/bin/python $(PIP) --no-deps $(WHEEL)/*.whl
 	$(WHEEL)/venv/bin/python $(PIP) torch
@@ -75,6 +76,21 @@ test-wheel:  ## A wheel in empty environments: the checker, the three lines of R
 	cd $(WHEEL)/empty && WELLNORMED_DATA= XDG_CACHE_HOME=$$PWD/cache ../venv/bin/wellnormed train --lipschitz 10 --steps 5 --name run
 	$(WHEEL)/numpy/bin/python -I -m wellnormed.proof $(WHEEL)/empty/runs/run
 	@echo "the wheel serves NumPy alone, the README's lines, and the command"
+
+# Writes into build/ and dist/ alone, and uploads nothing. The wheel is built from the sdist. Before an upload fill in
+# `project.urls` in pyproject.toml, and replace README.md's relative links to figures by addresses.
+RELEASE := build/release
+release:  ## Build the sdist and the wheel into dist/, check them, and try the wheel in empty environments
+	rm -rf $(RELEASE) dist
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	$(RELEASE)/bin/python -m build --outdir dist .
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+	! tar tzf dist/*.tar.gz | grep -E '/docs/(_build|api|auto_gallery)/|/runs/|__pycache__'
+	! unzip -l dist/*.whl | grep -E ' (tests|papers|benchmarks|campaigns|docs|results)/'
+	$(MAKE) test-wheel DIST=dist
+	@ls -l dist
+	@grep -q '^\[project.urls\]' pyproject.toml || echo "project.urls is not filled in: do so before you upload"
 
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check

@@ -32,8 +32,8 @@ text is refused.
 
 Below are the committed rows. The preset `paper` is a paper's own setting, judged "reached" or "not reached". Where
 `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where nothing was published, or where
-size or number of runs forbid a comparison. Intervals reach from the least to the largest value over the seeds;
-`table.md` of each folder also counts the runs."""
+size or number of runs forbid a comparison; such lines stand in `table.md` beside the rows of each experiment, with the
+number of runs. Intervals reach from the least to the largest value over the seeds."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
@@ -96,14 +96,22 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     seeds, minutes = len({row["seed"] for row in rows}), sum(row["seconds"] for row in rows) / 60
     if missing := not_run(experiment, preset, rows):
         yield from ("", f"{missing}.")
+    verdicts = experiment.verdicts(rows, preset)
+    first = finished(experiment, "cpu") if preset == "paper" else []
+    before = experiment.verdicts(first, "cpu") if first else []  # what needs no training is the same in both presets
+    judged = [verdict for verdict in verdicts if verdict.verdict != "measured" and verdict not in before]
+    more = len(verdicts) - len(judged)
+    beside = f" `table.md` beside them has {more} {'more ' * bool(judged)}line{'s' * (more > 1)}." if more else ""
     yield from (
         "",
         f"[rows](../results/reproduce/{name}/rows.jsonl): "
         f"`{rows[0]['command']}`; {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; "
-        f"{machines}; {commits}.",
-        "",
-        *shown(experiment.verdicts(rows, preset)),
+        f"{machines}; {commits}.{beside}",
     )
+    if judged:
+        counts = Counter(verdict.verdict for verdict in judged)
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        yield from ("", f"<details><summary>Verdicts: {summary}</summary>", "", *shown(judged), "", "</details>")
     for figure in sorted(path.stem for path in (RESULTS / name).glob("*.png")):
         yield from ("", f"![{figure}](../results/reproduce/{name}/{figure}.png)")
 

@@ -4,14 +4,15 @@ No figure there is typed by hand; a test compares both with what this script wri
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.public_curves import SCION
+from benchmarks.public_curves import best as curves
 from docs.harnesses import pass_rates, ranks
-from papers._table import Table
-from papers._transfer import drifts
 from papers.frontier import best_losses, best_rate
 from wellnormed.proof.decimals import shown
 
@@ -19,12 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
+CURVES, PEER = "public-curves.json", "torchlip-mnist.json"
 HEAD = """# Measured results
 
 Figures as they stand in the committed files under `results/`; a test fails when a file changes and this page does
 not. Each section names its file, command, commit, machine and seed (`+changes`: uncommitted changes were present).
 Losses are in nats over the whole validation split, times are medians: compare ratios within one file, never times of
 two. [The four papers](reproduction.md) have a page of their own."""
+LONG = 12
+"""Rows of a table that is shown without a click."""
 Lines = Iterator[str]
 
 
@@ -45,14 +49,12 @@ def origin(name: str, content: Mapping[str, Any]) -> list[str]:
 
 
 def table(columns: str, rows: Iterable[Iterable[object]]) -> list[str]:
-    """A Markdown table; the names of its columns are separated by bars."""
-    names = columns.split(" | ")
-    return [
-        f"| {columns} |",
-        f"|{'---|' * len(names)}",
-        *(f"| {' | '.join(map(str, row))} |" for row in rows),
-        "",
-    ]
+    """A Markdown table; the names of its columns are separated by bars. A long one is folded."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    whole = [f"| {columns} |", f"|{'---|' * len(columns.split(' | '))}", *lines, ""]
+    if len(lines) <= LONG:
+        return whole
+    return ["<details>", f"<summary>{len(lines)} rows</summary>", "", *whole, "</details>", ""]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -122,6 +124,26 @@ def frontier() -> Lines:
             for losses in [best_losses(content["rows"])[kind]]
         ],
     )  # fmt: skip
+
+
+def public_curves() -> Lines:
+    """Three optimizers on a public model."""
+    content = load(CURVES)
+    yield from ("## Three optimizers on a public model", "", *origin(CURVES, content))
+    yield from ("![Validation loss of GPT-2 by AdamW, Muon and wn.Scion](../results/public-curves.png)", "")
+    yield from (f"{content['model']}, random weights, {content['steps']} steps; the rates fall to zero.", "")
+    yield from table(
+        "optimizer | rate | validation loss at the end",
+        [
+            (name, f"{rate:g}", span((row["curve"][-1][1] for row in rows), ".3f"))
+            for (name, rate), rows in grouped(content["rows"], "optimizer", "rate").items()
+        ],
+    )
+
+
+def peer_on_mnist() -> dict[str, Any]:
+    """The row of deel-torchlip with the most images proved within 1: the best of its rates."""
+    return max(load(PEER)["rows"], key=lambda row: row["certified"]["1.0"])
 
 
 def steps() -> Lines:
@@ -218,13 +240,16 @@ def matrix() -> Lines:
     limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in content["limits"].items())
     yield from ("## Matrix functions: error against a float64 SVD", "")
     yield from origin("matrix/accuracy.json", content)
-    yield from (f"Errors are over the largest singular value; the limit is {limits}.", "")
+    yield from (f"Errors are over the largest singular value, the worst of the functions; the limit is {limits}.", "")
+    kinds = [row | {"kind": row["function"] if "msign" in row["function"] else "cap"} for row in content["summary"]]
     yield from table(
         "function | method | dtype | miss the limit | largest error | norm above the cap by",
         [
-            (row["function"], row["method"], row["dtype"], f"{row['missed']} of {row['cases']}",
-             number(row["worst_error"]), number(row["worst_excess"]))
-            for row in content["summary"]
+            (", ".join(row["function"].removeprefix("spectral_") for row in alike), method, dtype,
+             f"{sum(row['missed'] for row in alike)} of {sum(row['cases'] for row in alike)}",
+             number(max(row["worst_error"] for row in alike)),
+             number(max((row["worst_excess"] for row in alike if row["worst_excess"] is not None), default=None)))
+            for (_, method, dtype), alike in grouped(kinds, "kind", "method", "dtype").items()
         ],
     )  # fmt: skip
     content = load("matrix/operations.json")
@@ -319,6 +344,17 @@ def attacks() -> Lines:
         "radius | certified | certified of attacked | not broken of attacked | broken inside the radius",
         [(row["radius"], *(f"{row[key]:.4g}" for key in keys)) for row in content["rows"]],
     )
+    content = load(PEER)
+    yield from (f"{content['peer']}, the network of its examples, same images, epochs and loss:", "")
+    yield from origin(PEER, content)
+    yield from table(
+        "rate of Adam | accuracy | proved constant | gain found | certified within 1",
+        [
+            (f"{row['rate']:g}", f"{row['accuracy']:.1%}", f"{row['l2_lipschitz']:.3f}", f"{row['gain_found']:.3f}",
+             f"{row['certified']['1.0']:.1%}")
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
 
 
 HARNESSES: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, list[Any]]], str], ...] = (
@@ -337,44 +373,48 @@ def harnesses() -> Lines:
 
 
 def facts() -> str:
-    """The table of README.md, between its two comments."""
+    """The table of README.md, between its two comments: what was measured here, beside a peer by its name."""
+    ends = {name: fmean(row["curve"][-1][1] for row in rows) for name, rows in curves(load(CURVES)["rows"]).items()}
+    ours = ends.pop(SCION)
+    epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
+    mnist, lip = load("certified-mnist.json"), peer_on_mnist()
+    safe = {row["radius"]: row["certified"] for row in mnist["rows"]}
     runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
-    loss, found = fmean(run["validation_loss"] for run in runs), max(run["lower_bound"] for run in runs)
-    own = best_losses(load("frontier_peers.json")["rows"])
-    seeds, peers = min(map(len, own.values())), [fmean(losses) for losses in own.values()]
-    step, folder = load("step_time.json"), "results/reproduce/lr-transfer-mlp-cpu"
-    cells = list(Table(ROOT / folder / "rows.jsonl").read()[0].values())
-    moved = [2 ** abs(fmean(drifts(cells, "width", method=m))) for m in ("dualized", "Adam (SP)", "Adam (muP)")]
-    rows = load("matrix/speed.json")["rows"]
-    caps = [r["ratio"] for r in rows if r["function"] == "spectral_hardcap" and r["peer"].startswith("SC nested, 1.5")]
+    loss = fmean(run["validation_loss"] for run in runs)
+    own = [fmean(losses) for losses in best_losses(load("frontier_peers.json")["rows"]).values()]
+    step = load("step_time.json")
     lines = [
         (
-            f"[transformer, preset `cpu`](docs/results.md): loss on the validation split of {runs[0]['source']}, "
-            f"{len(runs)} seeds",
-            f"**{loss:.3f}** at a proved constant of {shown(10 ** runs[0]['log10_lipschitz'], '.2f')} "
-            f"(search finds {found:.1f})",
+            "[GPT-2 in the figure](docs/results.md#three-optimizers-on-a-public-model): validation loss at the end",
+            f"**{ours:.2f}** at the default rate",
+            "; ".join(f"{name}: {end:.2f}" for name, end in ends.items()),
         ),
         (
-            "[nanoGPT's and the speedrun's models](results/frontier_peers.json) on it, our optimizer at its best "
-            f"rates, {seeds} seed{'s' * (seeds > 1)}",
-            f"{min(peers):.3f} to {max(peers):.3f}, no certificate; the proved 10 is {loss - max(peers):.2f} to "
-            f"{loss - min(peers):.2f} above",
+            "[A harness of EPFL](docs/results.md#epfls-llm-optimizer-benchmark-characters-of-shakespeare) for language "
+            "models: loss after 500 steps, each at the best of its settings",
+            f"{epfl['wn-scion']:.2f}; with SOAP's basis and caps **{epfl['wn-soap-caps']:.2f}**",
+            f"SOAP {epfl['soap']:.2f}, schedule-free AdamW {epfl['sf-adamw']:.2f}, AdamW {epfl['adamw']:.2f}",
         ),
         (
-            "[training step](results/step_time.json) over one of AdamW",
-            f"{step['cpu']['ratio']:.2f} at {step['cpu']['tokens_per_step']:,} tokens, "
-            f"{step['paper']['ratio']:.2f} at {step['paper']['tokens_per_step']:,}",
+            "[MNIST](docs/certified-mnist.md): images classified rightly, and proved to stay so within a distance of 1",
+            f"**{safe[1.0]:.1%}**",
+            f"deel-torchlip, the network of its examples at the best of {len(load(PEER)['rows'])} rates: "
+            f"{lip['certified']['1.0']:.1%}",
         ),
         (
-            "[hard cap](results/matrix/speed.json) over the published form",
-            f"{min(caps):.2f} to {max(caps):.2f} of its time at 1.5 caps",
+            f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "
+            "validation loss",
+            f"{loss:.3f} at a proved constant of {math.ceil(10 ** runs[0]['log10_lipschitz'] - 1e-9)}",
+            f"the models of nanoGPT and of its speedrun, with no proof: {max(own):.3f} and {min(own):.3f}",
         ),
         (
-            f"[best rate]({folder}/table.md), width 32 to 512, moves by",
-            "a factor of {:.1f} dualized, {:.1f} with Adam, {:.1f} in muP".format(*moved),
+            "[Time of a training step](docs/results.md#a-training-step) with caps, over one of AdamW, two CPU cores",
+            f"{step['cpu']['ratio']:.2f} at {step['cpu']['tokens_per_step']:,} tokens, {step['paper']['ratio']:.2f} at "
+            f"{step['paper']['tokens_per_step']:,}",
+            "AdamW: 1",
         ),
     ]
-    return "\n".join(table("measured on 2 CPU cores | ", lines)).rstrip()
+    return "\n".join(table("measured | wellnormed | others", lines)).rstrip()
 
 
 def readme(text: str) -> str:
@@ -386,7 +426,7 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (frontier(), steps(), matrix(), gpu(), attacks(), harnesses())
+    parts = (public_curves(), frontier(), steps(), matrix(), gpu(), attacks(), harnesses())
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"
 
 

@@ -15,9 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {"parallel.md": "tests/parallel/test_docs.py, with two processes"}
+ELSEWHERE = {
+    "parallel.md": "tests/parallel/test_docs.py, with two processes",
+    "certified-mnist.md": "benchmarks/certified_mnist.py, where MNIST lies",
+}
 """Pages whose blocks something else runs."""
 PAGES = [
     ROOT / "README.md",
@@ -44,9 +48,10 @@ def code_of(page: Path) -> list[str]:
     return [match["code"] for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))]
 
 
-def run(page: Path) -> Iterator[Block]:
-    """Run the blocks of a page, in a folder of their own."""
-    names: dict[str, object] = {"__name__": "__main__"}
+def run(page: Path, names: dict[str, Any] | None = None) -> Iterator[Block]:
+    """Run the blocks of a page, in a folder of their own; `names` receives what they define."""
+    names = {} if names is None else names
+    names["__name__"] = "__main__"
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # pages may import `papers`, which is not installed
     text = page.read_text(encoding="utf-8")
@@ -89,10 +94,10 @@ def _close(a: str, b: str) -> bool:
     return math.isclose(x, y, rel_tol=TOLERANCE, abs_tol=1e-6)
 
 
-def rewritten(page: Path) -> str:
-    """The page with what its blocks print now."""
+def rewritten(page: Path, names: dict[str, Any] | None = None) -> str:
+    """The page with what its blocks print now; `names` receives what they define."""
     text = page.read_text(encoding="utf-8")
-    for block in reversed(list(run(page))):
+    for block in reversed(list(run(page, names))):
         if block.expected is not None and not same(block.expected, block.printed):
             start, end = block.match.span("output")
             text = text[:start] + "".join(f"{line.rstrip()}\n" for line in block.printed.splitlines()) + text[end:]

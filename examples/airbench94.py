@@ -1,6 +1,6 @@
 """airbench's record for 94% on CIFAR-10, `airbench94_muon.py`, with this package's Muon on its kernels, on a GPU.
 
-    pip install wellnormed torchvision
+    pip install . torchvision  # in a clone
     git clone https://github.com/KellerJordan/cifar10-airbench
     python examples/airbench94.py cifar10-airbench/airbench94_muon.py [--runs 200]
 

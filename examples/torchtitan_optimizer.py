@@ -1,6 +1,6 @@
 """Scion with capped weights in torchtitan: a container of optimizers, and torchtitan's Llama 3 debug model on a CPU.
 
-    pip install wellnormed torchtitan==0.3.0 triton
+    pip install . torchtitan==0.3.0 triton  # in a clone
     python examples/torchtitan_optimizer.py
     torchrun --nproc-per-node 2 examples/torchtitan_optimizer.py
 

@@ -1,7 +1,6 @@
 """What README.md and the guide print is what their examples print; the three lines serve a user's own model."""
 
 import importlib.util
-import itertools
 import math
 import re
 from pathlib import Path
@@ -37,14 +36,7 @@ class OwnModel(nn.Module):
         return self.head(x)
 
 
-LONG = {"certified-mnist.md"}
-"""It trains for eleven seconds."""
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=page.name) for page in examples.PAGES],
-)
+@pytest.mark.parametrize("page", examples.PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, generator_state):
     assert not examples.differences(page)
 
@@ -62,20 +54,18 @@ def test_a_changed_output_is_noticed():
         assert not examples.same("norm 1.500 of 4 weights", other)
 
 
-def test_the_readme_shows_the_output_of_its_three_lines():
-    blocks = re.findall(r"```(\w+)\n", README.read_text(encoding="utf-8"))
-    assert ("python", "text") in set(itertools.pairwise(blocks))
-    code = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
-    assert [call for call in ("wn.Scion(", "wn.constrain(", "wn.certify(") if call in code] == [
-        "wn.Scion(",
-        "wn.constrain(",
-        "wn.certify(",
-    ]
-
-
-def test_the_readme_has_one_picture_and_its_two_commands():
+def test_every_door_of_the_readme_shows_its_output():
     text = README.read_text(encoding="utf-8")
-    assert text.count("![") == 1
+    doors = re.findall(r"```python\n(.*?)```\n```text\n(.+?)```", text, flags=re.DOTALL)
+    calls = ("wn.Scion(", "wn.constrain(", "wn.certify(")
+    assert len(doors) == len(calls)
+    assert all(call in code and output.strip() for call, (code, output) in zip(calls, doors, strict=True))
+    assert len(text.splitlines()) <= 90
+
+
+def test_the_readme_has_two_pictures_and_its_two_commands():
+    text = README.read_text(encoding="utf-8")
+    assert text.count("![") == 2
     assert "make train" in text
     assert "make test" in text
 
