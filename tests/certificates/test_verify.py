@@ -1,5 +1,6 @@
 """The file and its proof: what was tampered with does not pass. The checker's own rules are tested beside it."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -15,9 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from wellnormed.certificates import Certificate, CheckError, Row, certify, require_same_model, verify
-from wellnormed.models import GPT, GPTConfig
+from wellnormed.certificates import Certificate, CheckError, Row, certify, lower_bound, require_same_model, verify
+from wellnormed.models import GPT, GPTConfig, export
 from wellnormed.nn import HeadProjection, Rotary
+from wellnormed.program import Program, capture
 
 
 @cache
@@ -221,6 +223,29 @@ def test_a_certificate_is_of_one_model() -> None:
     ):
         with pytest.raises(CheckError, match=message):
             require_same_model(certificate, other, torch.zeros(3))
+
+
+def test_weights_of_equal_norm_are_other_tensors() -> None:
+    model, certificate = matrix()
+    require_same_model(certificate, capture(model, torch.zeros(3)))
+    other = copy.deepcopy(model)
+    other.weight.data.neg_()
+    for each in (other, capture(other, torch.zeros(3))):
+        with pytest.raises(CheckError, match="weight is another tensor in the model than in the certificate"):
+            require_same_model(certificate, each, None if isinstance(each, Program) else torch.zeros(3))
+
+
+def test_a_program_has_its_example() -> None:
+    program = capture(nn.Linear(3, 2), torch.zeros(1, 3))
+    for call in (
+        lambda: certify(program, torch.zeros(1, 3)),
+        lambda: lower_bound(program, torch.zeros(1, 3)),
+        lambda: export(program, "none", torch.zeros(1, 3)),
+    ):
+        with pytest.raises(
+            ValueError, match="a program has its example and its output, got a program and example_input="
+        ):
+            call()
 
 
 def test_the_checker_refuses_without_assertions_and_without_torch(files: tuple[Path, Path]) -> None:

@@ -214,6 +214,19 @@ def linear():
     return nn.Sequential(nn.Linear(3, 2))
 
 
+@pytest.mark.parametrize("certificate", [True, False])
+def test_a_program_is_exported_as_its_model_is(tmp_path, certificate):
+    """Also for a batch, where its own graph takes several samples, as that of a reshape to one sample does not."""
+    model, x = linear(), torch.randn(5, 3)
+    program = wn.capture(model, torch.zeros(2, 3))
+    folder = export(program, tmp_path / "program", certificate=certificate, onnx=False)
+    assert (folder / "certificate.json").exists() is certificate
+    torch.testing.assert_close(torch.export.load(folder / "program.pt2").module()(x[:1]), model(x[:1]))
+    torch.testing.assert_close(torch.export.load(folder / "batched.pt2").module()(x), model(x))
+    shaped = wn.capture(nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Flatten(0, 1)), torch.zeros(1, 3))
+    assert not (export(shaped, tmp_path / "shaped", certificate=False, onnx=False) / "batched.pt2").exists()
+
+
 def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="is not empty; choose a new folder"):

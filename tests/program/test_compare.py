@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.certificates import Certificate, UncertifiableError, certify, inner_axes, operation
+from tests.program.kernels import half
+from wellnormed.certificates import Certificate, UncertifiableError, certify
 
 
 class Model(nn.Module):
@@ -209,30 +210,14 @@ def test_harmless_code_is_certified_and_says_what_was_compared(tmp_path: Any) ->
     assert again.program is None
 
 
-@torch.library.custom_op("test_program::half", mutates_args=())
-def half(x: Tensor) -> Tensor:
-    """A kernel for float32 alone."""
-    if x.dtype != torch.float32:
-        raise NotImplementedError("float32 alone")
-    return x / 2
-
-
-half.register_fake(torch.empty_like)
-
-
-@operation("test_program.half.default")
-def _bound_half(ledger: Any, x: Any) -> Any:
-    return ledger.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
-
-
 def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:
-    certificate = certify(Model(lambda m, x: torch.ops.test_program.half(x)), torch.zeros(2, 4))
+    certificate = certify(Model(lambda m, x: half(x)), torch.zeros(2, 4))
     assert certificate.comparison is not None
     assert certificate.comparison.arithmetic == "float32"
     assert "in float32" in certificate.compared
     with pytest.raises(UncertifiableError, match="does not compute"):
         certify(
-            Model(lambda m, x: torch.ops.test_program.half(x) * (1 if torch.compiler.is_exporting() else 1.001)),
+            Model(lambda m, x: half(x) * (1 if torch.compiler.is_exporting() else 1.001)),
             torch.zeros(2, 4),
         )
 

@@ -5,13 +5,16 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from tests.program.kernels import half
 from wellnormed.certificates import UncertifiableError, certify
+from wellnormed.certificates.walk import Walk
 from wellnormed.program import Program, capture, compare
 
 
@@ -292,24 +295,13 @@ def test_attention_that_is_spelled_out_names_the_tokens_that_mask_it() -> None:
     assert certificate.fixed == ("input.ids",)
 
 
-@torch.library.custom_op("test_samples::half", mutates_args=())
-def half(x: Tensor) -> Tensor:
-    """A kernel for float32 alone."""
-    if x.dtype != torch.float32:
-        raise NotImplementedError("float32 alone")
-    return x / 2
-
-
-half.register_fake(torch.empty_like)
-
-
 def test_an_entry_of_noise_does_not_hide_the_others() -> None:
     """The tolerance of an entry is from that entry alone: here the first is a difference that rounds."""
 
     def function(m: Any, x: Tensor) -> Tensor:
         noise = (x[:, :1] * 1e6 + x.sum(1, keepdim=True)) - x[:, :1] * 1e6
         factor = 1.0 if torch.compiler.is_exporting() else 5.0
-        return torch.cat([noise, factor * torch.ops.test_samples.half(x)], 1)
+        return torch.cat([noise, factor * half(x)], 1)
 
     program = capture(Model(function), torch.ones(2, 4))
     with pytest.raises(UncertifiableError, match="does not compute what was captured"):
@@ -331,13 +323,39 @@ def test_a_program_is_a_value() -> None:
     x = torch.randn(5, 4)
     torch.testing.assert_close(program(x), model(x))
     assert wn.certify(program).exact_lipschitz == wn.certify(model, torch.zeros(3, 4)).exact_lipschitz
-    assert program.digest == wn.capture(model, torch.ones(3, 4)).digest
-    with torch.no_grad():
-        model[0].weight[0, 0] += 1
-    assert program.digest != wn.capture(model, torch.ones(3, 4)).digest
-    for wrong in ((torch.zeros(3, 5),), (), (x, x), (torch.zeros(0, 4),)):
-        with pytest.raises(ValueError, match="the program takes"):
+    for wrong in ((), (x, x)):
+        with pytest.raises(ValueError, match="the program takes the tensors input"):
             program(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([[1.0, 2.0, 3.0, 4.0]], r"got a list; pass torch.as_tensor\(input, dtype=torch.float32\)"),
+        (np.ones((1, 4), dtype=np.float32), "got a ndarray; pass torch.as_tensor"),
+        (torch.zeros(2, 4).double(), r"got torch.float64 and shape \(2, 4\) on cpu; pass input.to\(torch.float32\)"),
+        (torch.zeros(2, 4).long(), r"pass input.to\(torch.float32\)"),
+        (torch.zeros(2, 4, device="meta"), r"pass input.to\(cpu\)"),
+        (torch.zeros(3, 5), r"shape \(3, 5\) on cpu; pass that shape"),
+        (torch.zeros(4), "pass that shape"),
+        (torch.zeros(0, 4), "pass that shape"),
+        (torch.tensor(1.0), "pass that shape"),
+    ],
+)
+def test_what_is_no_tensor_like_the_examples_is_refused_with_its_remedy(wrong: Any, words: str) -> None:
+    program = wn.capture(nn.Linear(4, 4), torch.zeros(3, 4))
+    with pytest.raises(
+        ValueError, match=r"input must be a tensor of torch.float32 and shape \(batch, 4\) on cpu, .*" + words
+    ):
+        program(wrong)
+
+
+def test_inputs_with_different_numbers_of_samples_are_refused() -> None:
+    program = wn.capture(Model(lambda m, x, y: x + y), (torch.zeros(3, 4), torch.zeros(3, 4)))
+    with pytest.raises(
+        ValueError, match=r"must have one number of samples, got {.*: 2, .*: 1}; pass a batch of one size"
+    ):
+        program(torch.zeros(2, 4), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 3, batch_first=True)])
@@ -362,6 +380,105 @@ def test_samples_whose_integers_are_alike_prove_nothing_of_a_batch(
 ) -> None:
     """Copies of one sample cannot show that samples are mixed."""
     assert not certify(Model(lambda m, t: mixed(index(m, t))), ids, radius=2.0).each_sample
+
+
+def _attention(x: Tensor, hidden: Tensor) -> Tensor:
+    return (x @ x.mT / 2).masked_fill(hidden, -1e9).softmax(-1) @ x
+
+
+def _shown(tokens: Tensor) -> Tensor:
+    return (tokens != 0)[..., None]
+
+
+_PADDED = torch.tensor([[1, 2, 0], [3, 1, 0]])
+_POSITIONS = 4 * torch.tensor([[0.0, 0.1, 0.2, 0.3], [0.1, 0.0, 0.1, 0.0], [0.2, 0.1, 0.0, 0.1], [0.1, 0.1, 0.1, 0.1]])
+TOKENS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], bool]] = {
+    "a mask of the tokens": (lambda m, t: _attention(m.weight[t], (t == 0)[:, None]), (_PADDED,), True),
+    "a single sample": (lambda m, t: _attention(m.weight[t], (t == 0)[:, None]), (_PADDED[:1],), True),
+    "equal samples": (lambda m, t: _attention(m.weight[t], (t == 0)[:, None]), (torch.ones(2, 3).long(),), True),
+    "every second token hidden": (lambda m, t: m.weight[t] * _shown(t), (torch.tensor([[1, 0, 3, 0]]),), True),
+    "positions that the mask says": (
+        lambda m, t: _attention(m.weight[t] + _POSITIONS[(t != 0).long().cumsum(1) * (t != 0)], (t == 0)[:, None]),
+        (_PADDED,),
+        True,
+    ),
+    "the place of the largest": (
+        lambda m, t: m.weight[t][torch.arange(len(t)), t.argmax(1)],
+        (torch.tensor([[1, 3, 0], [0, 3, 1]]),),
+        True,
+    ),
+    "a table of one row": (lambda m, t, n: m.weight[t] + F.embedding(n, m.weight[:1]), (_PADDED, 0 * _PADDED), True),
+    "other masks": (lambda m, t: m.weight[t] * _shown(t), (torch.tensor([[1, 0, 3, 0], [1, 1, 1, 1]]),), False),
+    "mixed rows": (lambda m, t: m.weight[t].roll(1, 0) * _shown(t), (_PADDED,), False),
+    "mixed rows beside floats": (
+        lambda m, t, x: x + m.weight[t].roll(1, 0) * _shown(t),
+        (_PADDED, torch.ones(2, 3, 4)),
+        False,
+    ),
+    "mixed rows of tokens with a fixed sum": (
+        lambda m, t, x: x + m.weight[t].roll(1, 0) * t.sum(1)[:, None, None],
+        (_PADDED, torch.ones(2, 3, 4)),
+        False,
+    ),
+    "mixed rows of another table": (
+        lambda m, t: m.weight[t] + F.embedding((t == 3).long(), m.weight[:2] / 2).roll(1, 0),
+        (torch.ones(2, 3).long(),),
+        False,
+    ),
+    "tokens that look up nothing else": (lambda m, t: m.weight[t] * t[..., None], (_PADDED[:1],), False),
+}  # fmt: skip
+"""Models of tokens from which constants are made, too; and whether a batch is that of its samples."""
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_vary_as_far_as_the_constants_that_are_made_of_them_stay(name: str) -> None:
+    function, example, each = TOKENS[name]
+    certificate = certify(Model(function), example, radius=2.0)
+    assert certificate.each_sample is each
+    assert wn.lower_bound(certificate.program, radius=2.0, steps=3, batch=1).value <= certificate.lipschitz
+
+
+SHARED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[bool, ...]]] = {
+    "a mask of as many tokens": (
+        lambda m, x, k: _attention(x, k),
+        (torch.ones(3, 3, 4), torch.ones(3, 3).triu(1).bool()),
+        (True, False),
+    ),
+    "padding of as many tokens": (
+        lambda m, x, k: _attention(x, k[:, None]),
+        (torch.ones(3, 3, 4), torch.tensor([[False, False, True]] * 3)),
+        (True, True),
+    ),
+    "two tables": (
+        lambda m, x, a, b: x * a + b,
+        (torch.ones(3, 3, 4), torch.ones(3, 4), torch.ones(3, 4)),
+        (True, False, False),
+    ),
+    "floats": (lambda m, x, a: x + a, (torch.ones(2, 3, 4), torch.ones(3, 4)), (True, False)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_which_inputs_have_samples_is_tried(name: str) -> None:
+    function, example, batched = SHARED[name]
+    certificate = certify(Model(function), example)
+    assert certificate.program is not None
+    assert certificate.each_sample
+    assert certificate.program.batched == batched
+
+
+def test_a_vector_that_is_looked_up_twice_is_one_variable() -> None:
+    """The search took it for two, and its gain of 2 was above the bound."""
+    certificate = certify(Model(lambda m, t: m.weight[t] - m.weight[t].mean(1, keepdim=True)), _PADDED)
+    assert wn.lower_bound(certificate.program, steps=5).value <= certificate.lipschitz < 2
+
+
+def test_a_graph_that_is_the_whole_batch_is_bounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    run = Walk.run
+    monkeypatch.setattr(Walk, "run", lambda self, *rest: runs.append(self) or run(self, *rest))
+    certificate = certify(Model(lambda m, x: x * len(x)), torch.ones(1, 4))
+    assert (len(runs), certificate.each_sample, certificate.program.each_sample) == (1, False, False)
 
 
 def test_a_model_is_compared_at_its_example_too() -> None:

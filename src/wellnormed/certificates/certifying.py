@@ -54,7 +54,8 @@ def certify(
     recognised function; to fewer bits it is refused.
 
     Args:
-        model: Any module, in evaluation mode.
+        model: Any module, in evaluation mode; or a program of one, which has its example and its output. The code that
+            a program was captured from is not run, and so not compared with it.
         example_input: The arguments of a call of the model: a tensor, a tuple of arguments, or a dictionary of
             keywords. A model with a method `example_input()`, such as those of `wellnormed.models`, needs none.
         radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input, as real arithmetic
@@ -87,10 +88,7 @@ def certify(
         >>> 1 <= certificate.lipschitz < 1 + 1e-6
         True
     """
-    if not isinstance(model, Program):
-        require_module("certify", model)
-    elif within is not None or example_input is not None or inputs or output is not None:
-        raise ValueError("certify: a program has its example and its output; pass a model with example_input=, output=")
+    require_model_or_program("certify", model, example_input=example_input, output=output, within=within, **inputs)
     _require_cpu(model.module if isinstance(model, Program) else model, within)
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
     example = example_input
@@ -108,15 +106,21 @@ def certify(
         if isinstance(model, Program):
             bound(model)
             return certificate_of(walks[-1])
-        _, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
-    return certificate_of(walks[-1], comparison)
+        program, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
+    return certificate_of(walks[-1], program, comparison)
 
 
-def certificate_of(walk: Walk, comparison: Comparison | None = None) -> Certificate:
+def certificate_of(walk: Walk, program: Program | None = None, comparison: Comparison | None = None) -> Certificate:
     """Make the certificate that a finished walk proves of its program; `certify` also runs the model's code.
+
+    Args:
+        walk: The walk.
+        program: What the comparison is of, if that is the walk's graph for the whole batch as one sample.
+        comparison: How the model's code was compared with the program.
 
     The proof has checked every row and every claim, with the tensors as they are stored.
     """
+    program = program or walk.program
     used, proof = sorted((walk.ledger.used | walk.fixed).items()), walk.ledger.proof
     known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.ledger.promises}
     for each in known.values():
@@ -128,9 +132,9 @@ def certificate_of(walk: Walk, comparison: Comparison | None = None) -> Certific
         computed={name: each.tensor.detach().cpu().clone() for name, each in used if each.computed},
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
-        each_sample=walk.program.each_sample,
+        each_sample=program.each_sample,
         comparison=comparison,
-        program=walk.program,
+        program=program,
         versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
         | {"python": platform.python_version()},
     )
@@ -245,6 +249,17 @@ def _require_cpu(model: nn.Module, within: object) -> None:
                 f"certify: {name!r} lies on {tensor.device}, and a certificate is computed on the CPU; pass {remedy}, "
                 "which leaves the model where it is, and an example on the CPU"
             )
+
+
+def require_model_or_program(caller: str, model: Any, /, **settings: Any) -> None:
+    """Refuse anything but a module or a program, and settings of a capture beside a program that was captured."""
+    if not isinstance(model, Program):
+        require_module(caller, model)
+    elif given := [f"{name}=" for name, value in settings.items() if value is not None]:
+        raise ValueError(
+            f"{caller}: a program has its example and its output, got a program and {', '.join(given)}; pass it alone, "
+            "or pass the model"
+        )
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:

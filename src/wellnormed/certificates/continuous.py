@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.certificates.matching import repeats
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import DRAWS, UncertifiableError
@@ -44,8 +45,11 @@ class Continuous(Interpreter):
         self._variables: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
         self._calls: dict[fx.Node, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        same = repeats(program.nodes)
         for node in program.nodes:
-            if node in self.depends.lookups or (node in self.depends.variable and node.op == "placeholder"):
+            if node in self.depends.lookups and same[node] is not node:  # the same vectors are one variable
+                self._variables[node] = self._variables[same[node]]
+            elif node in self.depends.lookups or (node in self.depends.variable and node.op == "placeholder"):
                 self._add_variable(node)
         needed = [node for node in self.needed(self._result) if node not in self._variables]
         self._steps = [node for node in needed if node in self.depends.variable]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellnormed._inputs import require_module, require_numbers
-from wellnormed.certificates.certifying import domain_from, example_of, with_keywords
+from wellnormed._inputs import require_numbers
+from wellnormed.certificates.certifying import domain_from, example_of, require_model_or_program, with_keywords
 from wellnormed.certificates.continuous import Continuous, continuous
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
@@ -109,12 +109,10 @@ def lower_bound(
         >>> round(lower_bound(layer, torch.zeros(1, 2), steps=5).value, 6)
         1.0
     """
+    require_model_or_program("lower_bound", model, example_input=example_input, output=output, **inputs)
     if not isinstance(model, Program):
-        require_module("lower_bound", model)
         settings = {"radius": radius, "steps": steps, "generator": generator, "batch": batch, "box": box}
         example_input = with_keywords("lower_bound", model, example_input, settings | {"output": output}, inputs)
-    elif inputs:
-        raise ValueError("lower_bound: a program has its example; pass a model with example_input= or its keywords")
     sizes = {"steps": steps, "batch": batch}
     require_numbers("lower_bound: ", {"radius": radius})
     require_numbers("lower_bound: ", sizes, whole=True)

@@ -14,6 +14,7 @@ from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.constraints import Constraints
+from wellnormed.program.program import Program
 from wellnormed.proof import Bounds, CheckError, Report, check
 from wellnormed.proof.files import Stored, read_safetensors
 from wellnormed.proof.reading import word
@@ -63,17 +64,19 @@ def verify(
 
 def require_same_model(
     certificate: Certificate,
-    model: nn.Module,
+    model: nn.Module | Program,
     example_input: Any = None,
     *,
     output: str | int | None = None,
     within: Constraints | None = None,
 ) -> None:
-    """Refuse a model that executes other operations, or on other tensors, than a certificate lists.
+    """Refuse a model, or a program, that executes other operations, or on other tensors, than a certificate lists.
 
-    `verify` proves the bound; this function ties it to the model's code. Tensors that the model computes from its own
-    are compared within rounding, which differs between machines; the certificate holds for those in its file. No bound
-    of a row may differ from that of a fresh certificate by more than such roundings explain.
+    `verify` proves the bound; this function ties it to the model's code, which is certified again. Operations must be
+    the same. Stored tensors, such as weights, must have the same bits, except for those on whose promises a certificate
+    rests in the place of their entries. Tensors that the model computes from its own are compared within rounding,
+    which differs between machines; the certificate holds for those in its file. No bound of a row may differ from that
+    of the fresh certificate by more than such roundings explain.
 
     Args:
         certificate: The certificate to compare with.
@@ -84,6 +87,15 @@ def require_same_model(
 
     Raises:
         CheckError: Names the first difference.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> certificate = certify(model, torch.zeros(1, 3))
+        >>> require_same_model(certificate, model, torch.zeros(1, 3))
+        >>> require_same_model(certificate, nn.Linear(3, 2), torch.zeros(1, 3))
+        Traceback (most recent call last):
+        ...
+        wellnormed.proof.reading.CheckError: bias is another tensor in the model than in the certificate
     """
     margins = any(row.operation == "margin" for row in certificate.rows)
     domain = arguments_of(certificate.input_domain)
@@ -104,6 +116,9 @@ def require_same_model(
             for what, a, b in zip(Bounds._fields, ours.bounds, theirs.bounds, strict=True):
                 if a.shape != b.shape or bool((abs(a - b) > _ROUNDED * a).any()):
                     raise CheckError(f"operation {ours.name!r} has another {what} in the model than in the certificate")
+    for name in sorted(fresh.tensors.keys() | certificate.tensors.keys()):
+        if fresh.tensors.get(name) != certificate.tensors.get(name):
+            raise CheckError(f"{name} is another tensor in the model than in the certificate")
     if fresh.promises != certificate.promises:
         ours, theirs = ("; ".join(map(str, each.promises)) or "none" for each in (fresh, certificate))
         raise CheckError(

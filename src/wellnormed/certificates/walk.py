@@ -21,7 +21,7 @@ from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
 from wellnormed.program.operation import kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
-from wellnormed.program.program import Program
+from wellnormed.program.program import Program, tensors_of
 from wellnormed.proof import Promise
 from wellnormed.proof.value import Value
 
@@ -74,6 +74,7 @@ class Walk(Interpreter):
         if not isinstance(result, Value):
             raise self.ledger.refuse(
                 "the model's result is not computed from the certified input: floats, or what an embedding looks up"
+                f"{self._floats_of_integers(nodes)}"
             )
         if margins:
             self.ledger.name = "margin"
@@ -86,6 +87,14 @@ class Walk(Interpreter):
     def _unforeseen(self, error: Exception) -> str:
         reason = f"its bound does not cover these arguments ({first_line(error)}); write the operation in another way"
         return str(self.ledger.refuse(reason))
+
+    def _floats_of_integers(self, nodes: Iterable[fx.Node]) -> str:
+        """Words that name the first operation that makes floats of integers of the input; empty if there is none."""
+        for node in nodes:
+            results = node.meta.get("val") if node in self.depends.integers else ()
+            if any(each.is_floating_point() for each in tensors_of(results)):
+                return f". {place(node)} makes floats of its integers, and is no lookup of rows, as nn.Embedding is"
+        return ""
 
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
         """Words that say how many of the operations that depend on the input have a bound; empty if all have."""

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from wellnormed._files import json_text, read_files, write_files
-from wellnormed._inputs import require_module
 from wellnormed.certificates import certify
-from wellnormed.certificates.certifying import example_of
+from wellnormed.certificates.certifying import example_of, require_model_or_program
 from wellnormed.models.files import (
     BUILDERS,
     FORMAT,
@@ -40,7 +39,7 @@ _MOST_BYTES_IN_ONE = 2**31
 
 
 def export(
-    model: nn.Module,
+    model: nn.Module | Program,
     folder: str | Path,
     example_input: Any = None,
     radius: float = 1.0,
@@ -66,7 +65,8 @@ def export(
       `models.load` and every command read the folder.
 
     Args:
-        model: Any module that can be captured, in evaluation mode.
+        model: Any module that can be captured, in evaluation mode; or a program of one, which has its example and its
+            output.
         folder: New or empty.
         example_input: The example input, as for `certify`: a tensor, a tuple, or a dictionary of keywords.
         radius: The largest RMS of an input vector, token or sample, as for `certify`.
@@ -90,7 +90,7 @@ def export(
         >>> torch.export.load(folder / "batched.pt2").module()(torch.ones(5, 4)).shape
         torch.Size([5, 2])
     """
-    require_module("export", model)
+    require_model_or_program("export", model, example_input=example_input, output=output)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty; choose a new folder")
@@ -101,19 +101,20 @@ def export(
         )
     files: dict[str, bytes | str] = {}
     facts: dict[str, Any] = {"format": FORMAT}
-    if type(getattr(model, "config", None)) in BUILDERS:
+    if not isinstance(model, Program) and type(getattr(model, "config", None)) in BUILDERS:
         config = _config(model, example_input, symbols)
         files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
         facts["config_sha256"] = config_sha256(config)
     elif symbols is not None:
         raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")
 
-    example, proved = example_of(model, example_input, "export"), None
-    if certificate:
-        proved = certify(model, example, radius, output=output)
+    example = None if isinstance(model, Program) else example_of(model, example_input, "export")
+    proved = certify(model, example, radius, output=output) if certificate else None
+    if proved is not None:
         assert proved.program is not None  # it was just made
-        program = proved.program
-        facts["lipschitz"] = proved.lipschitz
+        program, facts["lipschitz"] = proved.program, proved.lipschitz
+    elif isinstance(model, Program):
+        program = model
     else:
         program, _ = captured(model, example, output)
     with tempfile.TemporaryDirectory() as temporary:
@@ -183,14 +184,18 @@ def _as_file(module: fx.GraphModule, program: Program, batch: Sequence[Tensor], 
     return exported
 
 
-def _batched(model: nn.Module, program: Program) -> torch.export.ExportedProgram | None:
-    """The model's own program for a batch of any size; None if it has none that computes what the program does."""
+def _batched(model: nn.Module | Program, program: Program) -> torch.export.ExportedProgram | None:
+    """The model's own program for a batch of any size; None if it has none that computes what the program does.
+
+    Where the model is not known, it is the program's own graph, if that takes several samples.
+    """
     if not program.each_sample:
         return None
     sample = tensors_of(program.example)
     flat = replace(program, example=Example(tuple(sample), {}), output=None, size=1, given=tuple(sample))
     with contextlib.suppress(Exception):  # whatever the exporter raises, the model has no such program
-        module = capture_batched(model, program)
+        own = (program.module, flat) if isinstance(model, Program) else (model, program)
+        module = capture_batched(*own)
         compare(flat, module, sizes=(2, 7))
         return _as_file(module, program, program.batch([sample, sample]), any_size=True)
     return None

@@ -12,6 +12,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain, combinations, islice
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from wellnormed.program.dependence import dependence
 from wellnormed.program.domain import DTYPES
 from wellnormed.program.errors import UncertifiableError, refusing
+from wellnormed.program.integers import Integers
 from wellnormed.program.model_state import ModelState, require_values, restoring
 from wellnormed.program.operation import packet, record_of
 from wellnormed.program.places import first_line, line_of, shown
@@ -32,10 +34,11 @@ from wellnormed.program.program import Example, OwnTensor, Program, arguments_of
 def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: bool = False) -> Program:
     """The operations that a model executes on the first sample of an example; `compare` tests them on batches.
 
-    The first tensor of the example with two axes or more tells the number of samples. Every tensor whose first axis has
-    that size has the samples along it; the others, such as a mask `(T, T)`, are shared by all of them. The example is
-    one sample of fixed shape as a whole if the model does not run on its first sample alone, if inputs that are fixed
-    (see `Program.fixed`) differ from sample to sample, or if no tensor has two axes.
+    The first tensor of the example with two axes or more tells the number of samples. Tensors whose first axis has that
+    size have the samples along it, and the others, such as a mask `(T, T)`, are shared by all of them. Where several
+    have that size, as many of them count as the model runs with on one sample more. The example is one sample of fixed
+    shape as a whole if the model does not run on its first sample alone, if constants that the model makes of integers,
+    such as masks (see `Program.fixed`), differ from sample to sample, or if no tensor has two axes.
 
     Args:
         model: Any module; it is left as it was.
@@ -64,14 +67,14 @@ def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: 
             raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
     given = map_tensors(lambda each: each.detach().clone(), given)
     tensors = tensors_of(given)
-    size = next((len(each) for each in tensors if each.ndim > 1), 0)
-    batched = tuple(bool(size) and each.ndim > 0 and len(each) == size for each in tensors)
-    if any(batched) and not whole_batch:
+    if not whole_batch:
         with contextlib.suppress(UncertifiableError), running(model) as state:
-            program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
-            if _same_for_all(program, tensors):
-                _require_runs(model, given)
-                return program
+            size, batched = _with_samples(model, given)
+            if any(batched):
+                program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
+                if _same_for_all(program):
+                    _require_runs(model, given)
+                    return program
     with running(model) as state:
         try:
             return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors), state)
@@ -109,12 +112,41 @@ def _first(example: Example, batched: tuple[bool, ...]) -> Example:
     return map_tensors(lambda each: each[:1].clone() if next(own) else each.clone(), example)
 
 
-def _same_for_all(program: Program, tensors: list[Tensor]) -> bool:
-    """Whether the inputs that a program fixes to its sample are the same for all samples of the example."""
-    return all(
-        not own or name not in program.fixed or bool((tensor == tensor[:1]).all())
-        for tensor, own, (name, _) in zip(tensors, program.batched, program.inputs.values(), strict=True)
-    )
+def _with_samples(model: nn.Module, example: Example) -> tuple[int, tuple[bool, ...]]:
+    """The number of samples of an example, and for each of its tensors whether its first axis has them."""
+    tensors = tensors_of(example)
+    first = next((place for place, each in enumerate(tensors) if each.ndim > 1), None)
+    if first is None:
+        return 0, ()
+    size = len(tensors[first])
+    alike = [place for place, each in enumerate(tensors) if each.ndim and len(each) == size and place != first]
+    for left_out in islice(chain.from_iterable(combinations(alike, n) for n in range(len(alike) + 1)), _CHOICES):
+        batched = tuple(place == first or place in {*alike}.difference(left_out) for place in range(len(tensors)))
+        if not alike or _runs_on_more(model, example, batched):
+            return size, batched
+    return 0, ()
+
+
+def _runs_on_more(model: nn.Module, example: Example, batched: tuple[bool, ...]) -> bool:
+    """Whether a model runs if some of its inputs have one sample more, and the others stay as they are."""
+    own = iter(batched)
+    arguments, keywords = map_tensors(lambda x: torch.cat([x, x[:1]]) if next(own) else x.clone(), example)
+    try:
+        with torch.no_grad():
+            model(*arguments, **keywords)
+    except Exception:  # whatever the model raises
+        return False
+    return True
+
+
+def _same_for_all(program: Program) -> bool:
+    """Whether the constants that a program makes of the integers of its sample are the same for the other samples."""
+    pairs = list(zip(program.batched, program.given, program.inputs.values(), strict=True))
+    if not any(own and name in program.fixed and not bool((x == x[:1]).all()) for own, x, (name, _) in pairs):
+        return True
+    integers = Integers(program)
+    first, *others = map(integers.values, program.samples)
+    return all(integers.keep(first, each) for each in others)
 
 
 def _exported(
@@ -304,6 +336,8 @@ def _not_captured(model: nn.Module, error: Exception) -> str:
     return f"{name} runs on the example, but cannot be captured{where}: {first_line(error)}. {_REMEDY}"
 
 
+_CHOICES = 16
+"""How many choices of the inputs that have samples are tried: all of two to five that have one size."""
 _REMEDY = (
     "Control flow may not depend on values of the input, and nothing may replace or convert the model's own tensors "
     "while it runs; let it execute operations of tensors alone"

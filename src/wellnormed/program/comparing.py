@@ -134,7 +134,8 @@ def captured(
         example: As for `capture`.
         output: As for `capture`.
         domain: As for `compare`.
-        bound: It is called with a program before it is compared, and raises an `UncertifiableError` to refuse it.
+        bound: It is called with every captured graph before it is compared, and raises an `UncertifiableError` to
+            refuse it.
 
     Raises:
         UncertifiableError: It cannot be captured, or computes something else than what is captured.
@@ -149,9 +150,9 @@ def captured(
             raise
     if program.size > 1:
         program = capture(model, example, output, whole_batch=True)
-    else:
+        bound(program)
+    else:  # it is the same graph, which is bounded already
         program = replace(program, batched=(False,) * len(program.batched))
-    bound(program)
     return program, compare(program, model, domain)
 
 
@@ -197,14 +198,15 @@ class _Comparing:
     ) -> None:
         self.program, self.model, self._in_double = program, model, in_double
         self.sizes = tuple(dict.fromkeys((program.size, *sizes))) if program.each_sample else ()
-        drawn = draw(program, 1.0 if domain is None else domain, max(self.sizes, default=4))
+        drawn, vary = draw(program, 1.0 if domain is None else domain, max(self.sizes, default=4))
         self.count = len(drawn)
-        self.samples = drawn + self._own()
-        if program.each_sample and all(all(map(torch.equal, drawn[0], other)) for other in drawn[1:]):
-            raise _BatchError(f"{type(model).__name__} cannot be compared: nothing varies from sample to sample")
+        self.samples = drawn + program.samples
+        if program.each_sample and not vary:
+            raise _BatchError(
+                f"{type(model).__name__} cannot be compared: inputs or rows that it looks up are alike in all samples"
+            )
         with torch.no_grad():
-            everything = self._expected()
-        self.values, self.own_values = everything[: self.count], everything[self.count :]
+            self.values, self.own_values = self._expected(drawn), self._expected(program.samples)
         dtype = program.result.meta["val"].dtype
         self.arithmetic = "float64" if in_double else str(dtype).removeprefix("torch.")
         if domain is not None and bool(self.values.isnan().any()):
@@ -218,7 +220,7 @@ class _Comparing:
             self.tolerance, self.share = _TOLERANCE * self.change + _ROUNDING * size, _TOLERANCE
         else:
             with torch.enable_grad(), vendor_kernels(False):
-                again = self._expected()[: self.count]
+                again = self._expected(drawn)
             spread = (self.values - again).abs().amax(0).nan_to_num(0.0, 0.0, 0.0)
             epsilon = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
             self.tolerance, self.share = _SPREADS * torch.maximum(spread, epsilon * size), _SPREADS * epsilon
@@ -230,16 +232,11 @@ class _Comparing:
                 f"than its rounding errors in {self.arithmetic}; take out what hides the input, or pass a larger radius"
             )
 
-    def _own(self) -> list[list[Tensor]]:
-        """The samples of the example."""
-        pairs = list(zip(self.program.given, self.program.batched, strict=True))
-        return [[each[n : n + 1] if own else each for each, own in pairs] for n in range(self.program.size)]
-
-    def _expected(self) -> Tensor:
+    def _expected(self, samples: list[list[Tensor]]) -> Tensor:
         """The program's result for every sample, `(samples, *result)`."""
-        calls = [self.program.batch(self.samples)] if self.program.each_sample else self.samples
+        calls = [self.program.batch(samples)] if self.program.each_sample else samples
         found = [self._run(lambda each=each: self.program.run(each), each).double() for each in calls]
-        return torch.stack(found).reshape(len(self.samples), *self.program.result.meta["val"].shape)
+        return torch.stack(found).reshape(len(samples), *self.program.result.meta["val"].shape)
 
     def compare(self, state: ModelState) -> Comparison:
         """Require that the model computes what is expected, in all circumstances and sizes, and changes no state."""

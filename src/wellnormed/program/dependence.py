@@ -1,4 +1,4 @@
-"""Which nodes of a graph depend on the certified variable, and which inputs of integers fix what the graph computes."""
+"""Which nodes of a graph depend on the certified variable, and which are constants made of the input's integers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -44,21 +44,22 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
     return depends
 
 
+def values_read(node: fx.Node, depends: Dependence) -> list[fx.Node]:
+    """The nodes that a node is computed from, without the index of a lookup, and what it takes the shape of alone."""
+    if node in depends.lookups:
+        return []
+    if kind_of(node) == "filler":
+        return [each for each in node.all_input_nodes if each is not node.args[0]]
+    return node.all_input_nodes
+
+
 def fixing(result: fx.Node, depends: Dependence) -> set[fx.Node]:
-    """The inputs of integers that the result is computed from in any other way than by looking up rows of a table.
+    """The nodes computed from integers that the result depends on in any other way than by looking up rows of a table.
 
-    A path from such an input leads to the result, on which no lookup stands, and no operation that takes the shape of
-    its argument alone.
+    A path from such a node leads to the result, on which no lookup stands, and no operation that takes the shape of its
+    argument alone. The inputs among them are `Program.fixed`.
     """
-
-    def sources(node: fx.Node) -> list[fx.Node]:
-        if node in depends.lookups:
-            return []
-        if kind_of(node) == "filler":
-            return [each for each in node.all_input_nodes if each is not node.args[0]]
-        return node.all_input_nodes
-
-    return {node for node in reached(result, sources) if node.op == "placeholder" and node in depends.integers}
+    return reached(result, lambda node: values_read(node, depends)) & depends.integers
 
 
 def reached(start: fx.Node, sources: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:

@@ -5,7 +5,6 @@ sample b is that of the program for this sample alone, has exactly the constant 
 """
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -112,42 +111,34 @@ class Program:
         nodes = fixing(self.result, self.depends)
         return dict(own for placeholder, own in self.inputs.items() if any(n.name == placeholder for n in nodes))
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 over the operations, the tensors that they read, and the shapes of the example."""
-        found = hashlib.sha256(f"{self.module.graph} {self.batched}".encode())
-        for name, tensor in (*self.inputs.values(), *((name, own.tensor) for name, own in self.stored.items())):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        for own in self.stored.values():
-            found.update(own.tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+    @property
+    def samples(self) -> list[list[Tensor]]:
+        """The samples of the call that was captured, each a list of its tensors."""
+        pairs = list(zip(self.given, self.batched, strict=True))
+        return [[each[n : n + 1] if own else each for each, own in pairs] for n in range(self.size)]
 
     def __call__(self, *tensors: Tensor, **named: Tensor) -> Tensor:
         """The result for a batch of any size, or for inputs of the example's shape if it is not of each sample.
 
         Raises:
-            ValueError: An input is missing, or the inputs have different numbers of samples, or a sample has another
-                shape than the example's.
+            ValueError: An input is missing, is no tensor, or has another dtype, device or shape than the example's, or
+                the inputs have different numbers of samples.
         """
         given = dict(zip(self.arguments, tensors, strict=False)) | named
         if {*self.arguments} != given.keys() or len(tensors) + len(named) != len(self.arguments):
             got = f"{len(tensors)} and {', '.join(named) or 'none'} by name"
             raise ValueError(f"the program takes the tensors {', '.join(self.arguments)}, got {got}")
+        own = dict(zip(self.arguments, self.batched, strict=True))
+        for name, (_, example) in zip(self.arguments, self.inputs.values(), strict=True):
+            _require_like(name, given[name], example, own[name])
+        sizes = {name: len(given[name]) for name in self.arguments if own[name]}
+        if len({*sizes.values()}) > 1:
+            raise ValueError(f"the inputs must have one number of samples, got {sizes}; pass a batch of one size")
         return self.run([given[name] for name in self.arguments])
 
     def run(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The same for the tensors in order."""
-        sizes = {len(each) if each.ndim else 0 for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
-        shapes = [
-            (tuple(each.shape[own:]), tuple(example.shape[own:]))
-            for each, own, (_, example) in zip(tensors, self.batched, self.inputs.values(), strict=True)
-        ]
-        if len(sizes) > 1 or 0 in sizes or any(a != b for a, b in shapes):
-            pairs = zip(self.batched, shapes, strict=True)
-            wanted = ", ".join(str(("batch", *shape) if own else shape) for own, (_, shape) in pairs)
-            raise ValueError(
-                f"the program takes tensors of shape {wanted}, got {', '.join(str(tuple(t.shape)) for t in tensors)}"
-            )
+        """The same for the tensors in order, which are not checked."""
+        sizes = {len(each) for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
         if sizes == {1}:
             return self.module(*tensors)
         axes = tuple(0 if own else None for own in self.batched)
@@ -159,12 +150,10 @@ class Program:
             try:
                 results = torch.func.vmap(alone, in_dims=axes)(*tensors)
             except RuntimeError:  # torch lacks a rule for several samples, as it does for recurrent layers
-                count = range(sizes.pop())
-                results = torch.stack([alone(*self._sample(tensors, number)) for number in count])
+                pairs = list(zip(tensors, self.batched, strict=True))
+                samples = ([each[n] if own else each for each, own in pairs] for n in range(sizes.pop()))
+                results = torch.stack([alone(*sample) for sample in samples])
         return results.flatten(0, 1) if results.ndim > 1 else results
-
-    def _sample(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
-        return [each[number] if own else each for each, own in zip(tensors, self.batched, strict=True)]
 
     def batch(self, samples: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Some samples, each a list of its tensors, as one batch; the inputs that they share are those of the first."""
@@ -175,6 +164,21 @@ class Program:
         """The arguments of the model for these tensors, in the structure of the example."""
         rest = iter(tensors)
         return map_tensors(lambda each: next(rest), self.example)
+
+
+def _require_like(name: str, tensor: Any, example: Tensor, batched: bool) -> None:
+    """Refuse an argument that is not a tensor like that of the example, in a batch of any size if it has samples."""
+    shape = ("batch", *example.shape[1:]) if batched else tuple(example.shape)
+    wanted = f"a tensor of {example.dtype} and shape ({', '.join(map(str, shape))}) on {example.device}"
+    if not isinstance(tensor, Tensor):
+        remedy = f"torch.as_tensor({name}, dtype={example.dtype})"
+        raise ValueError(f"{name} must be {wanted}, got a {type(tensor).__name__}; pass {remedy}")
+    got = f"{tensor.dtype} and shape {tuple(tensor.shape)} on {tensor.device}"
+    if (tensor.dtype, tensor.device) != (example.dtype, example.device):
+        remedy = f"{name}.to({example.dtype})" if tensor.device == example.device else f"{name}.to({example.device})"
+        raise ValueError(f"{name} must be {wanted}, got {got}; pass {remedy}")
+    if tensor.ndim != example.ndim or tensor.shape[batched:] != example.shape[batched:] or 0 in tensor.shape[:batched]:
+        raise ValueError(f"{name} must be {wanted}, got {got}; pass that shape, or capture an example of another one")
 
 
 def program_of(
