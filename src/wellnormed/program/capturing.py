@@ -1,34 +1,30 @@
 """Capture what a model executes: the graph of its tensor operations, for one sample.
 
-`torch.export` records operations while the model runs on fake tensors, with parameters as inputs. Whether the model's
-code computes the same is tested in `compare`.
+Which inputs have samples, what a model must not do, and how it is left as it was stands here; `recording` has what
+torch records of one call. Whether the model's code computes the same is tested in `compare`.
 """
 
 import contextlib
 import inspect
-import io
 import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import chain, combinations, islice
 from typing import Any
 
 import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
-from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from wellnormed.program.dependence import dependence
 from wellnormed.program.domain import DTYPES
 from wellnormed.program.errors import UncertifiableError, refusing
 from wellnormed.program.integers import Integers
 from wellnormed.program.model_state import ModelState, require_values, restoring
-from wellnormed.program.operation import packet, record_of
 from wellnormed.program.places import first_line, line_of, shown
-from wellnormed.program.program import Example, OwnTensor, Program, arguments_of, map_tensors, program_of, tensors_of
+from wellnormed.program.program import Example, OwnTensor, Program, arguments_of, map_tensors, tensors_of
+from wellnormed.program.recording import inputs_of, program_of, record
 
 
 def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: bool = False) -> Program:
@@ -58,7 +54,7 @@ def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: 
         (['0.weight', '0.bias'], 4)
     """
     _refuse_hooks()
-    _refuse_parts(model)
+    _refuse_split_parameters(model)
     # copies, so that a tensor that is given twice counts as two
     given = arguments_of(example)
     for each in tensors_of(given):
@@ -70,7 +66,7 @@ def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: 
     if not whole_batch:
         with contextlib.suppress(UncertifiableError), running(model) as state:
             size, batched = _with_samples(model, given)
-            if size and any(batched):
+            if any(batched):
                 program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
                 if _same_for_all(program):
                     _require_runs(model, given)
@@ -116,7 +112,7 @@ def _with_samples(model: nn.Module, example: Example) -> tuple[int, tuple[bool, 
     """The number of samples of an example, and for each of its tensors whether its first axis has them."""
     tensors = tensors_of(example)
     first = next((place for place, each in enumerate(tensors) if each.ndim > 1), None)
-    if first is None:
+    if first is None or not len(tensors[first]):
         return 0, ()
     size = len(tensors[first])
     alike = [place for place, each in enumerate(tensors) if each.ndim and len(each) == size and place != first]
@@ -160,11 +156,11 @@ def _exported(
     shapes: Any = None,
 ) -> Program:
     """The program of one call; `shapes` are the `dynamic_shapes` of `torch.export.export`."""
-    exported = export(_Selecting(model, output), example, shapes)
+    exported = record(_Selecting(model, output), example, shapes)
     state.restore()
     signature, persistent = exported.graph_signature, model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, OwnTensor]] = {}
-    inputs = {name: (_argument(model, name), value) for name, (_, value) in _inputs(exported, example).items()}
+    inputs = {name: (_argument(model, name), value) for name, (_, value) in inputs_of(exported, example).items()}
     for spec in signature.input_specs:
         if spec.target is not None:
             tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
@@ -229,69 +225,6 @@ def select(result: Any, output: Any) -> Tensor:
     return result
 
 
-def export(module: nn.Module, example: Example, shapes: Any = None) -> ExportedProgram:
-    """What the exporter records of one call, in operations that have bounds as far as torch can take others apart.
-
-    Args:
-        module: The module, which takes the fields of an `Example`.
-        example: What it is called with.
-        shapes: The `dynamic_shapes` of `torch.export.export`.
-    """
-    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
-        program = torch.export.export(module, example, strict=False, dynamic_shapes=shapes)
-        _refuse_overwriting(program)
-        for node in program.graph.nodes:
-            if node.target is torch.ops.aten.detach_.default:  # it changes no entries; `torch.tensor` executes it
-                node.target = torch.ops.aten.detach.default
-        program.graph_module.recompile()
-        if any(_overwrites(node) for node in program.graph.nodes):
-            # torch may take another order of writing into views, so what follows sees this graph alone
-            program = program.run_decompositions({})
-            _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
-        _fill_with_zeros(program)
-        variable = {node.target for node in dependence(program.graph.nodes, _inputs(program, example)).variable}
-        if not variable.isdisjoint(_taken_apart()):
-            others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
-            program = program.run_decompositions({op: rule for op, rule in _taken_apart().items() if op not in others})
-    return program
-
-
-def _inputs(program: ExportedProgram, example: Example) -> dict[str, tuple[str, Tensor]]:
-    """Placeholder -> the exporter's name of an input, and its tensor in the example."""
-    names = (spec.arg.name for spec in program.graph_signature.input_specs if spec.target is None)
-    leaves = zip(names, torch.utils._pytree.tree_leaves(example), strict=True)
-    return {name: (name, value) for name, value in leaves if isinstance(value, Tensor)}
-
-
-@cache
-def _taken_apart() -> dict[Any, Any]:
-    table = torch.export.default_decompositions()
-    return {operation: rule for operation, rule in table.items() if record_of(operation) is None}
-
-
-def _fill_with_zeros(program: ExportedProgram) -> None:
-    """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
-
-    A model that reads such memory does not compute what its program computes, and is refused for that.
-    """
-    nodes = [node for node in program.graph.nodes if node.op == "call_function" and "empty" in packet(node)]
-    for node in nodes:
-        with program.graph.inserting_after(node):
-            zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
-        zeros.meta = dict(node.meta)
-        node.replace_all_uses_with(zeros, delete_user_cb=lambda user, own=zeros: user is not own)
-    if nodes:
-        program.graph_module.recompile()
-
-
-def _overwrites(node: fx.Node) -> bool:
-    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
-    sizes = torch.SymInt | torch.SymFloat | torch.SymBool
-    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
-        return False
-    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
-
-
 def _argument(model: nn.Module, placeholder: str) -> str:
     """The name of an argument of the model."""
     kind, _, name = placeholder.partition("_")
@@ -299,16 +232,6 @@ def _argument(model: nn.Module, placeholder: str) -> str:
         return name
     named = list(inspect.signature(model.forward).parameters)
     return named[int(name)] if name.isdigit() and int(name) < len(named) else name
-
-
-def _refuse_overwriting(program: ExportedProgram) -> None:
-    for spec in program.graph_signature.output_specs:
-        if spec.kind.name != "USER_OUTPUT":
-            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
-            raise UncertifiableError(
-                f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
-                "running statistic"
-            )
 
 
 @contextlib.contextmanager
@@ -357,7 +280,7 @@ def quiet() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def _refuse_parts(model: nn.Module) -> None:
+def _refuse_split_parameters(model: nn.Module) -> None:
     """Refuse a model whose parameters are split over processes; FSDP may have freed the whole ones after a run."""
     cut = any(base.__name__ == "FSDPModule" for each in model.modules() for base in type(each).__mro__)
     if cut or any(hasattr(each, "full_tensor") for each in model.parameters()):

@@ -242,7 +242,7 @@ class _Comparing:
         """Require that the model computes what is expected, in all circumstances and sizes, and changes no state."""
         plain, *others = CIRCUMSTANCES
         calls = [range(size) for size in self.sizes] or [range(each, each + 1) for each in range(self.count)]
-        calls.append(range(self.count, len(self.samples)))  # the example itself
+        calls.append(range(self.count, len(self.samples)))  # the samples of the example
         states = [state]
         try:
             for number, call in enumerate(calls):

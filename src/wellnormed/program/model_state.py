@@ -18,7 +18,7 @@ from wellnormed.program.places import first_line
 
 
 class ModelState:
-    """Attributes of all modules, what is in them, the bits of their tensors, and the state of random numbers."""
+    """A copy of the attributes of all modules, their contents, the bits of their tensors, and the random states."""
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {module: name or "model" for name, module in model.named_modules()}
@@ -62,7 +62,7 @@ class ModelState:
         random.setstate(self.draws[1])
         np.random.set_state(self.draws[2])  # noqa: NPY002
         for container, content in self.containers.values():  # what is as it was may be frozen
-            pairs = zip_longest(_held(container), _held(content))
+            pairs = zip_longest(_entries(container), _entries(content))
             if len(container) != len(content) or any(a is not b for a, b in pairs):
                 container.clear()
                 container.extend(content) if isinstance(container, list) else container.update(content)
@@ -103,7 +103,7 @@ def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
     if id(x) in seen:
         return []
     if isinstance(x, dict | list | tuple | set | frozenset):
-        held = _held(x)
+        held = _entries(x)
     elif isinstance(x, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType) or not hasattr(
         x, "__dict__"
     ):
@@ -115,7 +115,7 @@ def _contents(x: Any, seen: set[int] | None = None) -> list[Any]:
     return [x, *(each for part in held for each in _contents(part, seen))]
 
 
-def _held(container: Any) -> list[Any]:
+def _entries(container: Any) -> list[Any]:
     return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 

@@ -60,8 +60,7 @@ class Program:
     stored: dict[str, OwnTensor]
     """Name in the model -> a tensor that the graph reads."""
     inputs: dict[str, tuple[str, Tensor]]
-    """Name of a placeholder -> the name of an input, and its tensor in the example; of one sample, if it has samples.
-    """
+    """Placeholder -> name of an input, and its tensor in the example, with a first axis of size 1 if it has samples."""
     batched: tuple[bool, ...]
     """For every input whether its first axis has the samples; all samples share the other inputs."""
     given: tuple[Tensor, ...]
@@ -142,9 +141,9 @@ class Program:
         return self.run([given[name] for name in self.arguments])
 
     def run(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The same for the tensors in order, which are not checked."""
+        """The result for the tensors in order; they are not checked."""
         sizes = {len(each) for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
-        if max(sizes) <= 1:
+        if sizes == {1}:
             return self.module(*tensors)
         axes = tuple(0 if own else None for own in self.batched)
 
@@ -161,7 +160,7 @@ class Program:
         return results.flatten(0, 1) if results.ndim > 1 else results
 
     def batch(self, samples: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Some samples, each a list of its tensors, as one batch; the inputs that they share are those of the first."""
+        """Join samples, each a list of its tensors, to one batch; what they share is taken from the first."""
         columns = zip(*samples, strict=True)
         return [torch.cat(each) if own else each[0] for each, own in zip(columns, self.batched, strict=True)]
 
@@ -184,65 +183,6 @@ def _require_like(name: str, tensor: Any, example: Tensor, batched: bool) -> Non
         raise ValueError(f"{name} must be {wanted}, got {got}; pass {remedy}")
     if tensor.ndim != example.ndim or tensor.shape[batched:] != example.shape[batched:] or 0 in tensor.shape[:batched]:
         raise ValueError(f"{name} must be {wanted}, got {got}; pass that shape, or capture an example of another one")
-
-
-def program_of(
-    graph: fx.Graph,
-    stored: Mapping[str, tuple[str, OwnTensor]],
-    parts: Mapping[str, Any],
-    inputs: Mapping[str, tuple[str, Tensor]],
-    **settings: Any,
-) -> Program:
-    """A program of a graph that takes the model's tensors as inputs.
-
-    Args:
-        graph: The graph.
-        stored: Placeholder -> the name of a tensor of the model, and the tensor.
-        parts: Name of a graph within the graph -> its module.
-        inputs: Placeholder -> the name of an input, and its example.
-        settings: Further fields of the program.
-    """
-    own, attributes = fx.Graph(), dict[str, Any](parts)
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder" and node.name in stored:
-            name, held = stored[node.name]
-            attributes[name] = held.tensor
-            copies[node] = own.get_attr(name)
-        elif node.op == "placeholder":
-            if node.name not in inputs:  # a number or nothing, which the capture has taken in
-                continue
-            name = inputs[node.name][0]
-            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
-        elif node.op == "output":
-            copies[node] = own.output(copies[node.args[0][0]])
-        elif "_assert_" in str(node.target):  # what it asserts is that of the capture
-            continue
-        else:
-            copies[node] = own.node_copy(node, lambda each: copies[each])
-            if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
-                copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
-        copies[node].meta = {key: _described(node.meta[key]) for key in _META if key in node.meta}
-    own.eliminate_dead_code()
-    own.lint()
-    used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")
-    module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
-    held = {name: each for name, each in stored.values() if name in used}
-    takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
-    return Program(module, held, takes, **settings)
-
-
-_META = ("val", "stack_trace", "nn_module_stack")
-"""What is kept of what the exporter notes of a node: its result's description, the line, and the module."""
-
-
-def _described(value: Any) -> Any:
-    """Tensors without entries in the place of the exporter's, which cannot be copied."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(_described, value))
-    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 @contextlib.contextmanager

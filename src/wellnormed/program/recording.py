@@ -1,0 +1,150 @@
+"""What `torch.export` records of one call, in operations that have bounds, and the program that is made of it."""
+
+import contextlib
+import io
+import operator
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+from wellnormed.program.dependence import dependence
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.operation import packet, record_of
+from wellnormed.program.places import shown
+from wellnormed.program.program import Example, OwnTensor, Program
+
+
+def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedProgram:
+    """What the exporter records of one call, in operations that have bounds as far as torch can take others apart.
+
+    Args:
+        module: The module, which takes the fields of an `Example`.
+        example: What it is called with.
+        shapes: The `dynamic_shapes` of `torch.export.export`.
+    """
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
+        program = torch.export.export(module, example, strict=False, dynamic_shapes=shapes)
+        _refuse_overwriting(program)
+        for node in program.graph.nodes:
+            if node.target is torch.ops.aten.detach_.default:  # it changes no entries; `torch.tensor` executes it
+                node.target = torch.ops.aten.detach.default
+        program.graph_module.recompile()
+        if any(_overwrites(node) for node in program.graph.nodes):
+            # torch may take another order of writing into views, so what follows sees this graph alone
+            program = program.run_decompositions({})
+            _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
+        _fill_with_zeros(program)
+        variable = {node.target for node in dependence(program.graph.nodes, inputs_of(program, example)).variable}
+        if not variable.isdisjoint(_taken_apart()):
+            others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
+            program = program.run_decompositions({op: rule for op, rule in _taken_apart().items() if op not in others})
+    return program
+
+
+def inputs_of(program: ExportedProgram, example: Example) -> dict[str, tuple[str, Tensor]]:
+    """Placeholder -> the exporter's name of an input, and its tensor in the example."""
+    names = (spec.arg.name for spec in program.graph_signature.input_specs if spec.target is None)
+    leaves = zip(names, torch.utils._pytree.tree_leaves(example), strict=True)
+    return {name: (name, value) for name, value in leaves if isinstance(value, Tensor)}
+
+
+@cache
+def _taken_apart() -> dict[Any, Any]:
+    table = torch.export.default_decompositions()
+    return {operation: rule for operation, rule in table.items() if record_of(operation) is None}
+
+
+def _fill_with_zeros(program: ExportedProgram) -> None:
+    """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
+
+    A model that reads such memory does not compute what its program computes, and is refused for that.
+    """
+    nodes = [node for node in program.graph.nodes if node.op == "call_function" and "empty" in packet(node)]
+    for node in nodes:
+        with program.graph.inserting_after(node):
+            zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
+        zeros.meta = dict(node.meta)
+        node.replace_all_uses_with(zeros, delete_user_cb=lambda user, own=zeros: user is not own)
+    if nodes:
+        program.graph_module.recompile()
+
+
+def _overwrites(node: fx.Node) -> bool:
+    """Whether an operation may overwrite a tensor; arithmetic on sizes does not."""
+    sizes = torch.SymInt | torch.SymFloat | torch.SymBool
+    if node.op != "call_function" or node.target is operator.getitem or isinstance(node.meta.get("val"), sizes):
+        return False
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable
+
+
+def _refuse_overwriting(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name != "USER_OUTPUT":
+            what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
+            raise UncertifiableError(
+                f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
+                "running statistic"
+            )
+
+
+def program_of(
+    graph: fx.Graph,
+    stored: Mapping[str, tuple[str, OwnTensor]],
+    parts: Mapping[str, Any],
+    inputs: Mapping[str, tuple[str, Tensor]],
+    **settings: Any,
+) -> Program:
+    """A program of a graph that takes the model's tensors as inputs.
+
+    Args:
+        graph: The graph.
+        stored: Placeholder -> the name of a tensor of the model, and the tensor.
+        parts: Name of a graph within the graph -> its module.
+        inputs: Placeholder -> the name of an input, and its example.
+        settings: Further fields of the program.
+    """
+    own, attributes = fx.Graph(), dict[str, Any](parts)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in stored:
+            name, held = stored[node.name]
+            attributes[name] = held.tensor
+            copies[node] = own.get_attr(name)
+        elif node.op == "placeholder":
+            if node.name not in inputs:  # a number or nothing, which the capture has taken in
+                continue
+            name = inputs[node.name][0]
+            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
+        elif node.op == "output":
+            copies[node] = own.output(copies[node.args[0][0]])
+        elif "_assert_" in str(node.target):  # what it asserts is that of the capture
+            continue
+        else:
+            copies[node] = own.node_copy(node, lambda each: copies[each])
+            if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+                copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
+        copies[node].meta = {key: _without_entries(node.meta[key]) for key in _META if key in node.meta}
+    own.eliminate_dead_code()
+    own.lint()
+    used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")
+    module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
+    held = {name: each for name, each in stored.values() if name in used}
+    takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
+    return Program(module, held, takes, **settings)
+
+
+_META = ("val", "stack_trace", "nn_module_stack")
+"""The keys of a node's `meta` that are kept: a description of its result, the line of the model, and the module."""
+
+
+def _without_entries(value: Any) -> Any:
+    """Replace the fake tensors of the exporter, which cannot be copied, by tensors of the device meta."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_entries, value))
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
