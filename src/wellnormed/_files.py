@@ -65,19 +65,24 @@ def is_there(path: Path) -> bool:
     return path.exists()
 
 
-def require_possible(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, as `writing` does, and leave the disk as it is."""
-    missing: list[Path] = []
+@contextmanager
+def without_empty_folders(folder: Path) -> Iterator[None]:
+    """Remove at the end what is empty of the folder and those around it, as far as they were not there before."""
+    missing = [each for each in (folder, *folder.parents) if not is_there(each)]
     try:
-        with writing(folder):
-            missing += [each for each in (folder, *folder.parents) if not is_there(each)]
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        yield
     finally:
         for each in missing:
-            with suppress(OSError):  # it could not be made, or another process has put something there
+            with suppress(OSError):  # it could not be made, or holds something by now
                 each.rmdir()
+
+
+def require_possible(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, as `writing` does, and leave the disk as it is."""
+    with writing(folder), without_empty_folders(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def sync_folder(folder: Path) -> None:

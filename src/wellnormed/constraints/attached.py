@@ -255,7 +255,7 @@ class Constraints:
 
     def sweep(self) -> None:
         """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
-        if written := [c for c in self._constrained if mark(c.parameter) != c.seen]:
+        if written := [c for c in self._constrained if c.change() == WRITTEN]:
             self._take_over(written)
             self._remember()
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import rich.progress
 
 import wellnormed
-from wellnormed._files import require_possible, write_atomically, write_json, writing
+from wellnormed._files import require_possible, without_empty_folders, write_atomically, write_json, writing
 from wellnormed.data.shards import META, Split, header
 from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 
@@ -57,25 +56,22 @@ def convert_texts(
     require_possible(folder)
     made = tokenizer_of(tokenizer)
     temporary = folder.resolve().with_name(f".{folder.resolve().name}.tmp")
-    missing = [each for each in temporary.parents if not each.exists()]
     shutil.rmtree(temporary, ignore_errors=True)  # what a killed process has left
-    try:
-        facts: dict[Split, dict[str, int]] = {}
-        for split, inputs in texts.items():
-            documents = chain.from_iterable(_encoded(path, made) for path in inputs)
-            facts[split] = _write(documents, temporary / f"{folder.resolve().name}_{split}", made, shard_tokens)
-            if not facts[split]["tokens"]:
-                raise ValueError(f"there is no text in {', '.join(map(str, inputs))}; name files with text")
-        version: dict[str, Any] = {"version": wellnormed.__version__}
-        about = version | {"tokenizer": made.name, "vocabulary": made.vocabulary, "splits": facts}
-        write_json(temporary / META, about)
-        with writing(folder):
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for each in missing:
-            with suppress(OSError):  # it holds the shards
-                each.rmdir()
+    with without_empty_folders(temporary.parent):
+        try:
+            facts: dict[Split, dict[str, int]] = {}
+            for split, inputs in texts.items():
+                documents = chain.from_iterable(_encoded(path, made) for path in inputs)
+                facts[split] = _write(documents, temporary / f"{folder.resolve().name}_{split}", made, shard_tokens)
+                if not facts[split]["tokens"]:
+                    raise ValueError(f"there is no text in {', '.join(map(str, inputs))}; name files with text")
+            version: dict[str, Any] = {"version": wellnormed.__version__}
+            about = version | {"tokenizer": made.name, "vocabulary": made.vocabulary, "splits": facts}
+            write_json(temporary / META, about)
+            with writing(folder):
+                temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return facts
 
 

@@ -1,6 +1,6 @@
 """A batch of parameters: its whole-tensor work, which is done at once, and how its weights move, part by part."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,28 @@ class Numbers(NamedTuple):
     def as_tensors(self) -> "Numbers":
         """These numbers as 0-d float64 CPU tensors, so that `torch.compile` does not specialise on their values."""
         return Numbers(*(number if number is None else _as_tensor(number) for number in self))  # pyrefly: ignore
+
+
+class Moved(NamedTuple):
+    """A parameter that moves along a direction, and what its step is made of."""
+
+    name: str
+    parameter: Tensor
+    group: Group
+    rule: StepRule
+    norm: Norm
+    direction: Direction
+    radius: float
+
+    @property
+    def part(self) -> Hashable:
+        """Equal for parameters that move by the same numbers."""
+        return id(self.group), self.radius
+
+    def alike(self) -> tuple[Norm, Direction, Hashable]:
+        """Equal for parameters whose directions are computed at once."""
+        apart = None if self.direction.same_at_any_rate else self.part
+        return self.norm, self.direction, id(self.parameter) if self.group["memory"] == "gradient" else apart
 
 
 class Part(NamedTuple):

@@ -7,22 +7,22 @@ computes its directions here or in other processes, and then its weights move en
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self, Unpack, cast
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wellnormed._warnings import warn
-from wellnormed.norms import Norm, SpectralConv
-from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
+from wellnormed.norms import Norm
 from wellnormed.optim import validation
-from wellnormed.optim.batch import Batch, Numbers, Part
+from wellnormed.optim.batch import Batch, Moved, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
+from wellnormed.optim.parts import Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
+from wellnormed.optim.table import notes, table
 from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
@@ -31,28 +31,6 @@ from wellnormed.routing.recipes import DEFAULT_RECIPE
 
 _OF_THE_WHOLE = ("norms", "process_group", "agree_every")
 """The settings that no group and no later parameter has."""
-
-
-class Moved(NamedTuple):
-    """A parameter that moves along a direction, and what its step is made of."""
-
-    name: str
-    parameter: Tensor
-    group: Group
-    rule: StepRule
-    norm: Norm
-    direction: Direction
-    radius: float
-
-    @property
-    def part(self) -> Hashable:
-        """Equal for parameters that move by the same numbers."""
-        return id(self.group), self.radius
-
-    def alike(self) -> tuple[Norm, Direction, Hashable]:
-        """Equal for parameters whose directions are computed at once."""
-        apart = None if self.direction.same_at_any_rate else self.part
-        return self.norm, self.direction, id(self.parameter) if self.group["memory"] == "gradient" else apart
 
 
 @spelled_out
@@ -91,7 +69,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
-        self._agree_every = validation.agree_every(settings)
+        self._agree_every = settings.get("agree_every", 1)
         self.attached: list[Any] = []
         self._begin()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
@@ -125,46 +103,16 @@ class ConditionalGradient(torch.optim.Optimizer):
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
         self._index()
-        common = ("momentum", "nesterov", "step_rule", "weight_decay")
-        rates = {name: f"{float(group['lr']):.4g}" for name, (group, _) in self._owner.items()}
-        columns: dict[str, dict[str, str]] = {"radius": {}, "lr": {}, "cap": {}, "differs": {}}
-        if len(set(rates.values())) > 1:
-            columns["lr"] = rates
-        for one in self._moved:
-            columns["radius"][one.name] = f"{one.radius:g}"
-            differs = [f"{key}={one.group[key]}" for key in common if one.group[key] != self.defaults[key]]
-            differs += [f"direction={one.direction!r}"] if one.parameter in self._directions else []
-            columns["differs"][one.name] = ", ".join(differs)
-        for each in self.attached:
-            columns["cap"] |= each.shown()
-        settings = {"lr": min(rates.values(), default="")} if not columns["lr"] else {}
-        settings |= {key: self.defaults[key] for key in common if self.defaults[key] != GROUP_DEFAULTS[key]}
-        norms = self._norms
-        sets = {one.msign_settings for one in norms.values() if isinstance(one, MatrixNorm)}
-        if len(sets) == 1:  # said once, in place of in every norm
-            usual = dict(zip(("coefficients", "method"), RMS_TO_RMS.msign_settings, strict=True))
-            settings |= {k: v for (k, default), v in zip(usual.items(), *sets, strict=True) if v != default}
-            norms = {parameter: norm and norm.with_settings(**usual) for parameter, norm in norms.items()}
-        moved = {one.parameter for one in self._moved}
-        shown = (
-            replace(a, norm=norms[a.parameter])
-            if a.parameter in moved or a.norm is None
-            else replace(a, norm=None, reason="step_rule='adamw'")
-            for a in self.assignment
-        )
-        table = replace(self.assignment, assigned=tuple(shown)).table(columns)
-        said = ", ".join(f"{key}={value}" for key, value in settings.items())
-        return "\n".join([f"{type(self).__name__}({said})", table, *self._notes()])
+        rates = {name: float(group["lr"]) for name, (group, _) in self._owner.items()}
+        later = {"norm": None, "reason": "step_rule='adamw'"}  # of groups that were changed since
+        now = tuple(replace(a, **later) if a.norm and not self._norms[a.parameter] else a for a in self.assignment)
+        shown = table(replace(self.assignment, assigned=now), self._moved, self.defaults, rates, self._caps())
+        recipe = None if self._model is None else self._chosen.get("recipe", DEFAULT_RECIPE)
+        return "\n".join([f"{type(self).__name__}{shown}", *notes(self._moved, recipe)])
 
-    def _notes(self) -> list[str]:
-        """What a reader of the table may ask."""
-        notes, recipe = [], self._chosen.get("recipe", DEFAULT_RECIPE)
-        if any("vector_radii" in group and group["vector_radii"] for group in self.param_groups):
-            notes.append("radii below 1: the size at the start, of the parameter or of its layer")
-        kernels = sum(isinstance(one.norm, SpectralConv) and one.norm.ndim == 4 for one in self._moved)
-        if kernels > 1 and recipe == DEFAULT_RECIPE and self._model is not None:
-            notes.append(f'{kernels} convolutions: recipe="image" is made for networks on images')
-        return notes
+    def _caps(self) -> dict[str, str]:
+        """Each constrained parameter's constraint in a few letters."""
+        return {name: text for each in self.attached for name, text in each.shown().items()}
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.
@@ -425,7 +373,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         Its groups name the parameters that have a constraint, as `capped`, so that loading them without is noticed.
         """
         state, in_gradients = super().state_dict(), self._in_gradients()
-        capped = {name: text for each in self.attached for name, text in each.shown().items()}
+        capped = self._caps()
         for group in state["param_groups"]:
             if held := {name: capped[name] for name in group["param_names"] if name in capped}:
                 group["capped"] = held

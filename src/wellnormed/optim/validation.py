@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from wellnormed._devices import recording
 from wellnormed._finite import sizes
 from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
+from wellnormed._ranges import POSITIVE
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
@@ -56,6 +57,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in values.items())
         raise ValueError(f"{where}adamw must be an AdamWSettings, got {adamw!r}; pass adamw=AdamWSettings({call})")
+    require_numbers(where, {"agree_every": settings.get("agree_every", 1)}, POSITIVE, whole=True)
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
@@ -64,15 +66,6 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
         )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
-
-
-def agree_every(settings: Mapping[str, Any]) -> int:
-    """The keyword of that name, checked."""
-    every = settings.get("agree_every", 1)
-    require_numbers("", {"agree_every": every}, whole=True)
-    if every < 1:
-        raise ValueError(f"agree_every={every} must be at least 1, for every step")
-    return every
 
 
 def read(group: Group) -> list[Any]:
