@@ -135,7 +135,8 @@ pages: $(STAMP)  ## Figures and printed outputs in README.md and docs/, from res
 
 docs: $(STAMP)  ## The documentation, into docs/_build/html; runs no experiment
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]" -c constraints.txt
-	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
+	rm -rf docs/api  # pages of names that an earlier build knew; -E forgets the rest of it
+	$(BIN)/python -m sphinx -E -W --keep-going --quiet docs docs/_build/html
 
 clean:  ## Remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
