@@ -18,12 +18,12 @@ class SoftCapAsPublished(SpectralConstraint):
     Weights that map to fewer entries are so held further below the cap; nothing is promised.
     """
 
-    max_norm: float
+    cap: float
     uses_update_norm: ClassVar[bool] = True
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         step = self._require_update_norm(update_norm, "a matrix") / unit
-        return unit * soft_cap(slices / unit, soft_cap_strength_as_published(self.max_norm, step)), state
+        return unit * soft_cap(slices / unit, soft_cap_strength_as_published(self.cap, step)), state
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class HardCapAsPublished(SpectralConstraint):
     They let norms sink to `hard_cap_equilibrium_as_published()` of the cap; nothing is promised.
     """
 
-    max_norm: float
+    cap: float
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        size = unit * self.max_norm
+        size = unit * self.cap
         return size * hard_cap(slices / size), state
 
 

@@ -56,12 +56,12 @@ class InflatedAsPublished(ColNorm):
 class Bfloat16SoftCap(SpectralConstraint):
     """The soft cap computed in bfloat16, to which weights are so rounded in every step; it promises nothing."""
 
-    max_norm: float
+    cap: float
     uses_update_norm: ClassVar[bool] = True
 
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         step = self._require_update_norm(update_norm, "a matrix") * unit
-        strength, values = soft_cap_strength(self.max_norm * unit, step), slices.bfloat16()
+        strength, values = soft_cap_strength(self.cap * unit, step), slices.bfloat16()
         for sign in (-1, 1):
             gram = values @ values.mT if values.shape[-2] <= values.shape[-1] else values.mT @ values
             cube = gram @ values if values.shape[-2] <= values.shape[-1] else values @ gram

@@ -28,8 +28,8 @@ HARD_CAP = (
 _STEPS = REGISTRY["spectral-clipping-6"].steps
 
 
-def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """LT, theorem B.1, as printed: `p(k) = max_norm` at every step size, unsafe past `k = (81/62) max_norm`.
+def soft_cap_strength_as_published(cap: float, update_norm: float, decay: float = 0.0) -> float:
+    """LT, theorem B.1, as printed: `p(k) = cap` at every step size, unsafe past `k = (81/62) cap`.
 
     Singular values inside `(0, k)` come out above the cap (1.19 times at a step of one cap). Arguments as in
     `wellnormed.matrix.soft_cap_strength`.
@@ -39,8 +39,8 @@ def soft_cap_strength_as_published(max_norm: float, update_norm: float, decay: f
         >>> soft_cap_strength_as_published(1.0, 1.0) < soft_cap_strength(1.0, 1.0)
         True
     """
-    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
-    return 0.0 if ratio <= 1 else root_strength(ratio) / max_norm / max_norm
+    ratio = reached_norm(cap, update_norm, decay) / cap
+    return 0.0 if ratio <= 1 else root_strength(ratio) / cap / cap
 
 
 def hard_cap(x: Tensor) -> Tensor:

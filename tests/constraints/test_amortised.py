@@ -209,8 +209,8 @@ def test_a_wait_of_one_step_is_no_wait(kind):
         assert constraints.state_dict() == {}
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
-    assert repr(kind(CAP, every=1)) == f"{kind.__name__}(max_norm=1.2)"
-    assert repr(kind(CAP, every=8)) == f"{kind.__name__}(max_norm=1.2, every=8)"
+    assert repr(kind(CAP, every=1)) == f"{kind.__name__}(cap=1.2)"
+    assert repr(kind(CAP, every=8)) == f"{kind.__name__}(cap=1.2, every=8)"
 
 
 @every_cap

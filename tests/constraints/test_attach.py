@@ -182,7 +182,7 @@ def test_print_lists_what_is_not_constrained_and_why():
     text = str(wn.constrain(first, {"[!or]*": wn.HardCap(2.0)}))
     found = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()}
     assert found.keys() == {name for name, _ in model.named_parameters()}
-    assert found["first.weight"] == "HardCap(max_norm=2.0)"
+    assert found["first.weight"] == "HardCap(cap=2.0)"
     assert found["first.bias"] == "not constrained: HardCap does not act on BiasRMS(); ColumnCap does"
     assert found["embedding.weight"].startswith("not constrained: HardCap does not act on ColNorm(")
     assert found["embedding.weight"].endswith("; ColumnCap does")

@@ -244,11 +244,11 @@ def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        *((lambda kind=kind, cap=cap: kind(cap), r"max_norm=.*must be positive and finite")
+        *((lambda kind=kind, cap=cap: kind(cap), r"cap=.*must be positive and finite")
           for kind in (c.HardCap, c.SoftCap, c.OptimalCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.EntryCap,
                        c.Hammer)
           for cap in (0.0, -1.0, float("nan"), float("inf"))),
-        (lambda: c.Stiefel(0.0), "Stiefel: max_norm=0.0"),
+        (lambda: c.Stiefel(0.0), "Stiefel: cap=0.0"),
         (lambda: c.Stiefel(1.0, "you-7"), "did you mean"),
         (lambda: c.Clip(0.1, 0.0), "Clip: upper=0.0"),
         (lambda: c.Clip(2.0, 1.0), "lower=2.0"),

@@ -97,13 +97,13 @@ def test_zero_stays_zero():
     assert not model.bias.any()
 
 
-@pytest.mark.parametrize("max_norm", [1e-3, 10.0, 1e30])
+@pytest.mark.parametrize("cap", [1e-3, 10.0, 1e30])
 @pytest.mark.parametrize("size", [0.0, 1e-38, 1e30])
-def test_a_sphere_leaves_zero_where_it_is(max_norm, size):
+def test_a_sphere_leaves_zero_where_it_is(cap, size):
     layer = nn.Linear(4, 3, bias=False)
     nn.init.constant_(layer.weight, size)
     optimizer = wn.Scion(layer, lr=0.0)
-    held = wn.constrain(optimizer, {"weight": Sphere(max_norm)})
+    held = wn.constrain(optimizer, {"weight": Sphere(cap)})
     layer.weight.grad = torch.ones_like(layer.weight)
     optimizer.step()
     assert bool(layer.weight.isfinite().all())

@@ -230,9 +230,9 @@ def test_no_update_means_the_identity():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.0, 0.1), "max_norm=0.0"),
-        ((math.inf, 0.1), "max_norm"),
-        ((math.nan, 0.1), "max_norm"),
+        ((0.0, 0.1), "cap=0.0"),
+        ((math.inf, 0.1), "cap"),
+        ((math.nan, 0.1), "cap"),
         ((1.0, -0.1), "update_norm"),
         ((1.0, math.nan), "update_norm"),
         ((1.0, 1e308), "lower the learning rate"),

@@ -22,9 +22,9 @@ def highest(k, a):
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(1e-30, 1e30), st.floats(0, 1.6), st.floats(0, 0.5))
-def test_strength_keeps_the_whole_interval_below_the_cap(max_norm, step, decay):
+def test_strength_keeps_the_whole_interval_below_the_cap(cap, step, decay):
     k = (1 - decay) + step
-    a = soft_cap_strength(max_norm, step * max_norm, decay) * max_norm * max_norm
+    a = soft_cap_strength(cap, step * cap, decay) * cap * cap
     # 1e-15: the oracle's own evaluation of p in float64
     assert highest(k, a) <= 1 + 1e-15
 
@@ -58,8 +58,8 @@ def test_decay_can_make_the_cap_unnecessary():
     ("arguments", "message"),
     [
         ((1.0, 1.62), "2.6129 times"),
-        ((0.0, 0.1), "max_norm=0.0"),
-        ((float("inf"), 0.1), "max_norm"),
+        ((0.0, 0.1), "cap=0.0"),
+        ((float("inf"), 0.1), "cap"),
         ((1.0, -0.1), "update_norm"),
         ((1.0, float("nan")), "update_norm"),
         ((1.0, 0.1, 1.0), "decay=1.0"),

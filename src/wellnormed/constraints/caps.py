@@ -27,7 +27,7 @@ torch was allowed to compute with fewer bits; otherwise it is far less."""
 
 @dataclass(frozen=True)
 class Cap(Constraint):
-    """A constraint without memory that promises `norm(weight) <= max_norm` after every step.
+    """A constraint without memory that promises `norm(weight) <= cap` after every step.
 
     Weights are proved to lie at or below the cap before the first step, unless `constrain(..., prove=False)` takes the
     cap's word for it. Later they are where the aim and the accuracy of the matrix functions put them; 16-bit weights
@@ -41,19 +41,19 @@ class Cap(Constraint):
     that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a projection each.
     """
 
-    max_norm: float
+    cap: float
     every: ClassVar[int] = 1
     """Steps of one learning rate from one projection to the next."""
 
     def __post_init__(self) -> None:
-        self._require_positive(max_norm=self.max_norm)
+        self._require_positive(cap=self.cap)
         require_numbers(f"{type(self).__name__}: ", {"every": self.every}, whole=True)
         if self.every < 1:
             raise ValueError(f"{type(self).__name__}: every={self.every} must be at least 1, for after every step")
 
     @property
     def bound(self) -> float:
-        return self.max_norm
+        return self.cap
 
     @property
     def longest_step(self) -> float:
@@ -69,15 +69,15 @@ class Cap(Constraint):
             _try(self, step)
         except ValueError:
             raise ValueError(
-                f"{type(self).__name__}({self.max_norm}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
+                f"{type(self).__name__}({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
                 f"radius x overshoot) is too long for it, which bears {shown(self.longest_step, '.4g', up=False)}; "
                 "lower the learning rate, or use HardCap, which bears any step"
             ) from None  # the function's own error speaks of its argument, a step per cap
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        if not self.tolerance and bool(norm.within(weights, self.max_norm).all()):
+        if not self.tolerance and bool(norm.within(weights, self.cap).all()):
             return weights
-        return held(self._start(weights, norm), norm, self.max_norm)
+        return held(self._start(weights, norm), norm, self.cap)
 
     def begin(self, weights: Tensor, norm: Norm) -> Tensor:
         # lengths and entries are proved by sums, which cost nothing
@@ -99,14 +99,14 @@ class Cap(Constraint):
         if update_norm is None or weight.dtype.itemsize < 4:
             return None
         rounding = 2 * (torch.finfo(weight.dtype).eps / 2) * weight.numel() ** 0.25
-        return update_norm * (1 + UPDATE_ROOM) + rounding * self.max_norm
+        return update_norm * (1 + UPDATE_ROOM) + rounding * self.cap
 
     def first_reach(self) -> Tensor | None:
-        return None if self.every == 1 else torch.tensor(self.max_norm, dtype=torch.float64, device="cpu")
+        return None if self.every == 1 else torch.tensor(self.cap, dtype=torch.float64, device="cpu")
 
     def may_wait(self, reach: Tensor, step: float | None) -> bool:
         reach += math.inf if step is None else step
-        if float(reach) <= self.max_norm:
+        if float(reach) <= self.cap:
             return True
         reach.fill_(self._aim(step))
         return False
@@ -114,14 +114,14 @@ class Cap(Constraint):
     def _aim(self, update_norm: float | None) -> float:
         """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
         if update_norm is None or self.every == 1:
-            return self.max_norm
-        steps = min(self.every - 1, int(self.max_norm / 2 / update_norm))
-        rounding = 2.0**-52 * self.max_norm  # of each float64 sum, so that exactly so many steps fit
-        return self.max_norm - steps * (update_norm + rounding)
+            return self.cap
+        steps = min(self.every - 1, int(self.cap / 2 / update_norm))
+        rounding = 2.0**-52 * self.cap  # of each float64 sum, so that exactly so many steps fit
+        return self.cap - steps * (update_norm + rounding)
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
         """Bring weights from anywhere to the cap."""
-        return norm.project(weights, self.max_norm * TARGET)
+        return norm.project(weights, self.cap * TARGET)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         """Bring back weights that a step of that norm has moved; slice by slice unless a constraint differs."""
@@ -134,14 +134,14 @@ class Cap(Constraint):
 
 
 @functools.lru_cache(maxsize=1024)
-def _try(cap: Cap, step: float) -> None:
+def _try(constraint: Cap, step: float) -> None:
     """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
-    cap._cap(torch.zeros(1, 1, device="cpu"), cap.max_norm * TARGET, step)
+    constraint._cap(torch.zeros(1, 1, device="cpu"), constraint.cap * TARGET, step)
 
 
-def _without_defaults(cap: Cap) -> str:
-    every = f", every={cap.every}" if cap.every > 1 else ""
-    return f"{type(cap).__name__}(max_norm={cap.max_norm!r}{every})"
+def _without_defaults(constraint: Cap) -> str:
+    every = f", every={constraint.every}" if constraint.every > 1 else ""
+    return f"{type(constraint).__name__}(cap={constraint.cap!r}{every})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +154,7 @@ class HardCap(Cap):
     than half of the products.
 
     Args:
-        max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
+        cap: The cap, in units of the weight's norm. Weights above it are brought below it at once.
         every: Steps of one learning rate from one projection to the next. With 1, the default, no room is left.
 
     Example:
@@ -181,8 +181,8 @@ class HardCap(Cap):
         if update_norm is None:
             return super()._after_step(weights, norm, update_norm)
         aim = self._aim(update_norm)
-        most = (self.max_norm + update_norm) / (aim * TARGET)
-        blur = (self.max_norm - aim) / (4 * aim)  # a quarter of the room at most, for two fifths of the products
+        most = (self.cap + update_norm) / (aim * TARGET)
+        blur = (self.cap - aim) / (4 * aim)  # a quarter of the room at most, for two fifths of the products
         cap = functools.partial(matrix.spectral_hardcap, method=self._method, most=most, blur=blur)
         return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * TARGET * unit))
 
@@ -192,7 +192,7 @@ class SpectralNormalize(Cap):
     """A weight above the cap is divided by a bound on its norm, so that it really ends below (LT section 3.1).
 
     Args:
-        max_norm: The cap, in units of the weight's norm. Weights above it are brought below it at once.
+        cap: The cap, in units of the weight's norm. Weights above it are brought below it at once.
         every: Steps of one learning rate from one projection to the next, as in `HardCap`.
     """
 
@@ -217,7 +217,7 @@ class SoftCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        return (SOFT_CAP_LIMIT - 1) * self.max_norm
+        return (SOFT_CAP_LIMIT - 1) * self.cap
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
@@ -232,7 +232,7 @@ class OptimalCap(Cap):
     the soft cap is, and refuses steps longer than 2.1 times the cap.
 
     Args:
-        max_norm: The cap, in units of the weight's norm.
+        cap: The cap, in units of the weight's norm.
         degree: Odd, from 3 to 21.
     """
 
@@ -248,7 +248,7 @@ class OptimalCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        return (REACH_LIMIT[self.degree] - 1) * self.max_norm
+        return (REACH_LIMIT[self.degree] - 1) * self.cap
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
@@ -278,14 +278,14 @@ class Clip(Cap):
 
     tolerance: ClassVar[float] = 1e-4  # float32
 
-    max_norm: float = field(init=False, repr=False, compare=False)
+    cap: float = field(init=False, repr=False, compare=False)
     lower: float
     upper: float
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
         require_numbers("Clip: ", {"lower": self.lower})
-        object.__setattr__(self, "max_norm", self.upper)
+        object.__setattr__(self, "cap", self.upper)
         if not 0 <= self.lower <= self.upper:
             raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
 
@@ -300,13 +300,13 @@ class Clip(Cap):
 
 @dataclass(frozen=True)
 class Stiefel(Cap):
-    """All singular values move to `max_norm` after every step (LT section 3.1); those that are zero stay.
+    """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
 
-    Promises `norm(weight) <= max_norm`: where the coefficient set overshoots, it aims below by as much. With J. You's
+    Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
     set, which LT follows, singular values end within 0.5% of the aim.
 
     Args:
-        max_norm: In units of the weight's norm. Weights are brought there at once, exactly.
+        cap: In units of the weight's norm. Weights are brought there at once, exactly.
         coefficients: Set of the registry for `msign`.
         method: Method of `msign`.
     """
@@ -321,7 +321,7 @@ class Stiefel(Cap):
         matrix.msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.max_norm * TARGET
+        size = self.cap * TARGET
         return norm.on_slices(weights, lambda slices, unit: matrix.stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

@@ -17,7 +17,7 @@ from wellnormed.proof.decimals import shown
 
 @dataclass(frozen=True)
 class WeightDecay(Cap):
-    """Shrink the whole weight by `1 - update_norm / max_norm`: the decay whose equilibrium is the cap.
+    """Shrink the whole weight by `1 - update_norm / cap`: the decay whose equilibrium is the cap.
 
     `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT
     section 3.
@@ -27,13 +27,13 @@ class WeightDecay(Cap):
 
     @property
     def longest_step(self) -> float:
-        return self.max_norm
+        return self.cap
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
         if step > self.longest_step:
             raise ValueError(
-                f"WeightDecay({self.max_norm}) on {name!r}: a step of norm {shown(step, '.4g')} is longer than the "
+                f"WeightDecay({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} is longer than the "
                 "cap: the decay would flip the weight's sign; lower the learning rate or use HardCap"
             )
 

@@ -22,14 +22,14 @@ from wellnormed.proof.decimals import shown
 
 @dataclass(frozen=True)
 class Orthogonal(Cap):
-    """All singular values stay near `max_norm`, by one Newton-Schulz step `s -> s (3 - s^2) / 2` after every step.
+    """All singular values stay near `cap`, by one Newton-Schulz step `s -> s (3 - s^2) / 2` after every step.
 
-    Measured in caps, that step maps all of [0, 2] into [0, 1], so it promises `norm(weight) <= max_norm`; a step of the
+    Measured in caps, that step maps all of [0, 2] into [0, 1], so it promises `norm(weight) <= cap`; a step of the
     optimizer of `e` caps leaves singular values of at least `1 - 1.5 e^2` for small `e`. It costs two products, where
     `Stiefel` costs a whole `msign`. Singular values that are zero stay zero.
 
     Args:
-        max_norm: In units of the weight's norm. Weights are brought there at once, exactly. A step whose norm may be
+        cap: In units of the weight's norm. Weights are brought there at once, exactly. A step whose norm may be
             larger than 0.9999 of this is refused.
 
     Example:
@@ -49,18 +49,18 @@ class Orthogonal(Cap):
     @property
     def longest_step(self) -> float:
         # a weight of norm 1 and this step, both longer by rounding, together reach 2 TARGET at most
-        return (TARGET - 4 * SLACK) * self.max_norm
+        return (TARGET - 4 * SLACK) * self.cap
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         step = self._require_update_norm(update_norm, name)
         if not step <= self.longest_step:
             raise ValueError(
-                f"Orthogonal({self.max_norm}) on {name!r}: a step of norm {shown(step)} is longer than 0.9999 of the "
+                f"Orthogonal({self.cap}) on {name!r}: a step of norm {shown(step)} is longer than 0.9999 of the "
                 "norm that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
             )
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.max_norm * TARGET
+        size = self.cap * TARGET
         return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
@@ -81,7 +81,7 @@ _LARGEST_FACTOR = 1e30
 
 @dataclass(frozen=True)
 class Sphere(Cap):
-    """After every step a weight is scaled to `max_norm`, in its own norm, and provably not above it.
+    """After every step a weight is scaled to `cap`, in its own norm, and provably not above it.
 
     Unlike `NormSphere`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
     A weight of zero stays zero.
@@ -105,7 +105,7 @@ class Sphere(Cap):
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.bound_on_device(weights)
-        factors = (self.max_norm * TARGET / proved).clamp(max=_LARGEST_FACTOR)
+        factors = (self.cap * TARGET / proved).clamp(max=_LARGEST_FACTOR)
         return scaled(weights, factors, norm).to(weights.dtype)
 
 

@@ -32,25 +32,25 @@ class _OfTheLargest(SpectralConstraint):
 
 @dataclass(frozen=True)
 class Hammer(_OfTheLargest):
-    """The largest singular value of every slice, where above `max_norm`, becomes `max_norm` (LT section 3.1).
+    """The largest singular value of every slice, where above `cap`, becomes `cap` (LT section 3.1).
 
-    No promise: other singular values may stay above. LT's published form also raises a smaller one to `max_norm`, after
+    No promise: other singular values may stay above. LT's published form also raises a smaller one to `cap`, after
     every step; `as_published` does so.
 
     Args:
-        max_norm: In units of the weight's norm.
+        cap: In units of the weight's norm.
         as_published: Whether smaller ones are raised as well.
     """
 
-    max_norm: float
+    cap: float
     as_published: bool = False
 
     def __post_init__(self) -> None:
-        self._require_positive(max_norm=self.max_norm)
+        self._require_positive(cap=self.cap)
         require_flags("Hammer: ", {"as_published": self.as_published})
 
     def _moved(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
-        return spectral_hammer(slices, self.max_norm * TARGET * unit, triplet, as_published=self.as_published)
+        return spectral_hammer(slices, self.cap * TARGET * unit, triplet, as_published=self.as_published)
 
 
 @dataclass(frozen=True)

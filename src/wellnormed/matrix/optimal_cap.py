@@ -40,14 +40,14 @@ _SLACK = Fraction(1, 2**60)  # covers what lies between a true extremum and its 
 
 @dataclass(frozen=True)
 class CapPolynomial:
-    """An odd polynomial that brings every matrix of spectral norm at most `reach` to at most `max_norm`.
+    """An odd polynomial that brings every matrix of spectral norm at most `reach` to at most `cap`.
 
     Args:
-        max_norm: Cap, in spectral units.
+        cap: Cap, in spectral units.
         reach: Largest spectral norm it is proved for; beyond it, values may exceed the cap.
         coefficients: `c_0 = 1, c_1, ...` of `x (c_0 + c_1 x^2 + c_2 x^4 + ...)`, with `x` in units of the cap.
-        departure: Upper bound of `|p(x) - min(x, max_norm)|` on `[0, reach]`, in units of the cap.
-        drift: Upper bound of `(x - p(x)) / x^5` (`x^3` for degree 3) on `[0, max_norm]`, in units of the cap.
+        departure: Upper bound of `|p(x) - min(x, cap)|` on `[0, reach]`, in units of the cap.
+        drift: Upper bound of `(x - p(x)) / x^5` (`x^3` for degree 3) on `[0, cap]`, in units of the cap.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ class CapPolynomial:
         tensor([1.9994, 0.9995])
     """
 
-    max_norm: float
+    cap: float
     reach: float
     coefficients: tuple[float, ...]
     departure: float
@@ -66,22 +66,22 @@ class CapPolynomial:
         """Apply the polynomial to the singular values, through the Gram matrix of the smaller side.
 
         Degree 9 takes four matrix products, two of them small; every further 4 degrees one more small one. Bfloat16 and
-        float16 are computed in float32, and degrees above 9 in float64. The norm of the result is at most `max_norm`
+        float16 are computed in float32, and degrees above 9 in float64. The norm of the result is at most `cap`
         within rounding (1e-6 in float32, 1% in bfloat16). Differentiable in `w` by plain autograd, to any order.
         """
         check_matrix(w, "w")
         # squares of 1e-30 and 1e30 leave the range of float32
-        return odd_polynomial(w, lambda w: w / self.max_norm, self.coefficients)
+        return odd_polynomial(w, lambda w: w / self.cap, self.coefficients)
 
 
-def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPolynomial:
+def optimal_cap(cap: float, update_norm: float, degree: int = 9) -> CapPolynomial:
     """The odd polynomial of that degree that holds the cap after an update and is nearest to the exact clip.
 
     Nearest means the least `M` with `0 <= min(x, 1) - p(x) <= M min(x, 1)^5` in units of the cap: see the module for
-    the reasons and the proof. It holds for every matrix of norm at most `max_norm + update_norm`.
+    the reasons and the proof. It holds for every matrix of norm at most `cap + update_norm`.
 
     Args:
-        max_norm: Cap, in spectral units.
+        cap: Cap, in spectral units.
         update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient set, and
             a margin for the rounding of the weight in a low precision (0.8% of the cap in bfloat16).
         degree: Odd, from 3 to 21. 9 costs what LT's soft cap costs; higher degrees come nearer.
@@ -95,17 +95,17 @@ def optimal_cap(max_norm: float, update_norm: float, degree: int = 9) -> CapPoly
     """
     if not isinstance(degree, int) or degree not in REACH_LIMIT:
         raise ValueError(f"degree={degree} must be an odd integer from 3 to {max(REACH_LIMIT)}; 9 is usual")
-    reach = reached_norm(max_norm, update_norm)
+    reach = reached_norm(cap, update_norm)
     # The sum and the quotient were rounded; two units of the last place cover both.
-    ratio = 1.0 if update_norm == 0 else reach / max_norm * (1 + 2.0**-51)
+    ratio = 1.0 if update_norm == 0 else reach / cap * (1 + 2.0**-51)
     if ratio > REACH_LIMIT[degree]:
         raise ValueError(
-            f"update_norm={update_norm} with max_norm={max_norm} reaches {ratio:.4g} times the cap; a polynomial of "
+            f"update_norm={update_norm} with cap={cap} reaches {ratio:.4g} times the cap; a polynomial of "
             f"degree={degree} holds up to {REACH_LIMIT[degree]} times without losing half of some singular value: "
             f"lower the learning rate, raise the degree, or use spectral_hardcap"
         )
     coefficients, departure, drift = _solve(ratio, degree)
-    return CapPolynomial(max_norm, reach, coefficients, departure, drift)
+    return CapPolynomial(cap, reach, coefficients, departure, drift)
 
 
 @functools.lru_cache(maxsize=4096)

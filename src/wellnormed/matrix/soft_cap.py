@@ -68,15 +68,15 @@ def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: 
     return (work + times_symmetric(work, square @ out)).to(w.dtype)
 
 
-def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
-    """The smallest strength known to bring every weight of norm `k` back to `max_norm`, rounded up.
+def soft_cap_strength(cap: float, update_norm: float, decay: float = 0.0) -> float:
+    """The smallest strength known to bring every weight of norm `k` back to `cap`, rounded up.
 
-    After a step, `k = max_norm (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = max_norm`; that bounds `p`
-    on `[0, k]` only while `k <= (81/62) max_norm`. Beyond, the strength that puts the maximum of `p` at `max_norm`
-    holds up to `2.6129 max_norm`. Where decay alone keeps the cap, the strength is 0.
+    After a step, `k = cap (1 - decay) + update_norm`. LT, theorem B.1, solves `p(k) = cap`; that bounds `p`
+    on `[0, k]` only while `k <= (81/62) cap`. Beyond, the strength that puts the maximum of `p` at `cap`
+    holds up to `2.6129 cap`. Where decay alone keeps the cap, the strength is 0.
 
     Args:
-        max_norm: Cap, in spectral units.
+        cap: Cap, in spectral units.
         update_norm: True norm of the step in the same units: learning rate x overshoot of the coefficient set.
         decay: Fraction of the weight removed by the step's weight decay (lambda x learning rate), in [0, 1).
 
@@ -86,26 +86,26 @@ def soft_cap_strength(max_norm: float, update_norm: float, decay: float = 0.0) -
         >>> round(soft_cap_strength(1.0, 0.5), 6)
         0.195295
     """
-    ratio = reached_norm(max_norm, update_norm, decay) / max_norm
+    ratio = reached_norm(cap, update_norm, decay) / cap
     if ratio <= 1:
         return 0.0
     ratio *= 1 + 2.0**-51  # the sum, the product and the quotient were rounded
     if ratio > SOFT_CAP_LIMIT:
         raise ValueError(
-            f"update_norm={update_norm} with max_norm={max_norm} and decay={decay} reaches {ratio:.4g} times the cap; "
+            f"update_norm={update_norm} with cap={cap} and decay={decay} reaches {ratio:.4g} times the cap; "
             f"a soft cap holds only up to {SOFT_CAP_LIMIT} times: lower the learning rate or use spectral_hardcap"
         )
     strength = min(root_strength(ratio), _CONSTANT_STRENGTH) if ratio <= _PUBLISHED_LIMIT else _CONSTANT_STRENGTH
-    return strength / max_norm / max_norm * (1 + 2.0**-50)
+    return strength / cap / cap * (1 + 2.0**-50)
 
 
-def reached_norm(max_norm: float, update_norm: float, decay: float = 0.0) -> float:
+def reached_norm(cap: float, update_norm: float, decay: float = 0.0) -> float:
     """The norm after one step from the cap; refuses numbers that cannot be a cap, a step or a decay."""
-    require_numbers("", {"max_norm": max_norm}, POSITIVE, "to keep a weight at zero, freeze it")
+    require_numbers("", {"cap": cap}, POSITIVE, "to keep a weight at zero, freeze it")
     require_numbers("", {"update_norm": update_norm}, NOT_NEGATIVE, "give learning rate x overshoot")
     if not 0 <= decay < 1:
         raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, what a step removes")
-    return max_norm * (1 - decay) + update_norm
+    return cap * (1 - decay) + update_norm
 
 
 def root_strength(ratio: float) -> float:

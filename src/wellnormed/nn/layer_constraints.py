@@ -24,7 +24,7 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     Example:
         >>> from wellnormed.nn import ConvexPotential
         >>> constraints_of(nn.Sequential(ConvexPotential(4, 16), nn.Linear(4, 2)))
-        {'0.weight': Orthogonal(max_norm=1.0)}
+        {'0.weight': Orthogonal(cap=1.0)}
     """
     require_module("constraints_of", model)
     constraints: dict[str, Constraint] = {}
