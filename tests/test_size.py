@@ -28,10 +28,10 @@ AT_MOST = {
     "optim": 1395,
     "parallel": 361,
     "program": 1173,
-    "proof": 1790,
+    "proof": 1789,
     "routing": 792,
     "train": 1905,
-    "tests": 21963,
+    "tests": 21990,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -34,8 +34,8 @@ def test_random_sums_of_moved_entries(seed: int) -> None:
             entries = {}
             for one in bases:
                 x = random.normal(size=24) * (random.random(24) < 0.4)
-                norms = np.sqrt(np.bincount(one.groups, x * x))
-                x *= (one.table[0].astype(float) / np.where(norms > 0, norms, 1))[one.groups]
+                norms = np.sqrt(np.bincount(one.groups(np.arange(24)), x * x))
+                x *= (one.table[0].astype(float) / np.where(norms > 0, norms, 1))[one.groups(np.arange(24))]
                 entries[id(one)] = x
             y = np.zeros((3, 5))
             for term in terms:

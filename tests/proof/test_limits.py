@@ -1,12 +1,18 @@
 """Checking ends: small documents of large sizes are refused with a reason, in bounded time and memory."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from wellnormed.proof import CheckError, Proof, Row, check_folder
 from wellnormed.proof.files import read_safetensors
+
+ROOT = Path(__file__).parents[2]
 
 
 def vector(entries: int) -> Proof:
@@ -70,12 +76,12 @@ def test_sums_that_double_without_end_are_refused(entries: int, turns: int, by: 
 @pytest.mark.parametrize(
     "rows",
     [
-        [("y", "pick", ("x0",), (2**13, 2**13), {"offset": 0, "tables": [0, 0]})],
+        [("y", "pick", ("x0",), (2**13, 2**13 + 1), {"offset": 0, "tables": [0, 0]})],
         [("y", "pick", ("x0",), (2**14, 2**13), {"offset": 0, "tables": [0, 0]})],
         [("y", "pick", ("x0",), (2**39, 2**39), {"offset": 0, "tables": [0, 0]})],
         [("c", "constant", (), (), {"number": 1.0}), ("y", "add", ("x0", "c"), (2**30, 4), {})],
         [("y", "input", (), (2**24, 2), {"dtype": "float32", "radius": 1.0})],
-        [(f"y{i}", "pick", ("x0",), (2**12, 2**12 + i), {"offset": 0, "tables": [0, 0]}) for i in range(8)],
+        [(f"y{i}", "pick", ("x0",), (2**12, 2**12 + i), {"offset": 0, "tables": [0, 0]}) for i in range(10)],
     ],
     ids=["square", "wide", "huge", "broadcast", "groups", "many"],
 )
@@ -86,6 +92,48 @@ def test_large_shapes_are_refused(rows: list[tuple]) -> None:
         proof.add(row)
     with pytest.raises(CheckError, match=r"too many|more than|shape must be"):
         proof.add(last)
+
+
+def logits(tokens: int, vocabulary: int, **moved: Any) -> Proof:
+    """Logits that are moved by a row, which has no other bounds than its input."""
+    proof = Proof({"weight": np.eye(vocabulary, 8), "scale": np.full(vocabulary, 0.5)})
+    proof.add(Row("x", "input", (), (1, tokens, 8), {"dtype": "float32", "radius": 1.0}, axes=(2,)))
+    claim, shape = proof.claim("spectral", "weight"), (1, tokens, vocabulary)
+    proof.add(Row("y", "linear", ("x",), shape, {"parts": 1}, (claim,), reads=((2,),), axes=(2,)))
+    (operation,) = moved
+    shape = (1, tokens, vocabulary - 257) if operation == "pick" else shape
+    proof.add(Row("z", operation, ("y",), shape, moved[operation]))
+    proof.add(Row("o", "output", ("z",), shape, {}, reads=((2,),), axes=(2,)))
+    return proof
+
+
+MOVED = {"times": {"factor": "scale"}, "pick": {"offset": 0, "tables": [0, 50257, 1]}}
+
+
+def test_logits_with_a_scale_of_each_are_bounded() -> None:
+    """They have more entries than are looked at at once."""
+    rows = logits(64, 50257, times=MOVED["times"]).rows
+    assert float(rows["o"].bounds.gain.max() / rows["y"].bounds.gain.max()) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_one_large_group_is_bounded() -> None:
+    """A group is looked at as a whole, however many entries it has."""
+    proof, shape = Proof(), (1, 2**21)
+    proof.add(Row("x", "input", (), shape, {"dtype": "float32", "radius": 1.0}, axes=(0, 1)))
+    proof.add(Row("y", "pick", ("x",), shape, {"offset": 0, "tables": [0, 1]}))
+    proof.add(Row("z", "add", ("y", "y"), shape, {}))
+    proof.add(Row("o", "output", ("z",), shape, {}, reads=((0, 1),), axes=(0, 1)))
+    assert float(proof.rows["o"].bounds.gain.max() / proof.rows["x"].bounds.gain.max()) == pytest.approx(2, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", MOVED)
+def test_logits_of_a_public_model_fit_a_gigabyte(operation: str) -> None:
+    code = "import resource\nfrom tests.proof.test_limits import MOVED, logits\n"
+    code += f"logits(1024, 50257, {operation}=MOVED['{operation}'])\n"
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < 2**20  # in KiB
 
 
 FOLDERS = {

@@ -82,6 +82,6 @@ def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
     if bool((index == index.take([0], axis)).all()) and bool((index >= 0).any()):
         return False
     # entries that are missing lie in any group
-    groups = np.where(index < 0, -1, base.groups[index])
+    groups = base.groups(index)
     highest = groups.max(axis, keepdims=True)
     return bool(((groups == highest) | (groups < 0)).all()) or None

@@ -55,8 +55,7 @@ class Report:
     them."""
 
     def __str__(self) -> str:
-        lines = ["each sample of a batch of any size:"] if self.each_sample else []
-        lines += [f"for {each}" for each in self.inputs]
+        lines = ["each sample of a batch of any size:"] * self.each_sample + [f"for {each}" for each in self.inputs]
         constant = shown(self.lipschitz)
         lines += [f"{self.output} is L-Lipschitz with L = {constant}, from the largest RMS to the largest RMS"]
         for bound, words in (
@@ -98,7 +97,10 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
     where = ""
     try:
         certificate, proof = read(Document, document, "the certificate"), Proof(dict(tensors))
-        _require_intact(certificate, proof)
+        for name, digest in [*certificate.tensors.items(), *certificate.computed.items()]:
+            require(name in proof.stored, f"there is no stored tensor {name!r}")
+            same = proof.stored[name].digest == digest
+            require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
         for promise in certificate.promises:
             proof.promise(read(Promise, promise, "the promise"))
         for number, content in enumerate(certificate.rows):
@@ -110,14 +112,6 @@ def check(document: Any, tensors: Mapping[str, Any]) -> Report:
         return conclude(certificate, proof)
     except _OTHER_ERRORS as error:
         raise CheckError(f"{where}{error or type(error).__name__}") from error
-
-
-def _require_intact(certificate: Document, proof: Proof) -> None:
-    """Refuse tensors that are not those of the certificate."""
-    for name, digest in [*certificate.tensors.items(), *certificate.computed.items()]:
-        require(name in proof.stored, f"there is no stored tensor {name!r}")
-        same = proof.stored[name].digest == digest
-        require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
 
 
 def conclude(certificate: Document, proof: Proof) -> Report:
@@ -149,10 +143,10 @@ def conclude(certificate: Document, proof: Proof) -> Report:
         return Report(
             each_sample=certificate.each_sample,
             inputs=(
-                *map(shown_domain, inputs),
+                *map(_domain, inputs),
                 *(f"{word(name)} as stored, lookups apart" for name in fixed),
             ),
-            output=f"{shown_shape(output)}, in {groups_of(output)},",
+            output=f"{word(output.name)} of shape {output.shape}, in {_groups(output)},",
             lipschitz=lipschitz,
             l2_lipschitz=l2,
             margin=max((margin_of(row, output.inputs[0]) for row in margins), default=None),
@@ -183,12 +177,7 @@ def _logits(certificate: Document, rows: list[Inference]) -> dict[str, tuple[Dec
     return stated
 
 
-def shown_shape(row: Inference) -> str:
-    """The name and the shape of a row's result, in words."""
-    return f"{word(row.name)} of shape {row.shape}"
-
-
-def shown_domain(row: Inference) -> str:
+def _domain(row: Inference) -> str:
     """The domain of an input, in words, from its numbers."""
     dtype, limits = row.constants["dtype"], [row.constants[key] for key in ("radius", "low", "high")]
     box, radius = domain_of(*limits)
@@ -199,10 +188,10 @@ def shown_domain(row: Inference) -> str:
     else:
         words = f"entries {between(*box)}"
     looked_up = f", rows of {word(row.claims[0].tensors[0])} among them" if row.claims else ""
-    return f"{dtype} {shown_shape(row)} with {words} in {groups_of(row)}{looked_up}"
+    return f"{dtype} {word(row.name)} of shape {row.shape} with {words} in {_groups(row)}{looked_up}"
 
 
-def groups_of(row: Inference) -> str:
+def _groups(row: Inference) -> str:
     """The groups of a row's result, in words."""
     if row.axes == (len(row.shape) - 1,):
         return f"every vector of {row.shape[-1]} entries"

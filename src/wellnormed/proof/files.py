@@ -19,8 +19,8 @@ _KINDS = {
 }  # fmt: skip
 
 
-_TEXT, _CONTENT = 2**26, 2**36
-"""The most bytes of JSON, which take some ten times as many in memory, and of a file of tensors."""
+_TEXT, _CONTENT, _NESTED = 2**26, 2**36, 2**22
+"""The most bytes of JSON, of a file of tensors, and of lists and objects in JSON, which take more memory than text."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ def parse_json(content: bytes, what: str) -> Any:
     def refuse(constant: str) -> None:
         raise CheckError(f"{what} has a number {constant}")
 
+    nested = content.count(b"[") + content.count(b"{")
+    require(nested <= _NESTED, f"{what} has {nested} lists and objects, more than {_NESTED}")
     try:
         return json.loads(content, object_pairs_hook=without_repeats, parse_constant=refuse)
     except (ValueError, RecursionError) as error:

@@ -62,11 +62,8 @@ def shape_of(name: str, *numbers: float) -> Shape:
     known = name in {*SETTINGS, *FUNCTIONS} and len(numbers) == SETTINGS.get(name, 0)
     require(known, f"nothing is known of {name[:60]!r} of {len(numbers)} numbers")
     settings = [Decimal(each) for each in numbers]
-    if name == "leaky_relu":
-        slope = max(ONE, abs(settings[0]))
-        return Shape(slope, slope, ZERO, None)
-    if name == "elu":
-        alpha, scale, inner = settings
+    if name in ("leaky_relu", "elu"):  # slopes between 1 and the setting, or so times the scale
+        alpha, scale, inner = settings if name == "elu" else (settings[0], ONE, ONE)
         require(inner >= 0, f"its exponential grows without bound for input_scale={inner}; let it be positive")
         slope = abs(scale) * max(ONE, abs(alpha) * inner)
         return Shape(slope, slope, ZERO, None)

@@ -23,8 +23,10 @@ from wellnormed.proof.value import LARGE, SMALL, UNIT, Base, Term, Value
 
 _GROUPS = 2**20
 """The most groups of a value, each of which has decimals of its own."""
-_ENTRIES, _KINDS, _PAIRS = 2**23, 2**18, 2**23
+_ENTRIES, _KINDS, _PAIRS = 2**26, 2**18, 2**23
 """The most entries of all terms of a value, of terms of all kinds of its groups, and of products in a Gram matrix."""
+_BLOCK = 2**20
+"""About so many entries are sorted at once."""
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
@@ -76,43 +78,46 @@ class _Part(NamedTuple):
 
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     """As `gather`, derived anew: from the terms that depend on the input, plus the norms of the constant ones."""
-    shape, rank = value.shape, len(value.shape)
+    shape, lead = (value.shape, [axis for axis in range(len(value.shape)) if axis not in axes])
     outer = [1 if axis in axes else n for axis, n in enumerate(shape)]
     require_few_groups(shape, axes)
-
-    def by_group(array: np.ndarray) -> np.ndarray:
-        """Broadcast to the value's shape and sort by groups: `(groups, entries)`."""
-        ends = np.moveaxis(np.broadcast_to(array, shape), axes, range(rank - len(axes), rank))
-        return ends.reshape(math.prod(outer), -1)
-
     moving = [(term.base, term) for term in value.terms if isinstance(term.base, Base)]
-    bounds = _unmoved(moving, shape, axes)
+    entries, bounds = math.prod(shape) * len(value.terms), _unmoved(moving, shape, axes)
+    blocks = np.array_split(np.arange(math.prod(outer)), min(-(-entries // _BLOCK) or 1, math.prod(outer)))
+
+    def by_group(array: np.ndarray | None, groups: np.ndarray) -> np.ndarray:
+        """Broadcast to the value's shape, and take some groups: `(groups, entries)`; None stands for ones."""
+        array = np.broadcast_to(np.ones(()) if array is None else array, shape)
+        ends = np.moveaxis(array, lead, range(len(lead)))[None]
+        return ends[np.unravel_index(groups, [1, *(shape[axis] for axis in lead)])].reshape(len(groups), -1)
+
     if bounds is None:
-        entries = len(moving) * math.prod(shape)
         require(entries <= _ENTRIES, f"the terms of {word(value.name)} have {entries} entries, more than {_ENTRIES}")
-        parts = []
-        for whole, term in moving:
-            factor = by_group(np.ones(()) if term.factor is None else term.factor)
-            column = np.where(factor == 0, -1, by_group(term.index))
-            base, here = _finest(whole, column), column >= 0
-            group, label = (np.where(here, of[column], -1) for of in (base.groups, base.labels))
-            parts.append(_Part(base, column, group, label, np.where(here, factor, 0.0), term.roundings))
-        first, inverse = _alike(parts)
-        few = len(first) * len(parts) <= _KINDS
-        require(few, f"{word(value.name)} has {len(first)} kinds of groups of {len(parts)} terms")
-        derived = np.empty((3, len(first)), dtype=object)
-        for i, row in enumerate(first):
-            derived[:, i] = _one_group(parts, row)
-        bounds = Bounds(*(each[inverse].reshape(outer) for each in derived))
+        derived, kinds = np.empty((3, math.prod(outer)), dtype=object), 0
+        for groups in blocks:
+            parts = []
+            for whole, term in moving:
+                factor = by_group(term.factor, groups)
+                column = np.where(factor == 0, -1, by_group(term.index, groups).astype(np.int64))
+                base, factor = _finest(whole, column), np.where(column < 0, 0.0, factor)
+                parts.append(_Part(base, column, base.groups(column), base.labels(column), factor, term.roundings))
+            first, inverse = _alike(parts)
+            kinds += len(first) * len(parts)
+            require(kinds <= _KINDS, f"{word(value.name)} has more than {_KINDS} kinds of groups, with all its terms")
+            some = np.empty((3, len(first)), dtype=object)
+            for i, row in enumerate(first):
+                some[:, i] = _one_group(parts, row)
+            derived[:, groups] = some[:, inverse]
+        bounds = Bounds(*(each.reshape(outer) for each in derived))
     bounds = Bounds(*map(collapse, bounds))
     different = np.broadcast_shapes(*(each.shape for each in bounds))
     alike = tuple(axis for axis, (n, m) in enumerate(zip(outer, different, strict=True)) if n > m)
     for term in value.terms:
         if not isinstance(term.base, Base):
-            factor = by_group(np.ones(()) if term.factor is None else term.factor)
-            norms = _norms_of_constant(term, by_group(term.index), factor)
+            norms = [_norms_of_constant(term, by_group(term.index, g), by_group(term.factor, g)) for g in blocks]
+            both = (np.concatenate(each).reshape(outer) for each in zip(*norms, strict=True))
             # along axes with equal bounds so far, the largest norm stands for all: a table of positions has many
-            radius, largest = (each.reshape(outer).max(alike, keepdims=True) for each in norms)
+            radius, largest = (each.max(alike, keepdims=True) for each in both)
             bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
     return Bounds(*map(collapse, bounds))
 
@@ -163,7 +168,7 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
 def _finest(base: Base, column: np.ndarray) -> Base:
     """The cut of a base into the most parts such that each group of the value has entries of one part; or the base."""
     feature, here = column % base.shape[-1], column >= 0
-    low, high = np.where(here, feature, base.shape[-1]).min(1), np.where(here, feature, -1).max(1)
+    low, high = (np.where(here, feature, base.shape[-1]).min(1), np.where(here, feature, -1).max(1))
     for parts in sorted(base.cuts, reverse=True):
         width = base.shape[-1] // parts
         if ((low // width == high // width) | (high < 0)).all():
@@ -208,7 +213,7 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     for start, end in pairwise(ends):
         some = order[start:end]  # the addends from one group of a base
         norm, most = _size(entry[some], column[some], factor[some], term[some], parts)
-        table, total = bases[base[some[0]]].table, totals.setdefault(cluster[atom[some[0]]], [ZERO] * 3)
+        table, total = (bases[base[some[0]]].table, totals.setdefault(cluster[atom[some[0]]], [ZERO] * 3))
         for i, multiple in enumerate((norm, norm, most)):
             total[i] = total[i] + multiple * table[i][label[some[0]]]
     if len(totals) == 1:

@@ -109,7 +109,6 @@ def convolution_norm(w: np.ndarray, *, size: Sizes, stride: Sizes, dilation: Siz
         dilation: Distance of neighbouring taps, along every axis.
         groups: Number of groups of channels.
     """
-    _require_kernel(w, size, stride, dilation, groups)
     if not (largest := largest_entry(w)):
         return 0.0
     scale = 2.0 ** math.frexp(largest)[1]
@@ -123,7 +122,6 @@ def convolution_below(
     w: np.ndarray, values: tuple[float, ...], size: Sizes, stride: Sizes, dilation: Sizes, groups: int
 ) -> bool:
     """Whether the norm of such a convolution is proved not to exceed the only one of the values."""
-    _require_kernel(w, size, stride, dilation, groups)
     largest, (bound,) = largest_entry(w), values
     if not largest or not bound:
         return not largest
@@ -131,11 +129,6 @@ def convolution_below(
     error = _symbol_error(w / scale, groups)
     rest = (bound / scale * (1 - 8 * UNIT) - error) * math.sqrt(math.prod(stride)) * (1 - 4 * UNIT)
     return rest > 0 and all(norms_below(each, rest) for each in _symbols(w / scale, size, stride, dilation, groups))
-
-
-def _require_kernel(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> None:
-    fits = w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2 and w.shape[0] % groups == 0
-    require(fits, "the settings of a convolution do not fit its kernel")
 
 
 def _symbol_error(w: np.ndarray, groups: int) -> float:
@@ -150,6 +143,8 @@ def _symbol_error(w: np.ndarray, groups: int) -> float:
 
 def _symbols(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Iterator[np.ndarray]:
     """Yield the blocks of all frequencies in stacks `(k, m, n)`, each complex block as a real one of twice the size."""
+    fits = w.ndim >= 3 and len(size) == len(stride) == len(dilation) == w.ndim - 2 and w.shape[0] % groups == 0
+    require(fits, "the settings of a convolution do not fit its kernel")
     torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
     flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps
     counts = [n // s for n, s in zip(torus, stride, strict=True)]

@@ -64,7 +64,7 @@ def _pick(
 
 def _times(row: Move, *, factor: str | float | None = None, divisor: str | float | None = None) -> Value:
     """The product with a number or a stored tensor, or the quotient."""
-    x, given, inexact = row.input, [each for each in (factor, divisor) if each is not None], False
+    x, given, inexact = (row.input, [each for each in (factor, divisor) if each is not None], False)
     require(len(given) == 1, "it must have either a factor or a divisor")
     new = row.entries(given[0]).astype(float)
     if factor is None:
@@ -117,7 +117,7 @@ def _constant(row: Move, *, tensor: str | None = None, number: float | None = No
     given = [each for each in (tensor, number) if each is not None]
     require(len(given) == 1 and not row.inputs, "a constant is a tensor or a number")
     content = row.entries(given[0])
-    index = np.arange(content.size).reshape(content.shape)
+    index = np.arange(content.size, dtype=np.int32).reshape(content.shape)
     return Value("", content.shape, (Term(content.astype(float).reshape(-1), index),))
 
 

@@ -18,8 +18,8 @@ from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
 from wellnormed.proof.value import LARGE, Base, Term, Value
 
-_ENTRIES, _HELD = 2**26, 2**27
-"""The most entries of a row, and the most positions and factors of all values: 1 GB."""
+_ENTRIES, _HELD, _DECIMAL = 2**26, 5 * 2**27, 112
+"""The most entries of a row, the most bytes of positions, factors and bounds of all values, and those of a decimal."""
 
 
 class Proof:
@@ -114,17 +114,18 @@ class Proof:
                 result, bounds = moved(row, inputs, self.tensor), None
             else:
                 result, bounds = self._infer(row, inputs, shape)
-            self._hold(result)
+            self._hold([each for term in result.terms for each in (term.index, term.factor) if each is not None])
             self.values[name] = result
             self.rows[name] = replace(row, bounds=bounds)
             return result
 
-    def _hold(self, result: Value) -> None:
-        """Refuse a result whose positions and factors, with those of all earlier ones, need too much memory."""
-        arrays = {id(each): each for term in result.terms for each in (term.index, term.factor) if each is not None}
-        self._held += sum(each.size for key, each in arrays.items() if key not in self._arrays)
-        require(self._held <= _HELD, f"the rows up to it hold {self._held} positions and factors, more than {_HELD}")
-        self._arrays |= arrays.keys()  # which stay taken, as values live as long as the proof
+    def _hold(self, arrays: list[np.ndarray]) -> None:
+        """Refuse arrays of a result that, with those of all earlier ones, need too much memory."""
+        for each in arrays:
+            size = each.size * _DECIMAL if each.dtype == object else each.nbytes
+            self._held += 0 if id(each) in self._arrays else size
+            self._arrays.add(id(each))  # which stays taken, as values live as long as the proof
+        require(self._held <= _HELD, f"the rows up to it hold {self._held} bytes, more than {_HELD}")
 
     def _require_place(self, row: Row) -> None:
         """Refuse a row whose name or operation may not stand at this place of the proof."""
@@ -154,6 +155,7 @@ class Proof:
             self._prove(claim)
         if row.bounds is not None:
             bounds = _stated(row.bounds, bounds, shape, axes)
+        self._hold([each for some in (*inference.bounds, bounds) for each in some])
         linear = row.operation == "linear"
         base = Base(row.name, shape, axes, bounds, inference, divisible=linear and inference.constants["parts"] == 1)
         if linear and not base.divisible:

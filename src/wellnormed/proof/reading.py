@@ -26,6 +26,7 @@ Offset = Annotated[int, "an integer from -2^40 to 2^40"]
 Positive = Annotated[Decimal, "a positive number"]
 """A positive number, exactly. A plain `Decimal` is one that is not negative, from its digits in a string."""
 Axes, Sizes = tuple[int, ...], tuple[Size, ...]
+Test = Convert = Callable[[Any], Any]
 Reader = Callable[[Any, str], Any]
 """A function of JSON and the words for it in a message, which returns a value of one type."""
 
@@ -45,7 +46,7 @@ def printable(text: str, kept: str = "\n\t") -> str:
         >>> print(printable("a\x1b[2J b"))
         a\u{1b}[2J b
     """
-    return "".join(each if each.isprintable() or each in kept else _escaped(each) for each in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
 
 
 def word(name: str) -> str:
@@ -129,8 +130,8 @@ def _reader(kind: Any) -> Reader:
     if kind in _SIMPLE:
         return partial(_simple, *_SIMPLE[kind])
     if origin is Literal:
-        words, choices = " or ".join(map(repr, inner)), {(type(each), each) for each in inner}
-        return partial(_simple, words, lambda x: isinstance(x, str | int) and (type(x), x) in choices, _same)
+        words, types = " or ".join(map(repr, inner)), tuple(map(type, inner))
+        return partial(_simple, words, types, lambda x: x in inner, None)
     if origin in (Union, UnionType):
         return partial(_union, [_reader(each) for each in sorted(inner, key=lambda each: each is not type(None))])
     if origin is dict:
@@ -140,10 +141,11 @@ def _reader(kind: Any) -> Reader:
     return lambda x, what: kind(**arguments(kind, x, what))
 
 
-def _simple(words: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any], x: Any, what: str) -> Any:
-    if not fits(x):
+def _simple(words: str, types: Any, fits: Test | None, convert: Convert | None, x: Any, what: str) -> Any:
+    of_type = isinstance(x, types) and (type(x) is not bool or types in (bool, object))  # booleans are no numbers
+    if not of_type or (fits is not None and not fits(x)):
         raise CheckError(f"{what} must be {words}, got {reprlib.repr(x)}")
-    return convert(x)
+    return x if convert is None else convert(x)
 
 
 def _union(readers: list[Reader], x: Any, what: str) -> Any:
@@ -166,31 +168,23 @@ def _dictionary(reader: Reader, x: Any, what: str) -> dict[str, Any]:
     return {key: reader(each, what) for key, each in read(dict, x, what).items()}
 
 
-def _is_finite(x: Any) -> bool:
-    return (isinstance(x, float) or type(x) is int) and abs(x) <= sys.float_info.max
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
 def _array(*, shape: Sizes, values: tuple[Decimal, ...]) -> np.ndarray:
     require(math.prod(shape) == len(values), f"an array of shape {shape} must have {math.prod(shape)} values")
     return decimals(values).reshape(shape)
 
 
 _DIGITS = re.compile(r"[0-9]+(\.[0-9]+)?(E[+-]?[0-9]{1,17})?")
-_SIMPLE: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
-    Any: ("", lambda x: True, _same), str: ("a string", lambda x: isinstance(x, str), _same),
-    bool: ("true or false", lambda x: isinstance(x, bool), _same), type(None): ("null", lambda x: x is None, _same),
-    int: ("an integer from 0 to 2^40", lambda x: type(x) is int and 0 <= x < 2**40, _same),
-    Size: (get_args(Size)[1], lambda x: type(x) is int and 0 < x < 2**40, _same),
-    Offset: (get_args(Offset)[1], lambda x: type(x) is int and -(2**40) <= x < 2**40, _same),
-    float: ("a finite number", _is_finite, float),
-    Positive: (get_args(Positive)[1], lambda x: _is_finite(x) and x > 0, lambda x: Decimal(float(x))),
-    Decimal: ("the digits of a number", lambda x: isinstance(x, str) and _DIGITS.fullmatch(x) is not None, Decimal),
-    np.ndarray: ("an array", lambda x: isinstance(x, dict), lambda x: _array(**arguments(_array, x, "an array"))),
-    list: ("a list", lambda x: isinstance(x, list | tuple), _same),
-    dict: ("an object", lambda x: isinstance(x, dict) and all(isinstance(key, str) for key in x), _same),
+_SIMPLE: dict[Any, tuple[str, Any, Test | None, Convert | None]] = {
+    Any: ("", object, None, None), bool: ("true or false", bool, None, None), str: ("a string", str, None, None),
+    type(None): ("null", type(None), None, None), list: ("a list", (list, tuple), None, None),
+    dict: ("an object", dict, lambda x: {*map(type, x)} <= {str}, None),
+    int: ("an integer from 0 to 2^40", int, lambda x: 0 <= x < 2**40, None),
+    Size: (get_args(Size)[1], int, lambda x: 0 < x < 2**40, None),
+    Offset: (get_args(Offset)[1], int, lambda x: -(2**40) <= x < 2**40, None),
+    float: ("a finite number", (int, float), lambda x: abs(x) <= sys.float_info.max, float),
+    Positive: (get_args(Positive)[1], (int, float), lambda x: 0 < x <= sys.float_info.max, lambda x: Decimal(float(x))),
+    Decimal: ("the digits of a number", str, _DIGITS.fullmatch, Decimal),
+    np.ndarray: ("an array of at most 2^20 decimals", dict, lambda x: len(x.get("values", "")) <= 2**20,
+                 lambda x: _array(**arguments(_array, x, "an array"))),
 }  # fmt: skip
-"""Type -> what is of it, in words; whether parsed JSON is; and the value of that type."""
+"""Type -> what is of it, in words, as a type of Python and as a test; and what turns it into a value of that type."""

@@ -20,7 +20,6 @@ from wellnormed.proof.products import average, convex_potential, convolution, li
 from wellnormed.proof.reading import Axes, CheckError, Positive, require
 from wellnormed.proof.rows import Bounds
 
-HALF = Decimal("0.5")
 LARGEST = {
     "float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127,
     "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
@@ -144,7 +143,7 @@ def _softmax(row: Inference, *, over: int) -> Bounds:
     """Softmax along one axis: the norm of a vector of it is at most 1, and that of the Jacobian at most 1/2."""
     row.keeps_shape()
     vectors, one = row.entries() // row.along((over,)), np.full([1] * len(row.shape), ONE, dtype=object)
-    return Bounds(one * root(vectors), HALF * row.bounds[0].gain, one)
+    return Bounds(one * root(vectors), Decimal("0.5") * row.bounds[0].gain, one)
 
 
 def _log_softmax(row: Inference, *, over: int) -> Bounds:

@@ -24,8 +24,8 @@ TINY = 2.0**-900
 """This exceeds the sum of all underflows where the largest entry is scaled into [1/2, 1)."""
 SMALL, LARGE = 2.0**-1000, 2.0**1000
 """Values are multiplied by constants between these only, so that sums of their squares neither over- nor underflow."""
-_MOVED = 2**25
-"""The most entries that one row moves, all terms together: 1 GB with their positions."""
+_MOVED = 2**26
+"""The most entries that one row moves, all terms together, each with a position of 32 bits."""
 
 
 def gamma(k: int) -> float:
@@ -57,15 +57,13 @@ class Base:
         """The flat positions of all entries, in the base's shape: the index of a term that moves nothing."""
         return _order(self.shape)
 
-    @cached_property
-    def groups(self) -> np.ndarray:
-        """For every entry, the number of its group; of shape `(entries,)`."""
-        return self._spread([1 if axis in self.axes else n for axis, n in enumerate(self.shape)])
+    def groups(self, positions: np.ndarray) -> np.ndarray:
+        """For entries at flat positions, the numbers of their groups; -1 for a position -1."""
+        return self._numbers([1 if axis in self.axes else n for axis, n in enumerate(self.shape)], positions)
 
-    @cached_property
-    def labels(self) -> np.ndarray:
-        """For every entry, where the bounds of its group stand in `table`; of shape `(entries,)`."""
-        return self._spread(np.broadcast_shapes(*(each.shape for each in self.bounds)))
+    def labels(self, positions: np.ndarray) -> np.ndarray:
+        """For entries at flat positions, where the bounds of their groups stand in `table`; -1 for a position -1."""
+        return self._numbers(np.broadcast_shapes(*(each.shape for each in self.bounds)), positions)
 
     @cached_property
     def table(self) -> list[np.ndarray]:
@@ -73,14 +71,15 @@ class Base:
         shape = np.broadcast_shapes(*(each.shape for each in self.bounds))
         return [np.broadcast_to(each, shape).reshape(-1) for each in self.bounds]
 
-    def _spread(self, shape: Sequence[int]) -> np.ndarray:
-        return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), self.shape).reshape(-1)
+    def _numbers(self, shape: Sequence[int], positions: np.ndarray) -> np.ndarray:
+        numbers = np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), self.shape)[None]
+        return np.where(positions < 0, -1, numbers[np.unravel_index(np.maximum(positions, 0), numbers.shape)])
 
 
-@lru_cache(2**10)
+@lru_cache(2**6)
 def _order(shape: tuple[int, ...]) -> np.ndarray:
     """The same array for all bases of a shape."""
-    return np.arange(math.prod(shape)).reshape(shape)
+    return np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +113,8 @@ def taken(value: Value, positions: np.ndarray) -> Value:
     terms = []
     require_few(value, positions.size)
     for term in value.terms:
-        index = np.where(positions < 0, -1, term.index.reshape(-1)[positions])
+        index = np.asarray(term.index.reshape(-1)[positions])  # of a single entry NumPy makes a scalar
+        index[positions < 0] = -1
         factor = term.factor
         if factor is not None and factor.ndim:
             factor = np.broadcast_to(factor, value.shape).reshape(-1)[positions]
@@ -126,8 +126,7 @@ def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Va
     """Broadcast to a shape, which must be the one to which the value and the other shapes broadcast."""
     broadcast = np.broadcast_shapes(value.shape, *others)
     require(broadcast == shape, f"its shape must be {broadcast}")
-    positions = np.arange(math.prod(value.shape)).reshape(value.shape)
-    return value if shape == value.shape else taken(value, np.broadcast_to(positions, shape))
+    return value if shape == value.shape else taken(value, np.broadcast_to(_order(value.shape), shape))
 
 
 def require_few(value: Value, entries: int) -> None:
