@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 792,
     "train": 1905,
-    "tests": 21990,
+    "tests": 21997,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
