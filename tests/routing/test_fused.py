@@ -302,3 +302,82 @@ def test_class_tokens_positions_and_layer_scales_are_known_by_name():
         "layer_scale": wn.norms.Gain(3),
         "relative_position_bias_table": wn.Sign(),
     }
+
+
+class GEGLU(nn.Module):
+    """A gated layer as diffusion models have it; what reads its result stands elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = linear(16, 40)
+
+
+def pair(first: nn.Module, second: nn.Module, names: tuple[str, str] = ("fc1", "fc2"), **more: nn.Module) -> nn.Module:
+    return nn.ModuleDict({names[0]: first, names[1]: second, **more})
+
+
+@pytest.mark.parametrize(
+    ("model", "norms"),
+    [
+        (pair(linear(64, 256), linear(128, 64)), [Split(2), wn.Spectral()]),
+        (pair(linear(64, 256), linear(256, 64)), [wn.Spectral(), wn.Spectral()]),
+        (pair(linear(64, 256), linear(128, 64), ("linear_fc1", "linear_fc2")), [Split(2), wn.Spectral()]),
+        (pair(linear(64, 256), linear(128, 64), ("dense_h_to_4h", "dense_4h_to_h")), [Split(2), wn.Spectral()]),
+        (pair(linear(64, 256), linear(128, 64), ("ff_proj", "ff_out")), [Split(2), wn.Spectral()]),
+        (pair(linear(64, 256), linear(128, 64), ("any", "name")), [Split(2), wn.Spectral()]),
+        (nn.Sequential(linear(64, 256), nn.GLU(), linear(128, 64)), [Split(2), wn.Spectral()]),
+        (pair(linear(64, 256), linear(256, 64), more=linear(128, 64)), [wn.Spectral()] * 3),  # one reads it whole
+        (pair(linear(64, 128), linear(64, 128), ("q", "k"), v=linear(64, 64), o=linear(64, 64)), [wn.Spectral()] * 4),
+        (alone("gate_and_up_proj", linear(16, 40)), [Split(2)]),
+        (nn.ModuleDict({"net": GEGLU(), "out": linear(20, 16)}), [Split(2), wn.Spectral()]),
+    ],
+)
+def test_a_gate_and_a_value_in_one_weight_are_told_by_the_sizes_around(model, norms):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.ModuleDict({"block": model, "head": linear(7, 3)})  # so that none is the last layer
+        assert [a.norm for a in wn.assign_norms(model)][:-1] == norms
+
+
+def test_a_layer_whose_half_is_read_but_not_brought_back_is_warned_about():
+    model = nn.ModuleDict({"block": pair(linear(64, 256), linear(128, 32)), "head": linear(7, 3)})
+    with pytest.warns(UserWarning, match=r"block.fc1.weight may hold a gate and a value: .*Split\(2\)"):
+        wn.assign_norms(model)
+
+
+def test_parametrized_layers_beside_one_count_too():
+    model = nn.ModuleDict({"block": pair(linear(64, 256), linear(256, 64)), "head": linear(7, 3)})
+    nn.utils.parametrizations.spectral_norm(model["block"]["fc2"])
+    assert next(iter(wn.assign_norms(model))).norm == wn.Spectral()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "d_out", "attributes", "norm"),
+    [
+        ("wqkv", 128, {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16}, PerHead(8, HEAD)),  # of InternLM2, or not
+        ("wqkv", 192, {"n_heads": 4}, Split(3)),
+        ("W_pack", 192, {"num_heads": 4}, Split(3)),
+        ("att_proj", 128, {"config": SimpleNamespace(n_heads=4, n_kv_heads=2)}, Split((64, 32, 32))),
+        ("to_q_k_v", 192, {}, Split(3)),
+        ("in_proj", 192, {"num_heads": 4}, Split(3)),
+        ("in_proj", 192, {}, wn.Spectral()),
+    ],
+)
+def test_more_names_of_queries_keys_and_values(leaf, d_out, attributes, norm):
+    assert norm_of(alone(leaf, linear(64, d_out), **attributes)) == norm
+
+
+class ColumnParallelLinear(nn.Module):
+    """A head as libraries of parallel layers write it."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_out, d_in))
+
+
+@pytest.mark.parametrize(("recipe", "norm"), [("muon", None), ("language", wn.Sign(normalized=True))])
+def test_a_head_that_is_no_linear_of_torchs_is_the_last_layer(recipe, norm):
+    model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "hidden": linear(4, 4), "lm_head": ColumnParallelLinear(4, 7)})
+    assigned = {a.name: a for a in wn.assign_norms(model, recipe)}
+    assert assigned["lm_head.weight"].norm == norm
+    assert assigned["lm_head.weight"].reason == "last ColumnParallelLinear, by its name"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from wellnormed.routing.attributes import Heads, attention_heads, norm_width, number
 
@@ -17,13 +18,15 @@ _QUERY = re.compile(
 _KEY_OR_VALUE = re.compile(
     r"(w_?|to_|add_|linear_)?(k|v|key|value)(_proj(ection)?|_lin(ear)?|_attn|_global|_proj_weight)?"
 )
-_QKV = re.compile(r"c_attn|((?!linear_)\w+_|w)?qkv(_proj|_linear)?|q_?k_?v_proj")
+_QKV = re.compile(r"c_attn|((?!linear_)\w+_|w)?qkv(_proj|_linear)?|(to_)?q_?k_?v(_proj)?|w_pack|att_proj")
 _KV = re.compile(r"(to_|w_?)?kv(_proj)?")
-_GATE_UP = re.compile(r"gate_up(_proj)?|w12|w13")
+_GATE_UP = re.compile(r"gate_(and_)?up(_proj)?|w12|w13")
+_GATED, _HIDDEN = re.compile(r"\w*glu"), re.compile(r"(linear_)?fc_?1|dense_h_to_4h|ff_proj|w_?in|wi|proj_in|c_fc")
 _DOWN = re.compile(r"down(_proj)?|w2|w_?out|out_proj|fc2")
 _UP = re.compile(r"up(_proj)?|gate(_proj)?|w1|w3|w_?in|fc1")
 _LATENT_A, _LATENT_B = re.compile(r"kv_a_proj_with_mqa|wkv_a"), re.compile(r"kv_b_proj|wkv_b")  # DeepSeek, torchtitan
 _HEAD_BY_HEAD = re.compile(r"query_key_value|linear_qkv")  # a head's query, key and value, then those of the next
+_EITHER = "wqkv"  # of InternLM2 by groups of heads, of others queries first: heads apart are right for both
 _OF_CLASSES_HEAD_BY_HEAD = {"gptbigcodeattention", "codegenattention", "disentangledselfattention", "fusedqkvlinear"}
 _PERHAPS_FUSED = re.compile(r"(^|_)w?q?kv(_|$)")
 _STATE_SPACE = re.compile(r"mamba|gateddeltanet|shortconv")
@@ -57,7 +60,21 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
         leaf == "wi" and d_out == 2 * (number(("intermediate_size",), around) or 0)
     ):
         return Layout(2)  # `Wi` is ModernBERT's gated layer; T5 has a plain one of this name
-    return _of_attention(leaf, kind, d_out, d_in, around)
+    layout = _of_attention(leaf, kind, d_out, d_in, around)
+    return _gate_and_value(leaf, kind, d_out, d_in, around) if layout == Layout() else layout
+
+
+def _gate_and_value(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
+    """A gate and a value in one weight: a layer beside it reads half of its outputs, and none there reads them all."""
+    layers = [m for module in around[1:2] for m in module.children() if not m._modules.keys() - {"parametrizations"}]
+    shapes = [tuple(p.shape) for m in layers for p in m.parameters() if not is_lazy(p) and p.ndim == 2]
+    read, alike = {n for _, n in shapes}, [m for m, _ in shapes].count(d_out)
+    if d_out % 2 or d_out in read or alike > 1:  # two of one width are rather queries and keys
+        return Layout()
+    if (d_in, d_out // 2) in shapes or (_GATED.fullmatch(kind) and leaf == "proj" and len(shapes) == 1):
+        return Layout(2, what="a gate and a value")
+    doubtful = d_out // 2 in read and _HIDDEN.fullmatch(leaf)
+    return Layout(doubt="may hold a gate and a value; Split(2)" if doubtful else "")
 
 
 def _modulation(d_out: int, d_in: int, around: Sequence[nn.Module], certain: bool) -> Layout:
@@ -84,10 +101,13 @@ def _of_attention(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[
         by_size = d_out // known.size if known.size and d_out % known.size == 0 else 0
         fits = 0 < by_size <= known.of_keys and known.count % by_size == 0
         return Layout(heads=_dividing(by_size if fits else known.of_keys, d_out))
-    head_by_head = _HEAD_BY_HEAD.fullmatch(leaf) or (
-        kind in _OF_CLASSES_HEAD_BY_HEAD and (_QKV.fullmatch(leaf) or d_out == 3 * d_in)
+    together = _QKV.fullmatch(leaf) or (known and leaf == "in_proj" and d_out == 3 * d_in)
+    head_by_head = (
+        _HEAD_BY_HEAD.fullmatch(leaf)
+        or (kind in _OF_CLASSES_HEAD_BY_HEAD and (together or d_out == 3 * d_in))
+        or (leaf == _EITHER and known and known.of_keys != known.count)
     )
-    if _QKV.fullmatch(leaf) or head_by_head:
+    if together or head_by_head:
         return _queries_keys_values(d_out, d_in, known, bool(head_by_head))
     if _KV.fullmatch(leaf) and d_out % 2 == 0:
         return Layout(2, _dividing(2 * known.of_keys, d_out) if known else 1)

@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -65,16 +66,17 @@ class Role:
 class Roles:
     """The roles of a model's parameters.
 
-    The first layer is the first `nn.Linear` or convolution in the order in which modules were registered (that of
-    `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last `nn.Linear` that is named
-    as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one.
+    The first layer is the first linear layer or convolution in the order in which modules were registered (that of
+    `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last linear layer that is named
+    as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one. A linear
+    layer is an `nn.Linear`, or has a matrix as its weight and "linear" in the name of its class.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.owners = dict(model.named_modules(remove_duplicate=False))
-        layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | _ConvNd) and not _adapter(n)}
+        linears = [n for n, m in model.named_modules() if _is_linear(m) and not _adapter(n)]
+        layers = {n: m for n, m in model.named_modules() if n in linears or (isinstance(m, _ConvNd) and not _adapter(n))}
         self._first = next(iter(layers.values()), None)
-        linears = [name for name, module in layers.items() if isinstance(module, nn.Linear)]
         outside = [name for name in linears if not self._repeated(name)]
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
         last = heads[-1] if heads else linears[-1] if linears and linears[-1] in outside else None
@@ -213,6 +215,13 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
 def _adapter(name: str) -> str:
     """The part of a name that says that a parameter belongs to a low-rank adapter, such as `lora_A`; empty if none."""
     return next((part for part in name.split(".") if part.startswith("lora_")), "")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module is an `nn.Linear`, or has a matrix as its weight and is called one, as parallel layers are."""
+    weight = module._parameters.get("weight")
+    named = "linear" in type(module).__name__.lower() and weight is not None and not is_lazy(weight) and weight.ndim == 2
+    return isinstance(module, nn.Linear) or named
 
 
 def _by_layer(module: nn.Module, leaf: str) -> Role | None:
