@@ -163,8 +163,29 @@ def test_qk_clip_leaves_the_values_of_a_fused_weight():
     expected = before * torch.cat([factors, factors, torch.ones(6)])[:, None]
     torch.testing.assert_close(layer.weight.detach(), expected)
     clip.record(torch.ones(4, 1, 1))
-    with pytest.raises(ValueError, match="4 heads were recorded, but a weight has 6 rows"):
+    with pytest.raises(ValueError, match="4 heads were recorded, but a weight has 18 rows"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_qk_clip_scales_a_shared_head_of_keys_by_its_largest_query_head(fused):
+    """Four heads of queries, two of keys; the third query head is the largest of the second key head."""
+    torch.manual_seed(0)
+    sizes = {"q": 12, "k": 6, "v": 6}
+    model = nn.ModuleDict({name: nn.Linear(5, rows, bias=False) for name, rows in sizes.items()})
+    before = torch.cat([layer.weight.detach() for layer in model.values()])
+    if fused:
+        model = nn.Linear(5, 24, bias=False)
+        model.weight.data.copy_(before)
+    clip = c.QKClip(max_logit=1.0, fused=fused, key_heads=2 if fused else None)
+    optimizer = wn.Scion(model, lr=0.0)
+    wn.constrain(optimizer, {"weight": clip} if fused else {"[qk]": clip})
+    clip.record(torch.tensor([0.5, 0.25, 16.0, 4.0]).reshape(4, 1, 1))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    factors = torch.tensor([1.0, 1.0, 0.25, 0.5, 1.0, 0.25, 1.0, 1.0]).repeat_interleave(3)
+    torch.testing.assert_close(torch.cat([p.detach() for p in model.parameters()]), before * factors[:, None])
 
 
 def test_print_lists_what_is_not_constrained_and_why():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellnormed.matrix import bounds, spectral_norm, spectral_norm_upper_bound
+from wellnormed.matrix import bounds, spectral_norm, spectral_norm_upper_bound, spectral_normalize
 from wellnormed.matrix.bounds import ABOVE, proved_bound, spectral_norm_within
 
 from .conftest import normal, with_singular_values
@@ -189,3 +189,18 @@ def test_nothing_is_proved_of_a_smaller_bound_at_the_end_of_float64(largest):
     assert not spectral_norm_within(w, largest * 0.999)
     assert not spectral_norm_within(w, largest / 1e5)
     assert spectral_norm_within(w, min(largest * 1.001, 1.797e308))
+
+
+def test_a_norm_beyond_its_dtype_is_infinite():
+    w = torch.full((64, 64), 30000.0, dtype=torch.float16)
+    assert spectral_norm(w) == math.inf
+    assert spectral_norm(w / 64) == 30000.0
+
+
+def test_the_second_derivative_inside_the_ball_is_zero():
+    """Also of an orthogonal matrix, whose singular vectors have no derivative."""
+    w = torch.stack([torch.eye(3, dtype=torch.float64) * s for s in (0.5, 1.0)]).requires_grad_()
+    [gradient] = torch.autograd.grad(spectral_normalize(w, 1.0).sum(), w, create_graph=True)
+    assert torch.equal(gradient, torch.ones_like(w))
+    [second] = torch.autograd.grad((gradient * torch.randn(2, 3, 3, dtype=torch.float64)).sum(), w, allow_unused=True)
+    assert second is None or torch.equal(second, torch.zeros_like(w))

@@ -388,3 +388,11 @@ def test_oracles_of_small_16_bit_gradients_have_norm_one(norm, dtype):
     g = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-6 + 2e-6).to(dtype)
     # every entry is rounded to 2^-8 at worst
     assert abs(float(norm.norm(norm.dualize(g).double())) - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("norm", "method"), [(wn.Sign(), "dualize"), (wn.norms.Gain(2), "dualize"), (wn.Spectral(), "dual_norm")]
+)
+def test_nan_is_refused_where_it_would_be_hidden(norm, method):
+    with pytest.raises(ValueError, match="gradient holds NaN or infinity"):
+        getattr(norm, method)(torch.tensor([[math.nan, 1.0]]))

@@ -278,3 +278,54 @@ def test_a_state_that_was_capped_is_not_loaded_without_a_word():
     with pytest.warns(UserWarning, match=r"constraints on 1 parameters .* such as 0.weight \(SoftCap 2\): call"):
         optimizer.load_state_dict(copy.deepcopy(state))
     assert "capped" not in optimizer.state_dict()["param_groups"][0]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"use_muon": False}, "a group has 'use_muon'.* overrides={NAME: None}"),
+        ({"algorithm": "adamw"}, "a group has 'algorithm'"),
+        ({"momentumm": 0.8}, "a group has 'momentumm'.* momentum,"),
+        ({"betas": (0.9, 0.99)}, "a group has betas, which AdamW takes.* 'weight', have a norm"),
+    ],
+)
+def test_settings_of_a_group_that_nothing_reads_are_refused(group, message):
+    layer = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=message):
+        wn.Scion([{"params": layer.parameters(), **group}], norms=layer)
+    optimizer = wn.Scion(nn.ModuleList([layer, nn.Linear(4, 4).requires_grad_(False)]))
+    with pytest.raises(ValueError, match="a group has"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 4))], "norm": wn.Spectral(), **group})
+
+
+def test_groups_may_hold_what_schedulers_and_people_write_there():
+    layer = nn.Linear(4, 4)
+    groups = [{"params": layer.parameters(), "name": "all", "lr_scale": 0.5, "initial_lr": 0.1}]
+    assert wn.Scion(groups, norms=layer).param_groups[0]["name"] == "all"
+    mixed = [{"params": layer.parameters(), "betas": (0.5, 0.9)}]
+    groups = wn.Scion(mixed, norms=layer, overrides={"bias": None}, recipe="modular").param_groups
+    assert groups[1]["betas"] == (0.5, 0.9)
+
+
+def test_a_state_of_many_steps_without_any_tensor_is_refused():
+    def stepped():
+        layer = nn.Linear(4, 4)
+        optimizer = wn.Scion(layer)
+        for p in layer.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return layer, optimizer
+
+    state = {**stepped()[1].state_dict(), "state": {}}
+    _, optimizer = stepped()
+    with pytest.raises(ValueError, match=r"after 1 steps, and holds no tensor.*set_state_dict"):
+        optimizer.load_state_dict(state)
+    wn.Scion(nn.Linear(4, 4)).load_state_dict(wn.Scion(nn.Linear(4, 4)).state_dict())
+
+
+def test_an_eps_that_is_zero_in_16_bits_is_refused_when_the_optimizer_is_made():
+    layer = nn.Linear(4, 4).half()
+    with pytest.raises(ValueError, match=r"eps=1e-08 is 0.*float32.*AdamWSettings"):
+        wn.Scion(layer, recipe="muon")
+    wn.Scion(layer, recipe="muon", adamw=wn.optim.AdamWSettings(eps=1e-4))
+    wn.Scion(nn.Linear(4, 4).bfloat16(), recipe="muon")

@@ -1,5 +1,7 @@
 """Published optimizers against their own code, or against their formulas."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -157,3 +159,24 @@ def test_modular_descent_refuses_norms_that_do_not_fit():
         wn.optim.ModularDescent(
             nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), 0.1, tree=wn.modular.Atom("0.weight", EXACT)
         )
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(16, 16, 3), nn.Conv3d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)])
+@pytest.mark.parametrize(("rule", "of_adamw"), [("match_rms_adamw", True), ("original", False)])
+def test_named_rules_of_a_kernel_are_those_of_its_matrix(layer, rule, of_adamw):
+    """Of `(outputs, inputs * positions)`, as libraries flatten it: the step's RMS is 0.2 where it has full rank."""
+    layer = copy.deepcopy(layer)
+    for p in layer.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+    before = layer.weight.detach().clone()
+    wn.Muon(layer, lr=1.0, momentum=0.0, nesterov=False, adjust_lr_fn=rule, coefficients="polar-express-8").step()
+    step = layer.weight.detach() - before
+    d_out = layer.out_channels
+    d_in = step.numel() // d_out
+    expected = 0.2 if of_adamw else max(1.0, (d_out / d_in) ** 0.5) / max(d_out, d_in) ** 0.5
+    assert float(step.square().mean().sqrt()) == pytest.approx(expected, rel=0.02)  # of the iteration
+
+
+def test_kernels_keep_the_units_of_their_norm_without_a_named_rule():
+    [kernel, _] = wn.Muon(nn.Conv2d(4, 4, 3)).assignment
+    assert kernel.norm.mode == "positions"

@@ -381,3 +381,13 @@ def test_a_head_that_is_no_linear_of_torchs_is_the_last_layer(recipe, norm):
     assigned = {a.name: a for a in wn.assign_norms(model, recipe)}
     assert assigned["lm_head.weight"].norm == norm
     assert assigned["lm_head.weight"].reason == "last ColumnParallelLinear, by its name"
+
+
+def test_matrices_that_are_flattened_into_one_dimension_are_warned_about():
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64 * 64 + 32 * 32))
+
+    with pytest.warns(UserWarning, match=r"0.weight may hold matrices in one .* None, which leaves it to AdamW"):
+        wn.assign_norms(nn.Sequential(Linear()))

@@ -69,3 +69,9 @@ def test_meta_parameters_are_refused_with_the_remedy():
         wn.initialize_(model)
     with pytest.raises(ValueError, match=r"0.weight, 1.weight, 1.bias, ... are on the meta device"):
         wn.Scion(model, lr=0.1)
+
+
+@pytest.mark.parametrize("table", [nn.Embedding(5, 4, padding_idx=2), nn.EmbeddingBag(5, 4, padding_idx=-3)])
+def test_the_row_of_the_padding_symbol_stays_zero(table):
+    wn.initialize_(nn.Sequential(table))
+    assert table.weight.any(1).tolist() == [True, True, False, True, True]

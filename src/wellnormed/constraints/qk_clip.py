@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from wellnormed._inputs import require_flags
+from wellnormed._inputs import require_flags, require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 
@@ -24,6 +25,8 @@ class QKClip(Constraint):
         max_logit: The threshold, 100 in the paper.
         power: 1 for queries whose keys are shared by several heads and are not to be scaled.
         fused: The weight holds queries, keys and values in this order along its first dimension; values stay.
+        key_heads: The number of heads of keys in a fused weight, where it is not that of the queries. In weights of
+            their own they are found by their rows. Keys that queries share are scaled by the largest of their logits.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -46,6 +49,8 @@ class QKClip(Constraint):
     max_logit: float = 100.0
     power: float = 0.5
     fused: bool = False
+    key_heads: int | None = None
+    _rows: int = field(default=0, init=False, repr=False)  # of queries
     _recorded: Tensor | None = field(default=None, init=False, repr=False)
     _largest: Tensor | None = field(default=None, init=False, repr=False)
     _checked: set[str] = field(default_factory=set, init=False, repr=False)
@@ -53,6 +58,12 @@ class QKClip(Constraint):
     def __post_init__(self) -> None:
         self._require_positive(max_logit=self.max_logit, power=self.power)
         require_flags("QKClip: ", {"fused": self.fused})
+        if self.key_heads is not None:
+            require_numbers("QKClip: ", {"key_heads": self.key_heads}, POSITIVE, whole=True)
+            if not self.fused:
+                raise ValueError(
+                    f"QKClip: key_heads={self.key_heads} is for a fused weight; leave it out, or pass fused"
+                )
 
     @torch.no_grad()
     def record(self, logits: Tensor) -> None:
@@ -73,17 +84,25 @@ class QKClip(Constraint):
     def acts_on(self, norm: Norm) -> bool:
         return norm.ndim in (1, 2)
 
+    def initial_state(self, weights: Tensor, norm: Norm) -> State:
+        self._rows = max(self._rows, weights.shape[-norm.ndim])
+        return {}
+
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         if self._largest is None:
             return weights, state
-        heads, rows = len(self._largest), weights.shape[1] // (3 if self.fused else 1)
-        if rows % heads:
+        heads, rows = len(self._largest), weights.shape[1]
+        keys = self.key_heads or heads
+        size, rest = divmod(rows if self.fused else self._rows, heads + 2 * keys if self.fused else heads)
+        own = keys if self.fused else rows // max(size, 1)
+        if rest or not own or heads % own or (not self.fused and own * size != rows):
+            together = f"{heads} of queries and {keys} each of keys and values" if self.fused else f"{heads}"
             raise ValueError(
-                f"QKClip: {heads} heads were recorded, but a weight has {rows} rows of queries or keys; record logits "
-                "of shape (*batch, heads, queries, keys)"
+                f"QKClip: {heads} heads were recorded, but a weight has {rows} rows, and not those of {together}; "
+                "record logits of shape (*batch, heads, queries, keys), and say key_heads of a fused weight"
             )
         factors = (self.max_logit / self._largest.clamp(min=self.max_logit)) ** self.power
-        factors = factors.to(weights).repeat_interleave(rows // heads)
-        if self.fused:
-            factors = torch.cat([factors, factors, torch.ones_like(factors)])
+        shared = factors.reshape(own, -1).amin(1)
+        factors = torch.cat([factors, shared, torch.ones_like(shared)]) if self.fused else shared
+        factors = factors.to(weights).repeat_interleave(size)
         return weights * factors.reshape(-1, *(1,) * (norm.ndim - 1)), state

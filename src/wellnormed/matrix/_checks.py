@@ -65,10 +65,10 @@ def _unseen(x: Tensor) -> bool:
 
 
 def check_finite(largest: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, given the largest absolute entries."""
+    """Refuse NaN and infinity, given the largest absolute entries, or all."""
     if not _unseen(largest) and fails(torch.isfinite(largest)):
         raise ValueError(
-            f"{name} holds NaN or infinity, which a function of its singular values would hide or spread; "
+            f"{name} holds NaN or infinity, which this function would hide or spread; "
             f"find where it comes from (torch.isfinite), or skip this step"
         )
 

@@ -27,8 +27,8 @@ def spectral_norm(w: Matrices, method: str = "auto") -> Float[Tensor, "*batch"]:
     does not.
 
     One norm per matrix in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does not exceed
-    `spectral_norm_upper_bound`. Differentiable (a subgradient where the largest singular value is repeated; zero at
-    zero).
+    `spectral_norm_upper_bound`; infinity where it lies beyond that dtype. Differentiable (a subgradient where the
+    largest singular value is repeated; zero at zero).
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
@@ -60,7 +60,9 @@ class _LargestSingularValue(Derivative):
         return (_leading_product(x) * tangent).sum((-2, -1)).to(tangent.dtype)
 
     def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return (_leading_product(x) * gradient[..., None, None]).to(x.dtype)
+        g = gradient[..., None, None]
+        x = torch.where(g == 0, x.detach(), x)  # of which nothing depends on x, so that no second derivative is NaN
+        return (_leading_product(x) * g).to(x.dtype)
 
 
 def _norm(w: Tensor) -> Tensor:
@@ -75,6 +77,7 @@ def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
     # A few roundings of float64 first: an eigenvalue solver is not monotone in its last bits.
     rounded = (value * (1 - 2.0**-48)).to(dtype)
     above = rounded.double() > value
+    above &= rounded.isfinite()  # what lies beyond the dtype is infinite
     return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 

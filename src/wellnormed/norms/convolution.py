@@ -4,8 +4,8 @@ The kernel is taken as a collection of matrices. Certificates bound the operator
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class SpectralConv(Lifted):
     - `"patches"`: `K sqrt(d_in / d_out) sigma_max` of the kernel as one matrix `(d_out, d_in K)`, one product instead
       of K (LMO's released code, whose start is that of the other mode and lies in this ball only up to `sqrt(K)`). It
       is never below the first.
+    - `"matrix"`: the norm `inner` of the kernel as one matrix `(d_out, d_in K)`, in that matrix's unit, as Muon's
+      named rules of a step's length take a kernel (`adjust_lr_fn`). It bounds no norm of the operator.
 
     With groups, the largest over the groups. A strided transposed convolution adds fewer than K positions to a pixel,
     so its norm is overstated.
@@ -44,14 +46,14 @@ class SpectralConv(Lifted):
     """
 
     spatial: int = 2
-    mode: Literal["positions", "patches"] = "positions"
+    mode: Literal["positions", "patches", "matrix"] = "positions"
     groups: int = 1
     transposed: bool = False
     inner: Spectral = RMS_TO_RMS  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
-        if self.mode not in ("positions", "patches"):
-            raise ValueError(f"SpectralConv: mode={self.mode!r} must be 'positions' or 'patches'")
+        if self.mode not in ("positions", "patches", "matrix"):
+            raise ValueError(f"SpectralConv: mode={self.mode!r} must be 'positions', 'patches' or 'matrix'")
         if self.spatial not in (1, 2, 3):
             raise ValueError(f"SpectralConv: spatial={self.spatial} must be 1, 2 or 3, the dimensions of the image")
         if not isinstance(self.inner, Spectral) or self.inner.input_axis != 1:
@@ -77,22 +79,29 @@ class SpectralConv(Lifted):
         x = weight.unflatten(batch, (self.groups, -1)).flatten(batch + 3)  # groups, two kinds of channels, positions
         if self.transposed:
             x = x.transpose(-3, -2)
-        return [x.flatten(-2) if self.mode == "patches" else x.movedim(-1, -3).flatten(-4, -3)]
+        return [x.movedim(-1, -3).flatten(-4, -3) if self.mode == "positions" else x.flatten(-2)]
 
     def join(self, batches: list[Tensor], weight: Tensor) -> Tensor:
         _, d_in, positions = self._channels(weight)
         [x] = batches
-        if self.mode == "patches":
-            x = x.unflatten(-1, (d_in, positions))
-        else:
+        if self.mode == "positions":
             x = x.unflatten(-3, (self.groups, positions)).movedim(-3, -1)
+        else:
+            x = x.unflatten(-1, (d_in, positions))
         if self.transposed:
             x = x.transpose(-3, -2)
         return x.reshape(weight.shape)
 
     def slice_units(self, weight: Tensor) -> list[float]:
         d_out, d_in, positions = self._channels(weight)
+        if self.mode == "matrix":
+            return [self.inner.unit_of(d_out, d_in * positions)]
         return [self.inner.unit_of(d_out, d_in) / positions]
+
+    def with_settings(self, **settings: str) -> Self:
+        """As `Norm.with_settings`; units that are set from outside are those of the kernel as one matrix."""
+        other = super().with_settings(**settings)
+        return replace(other, mode="matrix") if "units" in settings else other
 
     def check_shape(self, shape: torch.Size | tuple[int, ...], name: str = "weight") -> None:
         super().check_shape(shape, name)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._inputs import require_flags, require_numbers
+from wellnormed.matrix._checks import check_finite
 from wellnormed.norms.base import Norm, entries
 
 
@@ -32,6 +33,7 @@ class _LargestEntry(Norm):
         return entries(gradient.abs(), self.ndim).sum(-1) / self._inputs(gradient)
 
     def dualize(self, gradient: Tensor) -> Tensor:
+        check_finite(gradient, "gradient")  # the sign of NaN is 0 to torch
         return gradient.sign() / self._inputs(gradient)
 
 

@@ -23,6 +23,7 @@ from wellnormed.matrix import (
     spectral_norm,
     spectral_norm_upper_bound,
 )
+from wellnormed.matrix._checks import check_finite
 from wellnormed.matrix.bounds import proved_bound, spectral_norm_within
 from wellnormed.matrix.msign import METHODS, coarse_msign
 from wellnormed.norms.base import Norm, normal_like
@@ -57,6 +58,7 @@ class MatrixNorm(Norm):
         return self._measure(weight, lambda x, unit: spectral_norm(x) / unit).amax(-1)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
+        check_finite(gradient, "gradient")
         wide = gradient.double()
         nuclear = self._measure(wide, lambda x, unit: torch.linalg.svdvals(x).sum(-1) * unit)
         return nuclear.sum(-1).to(gradient.dtype)

@@ -38,6 +38,15 @@ class AdamWSettings:
             raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
 
 
+def refuse_lost_eps(name: str, parameter: Tensor, eps: float) -> None:
+    """Refuse an eps that is zero in a parameter's dtype, where the first small gradient would be divided by zero."""
+    if eps > 0 and not torch.tensor(eps, dtype=parameter.dtype, device="cpu"):
+        raise ValueError(
+            f"AdamW moves {name!r} of {parameter.dtype}, in which its eps={eps} is 0; keep the parameter in float32 "
+            "(autocast computes in 16 bits), or pass adamw=AdamWSettings(eps=1e-4)"
+        )
+
+
 class AdamWStep(NamedTuple):
     """A step of torch's own AdamW on the parameters of a group that have a gradient."""
 

@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
-from wellnormed.optim.fallback import AdamWSettings
+from wellnormed.optim.fallback import AdamWSettings, refuse_lost_eps
 from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
 from wellnormed.parallel.layout import whole
@@ -17,6 +18,15 @@ from wellnormed.routing.starting_radii import starting_radii
 
 Params = nn.Module | Assignment | Iterable[Any]
 """A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""
+
+_SETTINGS = {"params", "lr", *GROUP_DEFAULTS, *(each.name for each in fields(AdamWSettings))}
+"""What a group may say."""
+_KEYS = _SETTINGS | {
+    "norm", "steps", "param_names", "vector_radii",  # of groups that an optimizer has made
+    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "lr_scale",  # of schedulers
+    "name",
+}  # fmt: skip
+"""What a group may hold."""
 
 
 def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
@@ -114,6 +124,11 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     result = []
     for group in groups:
         require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
+        if unknown := sorted(group.keys() - _KEYS):
+            raise ValueError(
+                f"a group has {unknown[0]!r}, and its settings are {', '.join(sorted(_SETTINGS))}; leave it out. "
+                "AdamW moves what overrides={NAME: None} or the recipe leaves to it; a note of your own may be its name"
+            )
         rule = rule_of({"step_rule": GROUP_DEFAULTS["step_rule"], **settings, **group})
         parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
@@ -122,6 +137,12 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
                 raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
             radius = radii[radius_of[name]] if name in radius_of else group.get("radius", published.get(name))
             parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
+        of_adamw = [key for key in ("betas", "eps") if key in group]
+        if of_adamw and rule is not None and all(has_norm for has_norm, *_ in parts):
+            raise ValueError(
+                f"a group has {' and '.join(of_adamw)}, which AdamW takes, and all of its parameters, such as "
+                f"{group['params'][0][0]!r}, have a norm; leave them out, or pass overrides={{NAME: None}}"
+            )
         for (has_norm, factor, radius), pairs in parts.items():
             if has_norm:
                 by_start = radius is None and rule is not None and rule.scale_free and not rule.convex
@@ -131,5 +152,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             else:
                 cut = {**adamw, **{key: value for key, value in group.items() if key in adamw}}
                 cut["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
+                for name, parameter in pairs:
+                    refuse_lost_eps(name, parameter, cut["eps"])
                 result.append({**cut, "params": pairs, "step_rule": "adamw"})
     return result

@@ -23,6 +23,13 @@ def admitted(
 ) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = _by_name(state_dict, groups)
+    begun = [group for group in state["param_groups"] if group["steps"] and group.get("memory") != "gradient"]
+    if begun and not state["state"]:
+        raise ValueError(
+            f"load_state_dict: the state was saved after {begun[0]['steps']} steps, and holds no tensor of any "
+            "parameter, as when torch.distributed.checkpoint loads into an optimizer that has made no step; load it by "
+            "torch.distributed.checkpoint.state_dict.set_state_dict"
+        )
     return {**state, "state": state["state"] | _rescaled_averages(state, groups, norms, directions)}
 
 

@@ -17,6 +17,7 @@ from wellnormed._inputs import require_flags, require_hashable, require_module, 
 from wellnormed._warnings import warn
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
+from wellnormed.routing.attributes import stored
 from wellnormed.routing.patterns import match_patterns
 from wellnormed.routing.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.routing.roles import Roles
@@ -39,6 +40,8 @@ class AssignedParameter:
     radius: float = 1.0
     aliases: tuple[str, ...] = ()
     by_start: bool = False
+    padding: int | None = field(default=None, repr=False)
+    """The row of a table that stands for padding, and stays zero."""
 
     def __post_init__(self) -> None:
         if self.parameter.numel() == 0:
@@ -223,7 +226,11 @@ class _Routing:
             norm, radius, reason = self.overrides[pattern], 1.0, f"override {pattern!r}"
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
-        return AssignedParameter(name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), radius is None)
+        paddings = (stored(self.roles.layer_of(each)[0], "padding_idx") for each in names)
+        padding = next((row for row in paddings if isinstance(row, int) and parameter.ndim == 2), None)
+        return AssignedParameter(
+            name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), radius is None, padding
+        )
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
         """The norm that all places of a parameter ask for."""

@@ -25,10 +25,11 @@ def initialize_(
 
     Matrices become semi-orthogonal (each part of a fused one, each position of a kernel, each expert), embedding
     vectors Gaussian of RMS 1, heads under `Sign` random signs. Biases and other vectors become 0, the centre of their
-    ball, as in LMO's released code. Gains become 1 whatever their radius, but one that is all zeros stays so: its layer
-    multiplies by `1 + weight`, or starts without its branch. (Memory left by `to_empty` may be zeros too: have the
-    model fill its gains first.) Frozen parameters, and those that the recipe leaves to AdamW, keep their values. The
-    assignment is returned, so that an optimizer can be made of it.
+    ball, as in LMO's released code, and so does the row of a table that stands for padding. Gains become 1 whatever
+    their radius, but one that is all zeros stays so: its layer multiplies by `1 + weight`, or starts without its
+    branch. (Memory left by `to_empty` may be zeros too: have the model fill its gains first.) Frozen parameters, and
+    those that the recipe leaves to AdamW, keep their values. The assignment is returned, so that an optimizer can be
+    made of it.
 
     Args:
         model: The model, or what `assign_norms` returned for it.
@@ -57,4 +58,6 @@ def initialize_(
     for a in assignment:
         if a.norm is not None:
             a.norm.start_(a.parameter, radii[radius_of[a.name]] if a.name in radius_of else a.radius, generator)
+            if a.padding is not None:
+                a.parameter[a.padding].zero_()
     return assignment

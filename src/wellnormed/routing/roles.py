@@ -75,7 +75,9 @@ class Roles:
     def __init__(self, model: nn.Module) -> None:
         self.owners = dict(model.named_modules(remove_duplicate=False))
         linears = [n for n, m in model.named_modules() if _is_linear(m) and not _adapter(n)]
-        layers = {n: m for n, m in model.named_modules() if n in linears or (isinstance(m, _ConvNd) and not _adapter(n))}
+        layers = {
+            n: m for n, m in model.named_modules() if n in linears or (isinstance(m, _ConvNd) and not _adapter(n))
+        }
         self._first = next(iter(layers.values()), None)
         outside = [name for name in linears if not self._repeated(name)]
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
@@ -175,6 +177,9 @@ class Roles:
             return Role("gain", f"gain of {kind}, by its name")
         if ndim == 1 and isinstance(module, nn.PReLU):
             return Role("gain", "nn.PReLU")
+        if ndim == 1 and leaf == "weight" and re.search("linear|embedding|conv", kind.lower()):
+            doubt = "may hold matrices in one dimension, and was taken for a vector; None, which leaves it to AdamW,"
+            return Role("vector", f"{kind}, one dimension", doubt=doubt)
         if ndim == 1 or _TOKENS.search(leaf) or leaf.endswith("_bias") or leaf == "bias":
             named = "vector" if leaf != "bias" else "bias"
             return Role("vector", named if ndim == 1 else f"{leaf}, by its name")
@@ -220,7 +225,9 @@ def _adapter(name: str) -> str:
 def _is_linear(module: nn.Module) -> bool:
     """Whether a module is an `nn.Linear`, or has a matrix as its weight and is called one, as parallel layers are."""
     weight = module._parameters.get("weight")
-    named = "linear" in type(module).__name__.lower() and weight is not None and not is_lazy(weight) and weight.ndim == 2
+    named = (
+        "linear" in type(module).__name__.lower() and weight is not None and not is_lazy(weight) and weight.ndim == 2
+    )
     return isinstance(module, nn.Linear) or named
 
 
