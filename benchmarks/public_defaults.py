@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 import wellnormed as wn
 from papers.header import header, stored_rows, write_result
+from wellnormed.optim.directions import BoundedAdam
 
 OUTPUT = Path("results/public-defaults.json")
 STEPS, LAST, DATA_SEED, SEEDS = 300, 20, 1234, (0, 1, 2)
@@ -62,6 +63,16 @@ def with_muon(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     return [*muon, torch.optim.AdamW(others, lr=rate)]
 
 
+@dataclass(frozen=True)
+class OnVectors(BoundedAdam):
+    """Not on tables."""
+
+    def acts_on(self, norm: wn.norms.Norm) -> bool:
+        """Whether the norm is one of vectors or of numbers."""
+        return super().acts_on(norm) and norm.ndim < 2
+
+
+ON_VECTORS, ON_ALL = {"*": OnVectors()}, {"*": BoundedAdam()}
 ARMS = {
     PEERS[0]: Arm(lambda model, rate: [torch.optim.AdamW(model.parameters(), lr=rate)], (0.001, 0.003, 0.01)),
     PEERS[1]: Arm(with_muon, (0.001, 0.003, 0.01)),
@@ -69,6 +80,16 @@ ARMS = {
     "Muon, falling": Arm(lambda model, rate: [wn.Muon(model, lr=rate)]),
     'Muon, recipe "muon", falling': Arm(lambda model, rate: [wn.Muon(model, lr=rate, recipe="muon")]),
     "Scion, constant": Arm(lambda model, rate: [wn.Scion(model, lr=rate)], falls=False),
+    "bounded Adam on vectors, falling": Arm(lambda model, rate: [wn.Scion(model, lr=rate, directions=ON_VECTORS)]),
+    "bounded Adam on vectors, constant": Arm(
+        lambda model, rate: [wn.Scion(model, lr=rate, directions=ON_VECTORS)], falls=False
+    ),
+    "bounded Adam on vectors and tables, falling": Arm(
+        lambda model, rate: [wn.Scion(model, lr=rate, directions=ON_ALL)]
+    ),
+    "bounded Adam on vectors and tables, constant": Arm(
+        lambda model, rate: [wn.Scion(model, lr=rate, directions=ON_ALL)], falls=False
+    ),
 }
 """Name -> what is tried."""
 

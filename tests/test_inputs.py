@@ -46,6 +46,7 @@ def broken(value: float) -> object:
         ("radius", lambda value: scion(radius=value)),
         ("weight_decay", lambda value: scion(weight_decay=value)),
         ("kept", wn.optim.directions.NorMuon),
+        ("kept", wn.optim.directions.BoundedAdam),
         ("gain", wn.optim.directions.SpectralClip),
         ("radii", lambda value: scion(radii={"1": value})),
         ("lr_factors", lambda value: scion(lr_factors={"1": value})),

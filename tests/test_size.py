@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2115,
+    "benchmarks": 2131,
     "campaigns": 2256,
     "papers": 5678,
-    "src/wellnormed": 633,
+    "src/wellnormed": 634,
     "certificates": 3249,
     "constraints": 1044,
     "data": 608,
@@ -25,13 +25,13 @@ AT_MOST = {
     "modular": 352,
     "nn": 370,
     "norms": 488,
-    "optim": 1428,
+    "optim": 1446,
     "parallel": 361,
     "program": 1173,
     "proof": 1789,
     "routing": 829,
     "train": 1905,
-    "tests": 22160,
+    "tests": 22205,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

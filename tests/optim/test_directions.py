@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.optim import Direction, DirectionInput
-from wellnormed.optim.directions import NorMuon, SpectralClip
+from wellnormed.optim.directions import BoundedAdam, NorMuon, SpectralClip
 
 EXACT = wn.Spectral(method="svd")
 
@@ -145,6 +145,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
     ("make", "message"),
     [
         (lambda: NorMuon(1.0), r"kept=1.0 must lie in \[0, 1\)"),
+        (lambda: BoundedAdam(1.0), r"BoundedAdam: kept=1.0 must lie in \[0, 1\)"),
         (lambda: NorMuon(-0.1), r"kept=-0.1 must lie in \[0, 1\)"),
         (lambda: NorMuon(0.9, Mixed()), r"inner must be a Direction that sees the momentum alone .*, got Mixed\(\)"),
         (lambda: NorMuon(0.9, Unbounded), "inner must be a Direction"),
@@ -498,3 +499,52 @@ def test_rows_without_gradients_and_large_gains_stay_finite_in_float16(direction
     optimizer.step()
     assert layer.weight.isfinite().all()
     assert not torch.equal(layer.weight, before)
+
+
+OF_VECTORS = {
+    "bias": (wn.norms.BiasRMS(), (6,), 1.0),
+    "gain": (wn.norms.Gain(), (6,), 1.0),
+    "table": (wn.ColNorm(0), (5, 4), 1.0),
+    "head": (wn.Sign(normalized=True), (5, 4), 1 / 4),
+    "whole": (wn.norms.Euclidean(2), (5, 4), 20**-0.5),
+}
+
+
+@pytest.mark.parametrize("case", OF_VECTORS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_bounded_adam_is_adam_within_the_ball(case, dtype):
+    norm, shape, most = OF_VECTORS[case]
+    parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
+    optimizer = wn.Scion(
+        [parameter], lr=0.5, momentum=0.5, directions={"*": BoundedAdam(0.75)},
+        norms=wn.routing.Assignment((wn.routing.AssignedParameter("0", parameter, norm, ""),)),
+    )  # fmt: skip
+    momentum, squares, weight = 0.0, 0.0, 0.0
+    for seed in range(5):
+        g = drawn(shape, seed, dtype) * 1e-3
+        parameter.grad = g.clone()
+        before = parameter.detach().double()
+        optimizer.step()
+        momentum = 0.5 * momentum + 0.5 * g.double()
+        squares = 0.75 * squares + 0.25 * g.double().square()
+        weight = weight - 0.5 * most * (momentum / (squares.sqrt() + 1e-8)).clamp(-1, 1)
+        step = float(norm.norm(parameter.detach().double() - before))
+        assert step <= optimizer.update_norm("0") * (1 + (1e-12 if dtype == torch.float64 else 1e-2))
+    tolerance = 1e-12 if dtype == torch.float64 else 5e-3  # roundings of five steps
+    torch.testing.assert_close(parameter.detach().double(), weight, rtol=tolerance, atol=tolerance)
+
+
+def test_bounded_adam_shrinks_in_noise_and_leaves_matrices_alone():
+    layer = nn.Linear(4, 4)
+    optimizer = wn.Scion(layer, lr=1.0, radius=1.0, directions={"*": BoundedAdam()})
+    assert optimizer.update_norm("weight") == wn.Scion(layer, lr=1.0, radius=1.0).update_norm("weight")
+    for seed in range(200):
+        layer.weight.grad = torch.zeros(4, 4)
+        layer.bias.grad = drawn((4,), seed, torch.float32)
+        before = layer.bias.detach().clone()
+        optimizer.step()
+    assert (layer.bias.detach() - before).abs().max() < 0.9  # an oracle moves every entry by 1
+    held = wn.constrain(optimizer, {"bias": wn.ColumnCap(2.0)})
+    layer.bias.grad = torch.ones(4)
+    optimizer.step()
+    assert held.proved_ratios()["bias"] <= 1

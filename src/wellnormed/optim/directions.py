@@ -1,15 +1,17 @@
-"""Directions that are ready to use, for matrices: `directions={"*": NorMuon()}`. `docs/directions.md` has others.
+"""Directions that are ready to use: `directions={"*": NorMuon()}`. `docs/directions.md` has others.
 
-Parameters whose norm does not measure singular values keep the direction of the step rule.
+Parameters on whose norm a direction does not act keep the direction of the step rule.
 """
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import KEPT, POSITIVE
 from wellnormed.matrix import spectral_hardcap
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
@@ -47,9 +49,7 @@ class SpectralClip(_OfMatrices):
     same_at_any_rate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_numbers("SpectralClip: ", {"gain": self.gain})
-        if not 0 < self.gain < float("inf"):
-            raise ValueError(f"SpectralClip: gain={self.gain} must be positive and finite; 100 is nearly the oracle")
+        require_numbers("SpectralClip: ", {"gain": self.gain}, POSITIVE, "100 is nearly the oracle")
 
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
@@ -91,11 +91,7 @@ class NorMuon(_OfMatrices):
     keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
 
     def __post_init__(self) -> None:
-        require_numbers("NorMuon: ", {"kept": self.kept})
-        if not 0 <= self.kept < 1:
-            raise ValueError(
-                f"NorMuon: kept={self.kept} must lie in [0, 1): it is the fraction kept; 0.95 is published"
-            )
+        require_numbers("NorMuon: ", {"kept": self.kept}, KEPT, "0.95 is published")
         if not isinstance(self.inner, Direction) or self.inner.sees or self.inner.keeps:
             raise ValueError(
                 f"NorMuon: inner must be a Direction that sees the momentum alone and keeps nothing, got "
@@ -126,3 +122,52 @@ class NorMuon(_OfMatrices):
             averages.append(average.flatten(1))
         seen.state["second_moment"] = torch.cat(averages, -1).to(moments.dtype)
         return seen.norm.from_slices(batches, directions).to(seen.momentum.dtype)
+
+
+@dataclass(frozen=True)
+class BoundedAdam(Direction):
+    """Adam's direction, no entry of which exceeds the ball of the norm: for vectors, gains, tables and heads by signs.
+
+    `clamp(m / (sqrt(v) + 1e-8), -1, 1)` times the entry of a step whose entries are all alike, where `v` is the average
+    of squared gradients. That lies in the unit balls of `Sign`, `Gain`, `BiasRMS` and `ColNorm`, so a step keeps its
+    bound; unlike their oracles' it becomes short where the gradient is noise, as near the end of training at a constant
+    rate. Neither average is corrected for its start at zero.
+
+    Args:
+        kept: The fraction of the average of squares that is kept, Adam's `beta2`; in [0, 1).
+
+    Example:
+        >>> import torch, wellnormed as wn
+        >>> layer = torch.nn.Linear(4, 4)
+        >>> optimizer = wn.Scion(layer, lr=0.1, directions={"bias": wn.optim.directions.BoundedAdam()})
+        >>> optimizer.update_norm("bias") == wn.Scion(layer, lr=0.1).update_norm("bias")
+        True
+    """
+
+    kept: float = 0.95
+    sees: ClassVar[tuple[Literal["gradient", "weight"], ...]] = ("gradient",)
+    keeps: ClassVar[tuple[str, ...]] = ("second_moment",)
+    same_at_any_rate: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_numbers("BoundedAdam: ", {"kept": self.kept}, KEPT)
+
+    def acts_on(self, norm: Norm) -> bool:
+        """Whether the norm measures entries, or lengths of vectors."""
+        return norm.measures in ("entries", "lengths")
+
+    def bound(self, norm: Norm) -> float:
+        return 1.0
+
+    def start(self, name: str, weight: Tensor, norm: Norm) -> Tensor:
+        """Zeros in 32 bits or more: squares of small gradients leave the range of float16."""
+        return torch.zeros_like(widened(weight))
+
+    def __call__(self, seen: DirectionInput) -> Tensor:
+        assert seen.gradient is not None  # it sees it
+        momentum, squares = widened(seen.momentum), widened(seen.gradient).square()
+        average = seen.state["second_moment"].lerp(squares, 1 - self.kept)
+        seen.state["second_moment"] = average
+        parts, unit = seen.norm.blocks(momentum)[0]  # vectors of one length, or entries
+        most = unit / math.sqrt(parts.shape[1] * parts.shape[2])
+        return (momentum / (average.sqrt() + _FLOOR)).clamp(-1, 1).mul(most).to(seen.momentum.dtype)
