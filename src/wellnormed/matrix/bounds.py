@@ -75,7 +75,8 @@ def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     c = shift(target, m, n, frobenius, diagonal.amax(-1))
     gram.neg_().diagonal(dim1=-2, dim2=-1).add_(c[..., None])  # c I - G
     factor, failed = torch.linalg.cholesky_ex(gram)
-    completes = (failed == 0) & factor.isfinite().all(-1).all(-1)
+    # Each entry of a row is squared on the way to its diagonal entry, which is finite only if all of them are.
+    completes = (failed == 0) & factor.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     # A bound above the Frobenius norm needs no factorisation, whose numbers might overflow.
     above = frobenius * (1 + 1e-6)  # for the roundings of the products and of their sum
     return (bound >= 0) & (completes | (target * target > above) | (frobenius == 0)), above.sqrt() * scale
