@@ -111,7 +111,7 @@ class Constraint(ABC):
         if update_norm is None:
             raise ValueError(
                 f"{type(self).__name__} on {name!r} needs a bound on the step's norm, which this optimizer does not "
-                "give; use HardCap or SpectralNormalize, or an optimizer of wellnormed.optim"
+                "give; use HardCap or SpectralNormalize, or wrap the optimizer in wellnormed.optim.Clipped"
             )
         return update_norm
 

@@ -1,0 +1,163 @@
+"""Any optimizer with a proved step: what it moves is brought into a ball of the weight's norm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
+from wellnormed.optim.around import Around
+from wellnormed.optim.parts import Group
+from wellnormed.optim.validation import gradient_sizes, refuse_not_finite
+from wellnormed.parallel import Job, Placement
+from wellnormed.parallel.layout import local_parts
+from wellnormed.parallel.placement import in_buckets
+from wellnormed.routing import AssignedParameter, Assignment, assign_norms
+
+_INSIDE = 1 - 2e-5
+"""The share of the bound that a projection aims at: it ends at most 1e-5 above in float32."""
+
+
+class Clipped(Around):
+    """An optimizer whose step has at most the norm `lr * gain`, by singular value, column or entry (SPECTRA).
+
+    `w <- (1 - weight_decay lr) w + project(s, lr gain)`, where `s` is the step that the optimizer within makes, and
+    `project` brings it into the ball of the weight's norm: singular values of matrices are capped, columns of tables
+    and vectors shortened, entries clamped. Jiang, Semenov and Stich (2026), algorithm 1, caps matrices alone; their
+    released code replaces the cap by a softer function, which has the same bound. So every constraint holds for AdamW
+    as well, also those that need a bound on the step, as `SoftCap`, and certificates of `within` hold.
+
+    Args:
+        optimizer: It makes the steps: any optimizer of torch whose groups have an `lr`, without a decay of its own
+            (what it decays is a part of its step, and is clipped with it).
+        gain: The largest norm of a step of rate 1, in units of each weight's norm. Steps of Scion have 1. Entries of
+            AdamW's steps are about 1, so that of `(d_out, d_in)` weights the norm is up to `d_in`.
+        norms: The model, or what `assign_norms` returned. Parameters without a norm are moved as they are.
+        weight_decay: The fraction of every weight that is clipped, per unit of rate, removed in a step.
+
+    Raises:
+        ValueError: A number is out of range. A gradient held NaN or infinity, and nothing was changed.
+
+    Example:
+        >>> import torch, wellnormed as wn
+        >>> layer = torch.nn.Linear(8, 8, bias=False)
+        >>> optimizer = wn.optim.Clipped(torch.optim.AdamW(layer.parameters(), lr=0.01), gain=2.0, norms=layer)
+        >>> constraints = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     layer(torch.randn(4, 8)).sum().backward()
+        ...     optimizer.step()
+        >>> constraints.proved_ratios()["weight"] <= 1
+        True
+    """
+
+    _kept = ("optimizer", "gain", "weight_decay", "assignment", "attached")
+    gain: float
+    weight_decay: float
+    assignment: Assignment
+    attached: list[Any]
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gain: float,
+        *,
+        norms: nn.Module | Assignment,
+        weight_decay: float = 0.0,
+    ) -> None:
+        require_numbers("Clipped: ", {"gain": gain}, POSITIVE)
+        require_numbers("Clipped: ", {"weight_decay": weight_decay}, NOT_NEGATIVE)
+        self._require_optimizer(optimizer)
+        assignment = assign_norms(norms) if isinstance(norms, nn.Module) else norms
+        if not isinstance(assignment, Assignment):
+            raise ValueError(f"Clipped: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
+        known = {a.parameter for a in assignment}
+        if unknown := [p for group in optimizer.param_groups for p in group["params"] if p not in known]:
+            raise ValueError(
+                f"Clipped: a parameter of shape {tuple(unknown[0].shape)} of the optimizer is not in norms=; assign "
+                "norms to the same model, after it was moved, wrapped or unfrozen"
+            )
+        values = (optimizer, float(gain), float(weight_decay), assignment, [])
+        self.__setstate__(dict(zip(self._kept, values, strict=True)))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.placement = Placement({a.name: a.parameter for a in self.assignment})
+        self.register_step_post_hook(lambda own, *_: own._tell("sweep"))  # of what a subclass's step has written
+
+    def __str__(self) -> str:
+        return f"Clipped(gain={self.gain:g}, weight_decay={self.weight_decay:g}): steps of\n{self.optimizer}"
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        for follower in self.attached:
+            getattr(follower, what)(*arguments)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Refuse parameters that come later, whose norms nothing says."""
+        raise ValueError("Clipped: parameters come with the optimizer; make both again with all of them")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; constraints prove every weight at the next step."""
+        super().load_state_dict(state_dict)
+        self._tell("doubt")
+
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {p: group for group in self.param_groups for p in group["params"]}
+
+    def _clipped(self) -> list[tuple[AssignedParameter, float]]:
+        """The parameters whose steps are brought into a ball, and their rates now."""
+        groups = self._groups()
+        rates = [(a, float(groups[a.parameter]["lr"])) for a in self.assignment if a.parameter in groups]
+        return [(a, rate) for a, rate in rates if a.norm is not None and a.norm.measures is not None]
+
+    def update_norms(self) -> dict[str, float | None]:
+        """The bound on the norm of the coming step of every parameter, by name; None where it has no norm."""
+        return {**{a.name: None for a in self.assignment}, **{a.name: rate * self.gain for a, rate in self._clipped()}}
+
+    def decay(self, name: str) -> float:
+        """The share of the named parameter that the next step removes."""
+        return next(rate * self.weight_decay for a, rate in self._clipped() if a.name == name)
+
+    def attach(self, constraints: Any) -> None:
+        """Have constraints called in every step. `constrain` calls this."""
+        self.attached.append(constraints)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the optimizer within, brought into the balls; returns the closure's value, or None."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    @torch._disable_dynamo
+    def _step(self) -> None:
+        clipped = [(a, rate) for a, rate in self._clipped() if a.parameter.grad is not None]
+        if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
+            raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
+        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in clipped}, {}), 0)
+        for follower in self.attached:
+            follower.before(self, follower.changes())
+        starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}
+        self.optimizer.step()
+        buckets = list(in_buckets(clipped, lambda one: one[0].parameter, lambda one: (one[0].norm, one[1])))
+        jobs = (self._job(norm, rate, [a.parameter for a, _ in members], starts) for (norm, rate), members in buckets)
+        for (_, members), (weights,) in zip(buckets, self.placement.run(jobs), strict=True):
+            torch._foreach_copy_(local_parts([a.parameter for a, _ in members]), local_parts(weights))
+        self._tell("after", self)
+
+    def _job(self, norm: Any, rate: float, parameters: list[Tensor], starts: dict[Tensor, Tensor]) -> Job:
+        def moved(before: Tensor, after: Tensor) -> tuple[Tensor]:
+            wide = torch.promote_types(before.dtype, torch.float32)
+            start = before.to(wide)
+            kept = start * (1 - rate * self.weight_decay)
+            radius = rate * self.gain * _INSIDE
+            step = norm.project(after.to(wide) - start, radius) if radius else 0.0
+            return ((kept + step).to(after.dtype),)
+
+        cubic = norm.measures == "singular values"
+        return Job(([starts[p] for p in parameters], parameters), moved, read_only=1, cubic=cubic)
