@@ -30,8 +30,8 @@ AT_MOST = {
     "program": 1173,
     "proof": 1790,
     "routing": 792,
-    "train": 1905,
-    "tests": 21963,
+    "train": 1915,
+    "tests": 21980,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
