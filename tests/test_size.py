@@ -30,8 +30,8 @@ AT_MOST = {
     "program": 1173,
     "proof": 1789,
     "routing": 829,
-    "train": 1905,
-    "tests": 22352,
+    "train": 1915,
+    "tests": 22369,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -58,6 +58,13 @@ def test_it_says_which_run_it_is_and_how_far(run):
     assert re.search(r"loss of a batch, step 4", page)
 
 
+def test_it_says_what_is_proved_in_words_without_markup(run):
+    page = shown(run)
+    assert "A transformer of blocks whose form keeps their Lipschitz constants" in page
+    assert re.search(r"A sample whose tokens move by an RMS of at most d has .* is proved from the weights", page)
+    assert "`" not in page.partition("Config")[0]
+
+
 def test_it_needs_no_other_file(run):
     page = run.report_file.read_text()
     assert page.count("<svg") == 5

@@ -62,7 +62,7 @@ def test_the_command_trains_certifies_verifies_and_reports(place, capsys):
     assert rows[-1]["largest_logit"] <= rows[-1]["proved_largest_logit"]
     assert 0 < rows[-1]["update_share"] < 1
     report = (folder / "report.html").read_text()
-    assert "All entries are held by:" in report
+    assert "<details><summary>Number formats of 4 and 8 bits that hold every entry:" in report
     assert "<svg>entries figure</svg>" in report
     assert main(["verify", "runs/run"]) == 0
     assert main(["sample", "runs/run", "--prompt", "To be", "--characters", "5"]) == 0
@@ -250,6 +250,20 @@ def test_shards_are_evaluated_as_the_text_that_they_are_parts_of(letters):
     parts = letters._replace(validation=Tokens([text[:1001], text[1001:1005], text[1005:]]))
     one, several = (task_of(small(), corpus).evaluate() for corpus in (letters, parts))
     assert one == several
+
+
+def test_checkpoints_evaluate_windows_spread_over_the_whole_split(letters, monkeypatch):
+    config = replace(small(), validation_tokens=None)
+    task = task_of(replace(config, model=replace(config.model, length=8)), letters)
+    read, starts, length = task.corpus.validation.read, [], task.config.model.length
+    monkeypatch.setattr(task.corpus.validation, "read", lambda start, size: starts.append(start) or read(start, size))
+    task.evaluate()
+    windows = (len(letters.validation) - 1) // length
+    assert windows > 128
+    assert starts == [number * windows // 128 * length for number in range(128)]
+    starts.clear()
+    task.evaluate(last=True)
+    assert starts[:windows] == list(range(0, windows * length, length))
 
 
 def test_only_many_ranks_need_a_torch_that_writes_their_checkpoints(place, monkeypatch):

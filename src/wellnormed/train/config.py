@@ -114,8 +114,8 @@ class TrainConfig:
     """CPU threads of a rank; None leaves the choice to torch, or to torchrun. The config of a run on one process
     records the number, and a resumed run keeps it."""
     validation_tokens: int | None = None
-    """The first tokens of the validation split, on which the model is evaluated; at most the split. None for 128
-    windows of them at every checkpoint, and the whole split at the end."""
+    """The first tokens of the validation split, on which the model is evaluated; at most the split. None for the whole
+    split at the end, and 128 windows spread over it at every checkpoint."""
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250

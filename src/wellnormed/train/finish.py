@@ -1,7 +1,6 @@
 """The results of checkpoints and of the end: proofs, losses, a sample, certificate, lower bound."""
 
 import os
-import sys
 from typing import Any
 
 import torch
@@ -89,7 +88,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             "training_tokens": task.step * config.batch * config.model.length,
             "parameters": sum(p.numel() for p in model.parameters()),
             "source": task.corpus.name,
-            "validation_tokens": min(len(task.corpus.validation), config.validation_tokens or sys.maxsize),
+            "validation_tokens": task.validation_tokens,
             **{key: last[key] for key in OF_THE_LAST if key in last},
             **losses,
             "observed": seen,

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -29,7 +30,7 @@ from wellnormed.train.task import DivergedError, Schedule, Task
 TOKENS_AT_ONCE = 8192
 """Enough to keep a machine busy, little enough for the memory of a small one."""
 VALIDATION_WINDOWS = 128
-"""Windows of the validation split that are evaluated at every checkpoint, unless the config says how many tokens."""
+"""Windows of the validation split that a checkpoint evaluates, unless the config says how many tokens."""
 
 
 class LanguageTask(Task[Model]):
@@ -74,8 +75,8 @@ class LanguageTask(Task[Model]):
                 f"the validation split of {corpus.name} has {len(corpus.validation)} tokens, fewer than a window of "
                 f"{config.model.length} and its target; use a longer text or a smaller --model.length"
             )
-        read = len(corpus.validation) if corpus.symbols else self._validation_tokens
-        corpus.validation.check(corpus.validation.read(0, read)[None], [0])  # now, and not after hours of training
+        read = corpus.validation.read(0, self.validation_tokens)
+        corpus.validation.check(read[None], [0])  # now, and not after hours of training
         prepared = None if type(self).prepared is LanguageTask.prepared else self.prepared
         model, self.runner, group = built(config, self.generators["initial weights"], ranks, prepared)
         optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
@@ -155,34 +156,35 @@ class LanguageTask(Task[Model]):
         return self.config.rate_factor(step)
 
     @property
-    def _validation_tokens(self) -> int:
-        """The number of tokens that a checkpoint's evaluation reads."""
+    def validation_tokens(self) -> int:
+        """The number of tokens from which all validation windows are taken: the split, or the first tokens of it."""
+        return min(len(self.corpus.validation), self.config.validation_tokens or sys.maxsize)
+
+    def _validation_starts(self, count: int) -> Tensor:
+        """The places of `count` windows, spread evenly over the validation tokens; without a gap if they are all."""
         length = self.config.model.length
-        most = (
-            VALIDATION_WINDOWS * length + 1 if self.config.validation_tokens is None else self.config.validation_tokens
-        )
-        return min(len(self.corpus.validation), most)
+        return torch.arange(count) * ((self.validation_tokens - 1) // length) // count * length
 
     @torch.no_grad()
     def evaluate(self, last: bool = False) -> dict[str, float]:
-        """Loss and accuracy on the first validation tokens, every one but the first predicted once; a collective call.
+        """Loss and accuracy on the validation tokens, every one but the first predicted once; a collective call.
 
-        `last` is for the end of a run, where a config without `validation_tokens` means the whole split, whose last
-        window is shorter. Bits a byte of text as well, if the tokenizer can be had.
+        A config without `validation_tokens` means the whole split, whose last window is shorter, if this is the `last`
+        evaluation of a run, and 128 windows spread over it before. Bits a byte of text as well, if the tokenizer can be
+        had.
         """
         length, tokens, world = self.config.model.length, self.corpus.validation, self.ranks.world
-        whole = last and self.config.validation_tokens is None
-        predicted = (len(tokens) if whole else self._validation_tokens) - 1
-        count = predicted // length
+        whole, predicted = self.config.validation_tokens is None, self.validation_tokens - 1
+        count = min(predicted // length, VALIDATION_WINDOWS if whole and not last else sys.maxsize)
+        starts = self._validation_starts(count).tolist()
         at_once = self.config.micro_batch or max(1, TOKENS_AT_ONCE // length // world)
         rounds = -(-count // (at_once * world))  # the same on every rank, for each is a collective call
-        stream = TokenStream(tokens, at_once * world, length, self.ranks.rank, world)
         token_bytes = self._token_bytes
         loss = correct = seen = text = 0.0
 
-        def add(windows: Tensor, count_here: int) -> None:
+        def add(rows: list[np.ndarray], count_here: int) -> None:
             nonlocal loss, correct, seen, text
-            windows = windows.to(self.device)
+            windows = torch.from_numpy(np.stack(rows).astype(np.int64)).to(self.device)
             logits = self.logits(windows[:, :-1]).float()
             logits, targets = logits[:count_here].flatten(0, 1), windows[:count_here, 1:].flatten()
             loss += float(F.cross_entropy(logits, targets, reduction="sum").double())
@@ -193,11 +195,10 @@ class LanguageTask(Task[Model]):
         self.model.eval()
         for number in range(rounds):
             first = (number * world + self.ranks.rank) * at_once
-            windows, count_here = next(stream), max(0, min(at_once, count - first))  # the others fill the batch up
-            add(windows[:count_here] if world == 1 else windows, count_here)
-        if whole and (rest := predicted - count * length):  # of the first rank's, though all call the model
-            end = tokens.read(count * length, rest + 1)[None].astype(np.int64)
-            add(torch.from_numpy(end), int(self.ranks.first))
+            here = starts[first : first + at_once]
+            add([tokens.read(start, length + 1) for start in here or starts[:1]], len(here))
+        if last and whole and (rest := predicted - count * length):  # of the first rank's, though all call the model
+            add([tokens.read(count * length, rest + 1)], int(self.ranks.first))
         self.model.train()
         loss, correct, seen, text = self.ranks.sum(loss, correct, seen, text)
         scores = {"validation_loss": loss / seen, "validation_accuracy": correct / seen}
@@ -307,14 +308,14 @@ class LanguageTask(Task[Model]):
         return model.eval()
 
     def observe(self) -> dict[str, float]:
-        """The largest entries and attention logits on the first validation windows, as `observed` names them.
+        """The largest entries and attention logits on spread validation windows, as `observed` names them.
 
         As many windows as a step has, whatever the number of ranks, each of which looks at its part; a collective call.
         """
-        length, tokens = self.config.model.length, self.corpus.validation
         share = self.config.batch // self.ranks.world
-        numbers = (self.ranks.rank * share + torch.arange(share)) % ((len(tokens) - 1) // length)
-        parts = tokens.windows(numbers * length, length).split(self.config.micro_batch or share)
+        starts = self._validation_starts(self.config.batch)[self.ranks.rank * share :][:share]
+        windows = self.corpus.validation.windows(starts, self.config.model.length)
+        parts = windows.split(self.config.micro_batch or share)
 
         def call() -> None:
             for part in parts:

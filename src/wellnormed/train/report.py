@@ -4,6 +4,7 @@ import html
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.formats import number_formats
-from wellnormed.certificates.printing import PROOF
+from wellnormed.certificates.printing import PROOF, sentence
 from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.proof.decimals import shown
@@ -29,13 +30,19 @@ h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae3 }
 .facts { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0; margin-top: 1.2rem }
 .facts div { background: #f2f5fa; border-radius: 6px; padding: .6rem 1rem; flex: 1 8rem; overflow-wrap: anywhere }
 .facts b { display: block; font-size: 1.35rem } .facts span { color: #566176; font-size: .85rem }
-table { border-collapse: collapse; font-size: .82rem; width: 100% }
+table { border-collapse: collapse; font-size: .82rem; width: 100%; min-width: 40rem }
 td, th { padding: .15rem .6rem .15rem 0; text-align: left; border-bottom: 1px solid #e7ebf1; vertical-align: top }
 td:first-child, td:nth-child(2), p, pre { overflow-wrap: anywhere } .table { overflow-x: auto }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 pre { background: #f2f5fa; border-radius: 6px; padding: 1rem; white-space: pre-wrap; font-size: .85rem }
-.none { color: #566176 }
+.none { color: #566176 } summary { cursor: pointer; margin: 1rem 0 }
 """
+KINDS = {
+    "gpt": "A transformer whose weights have capped norms",
+    "potential": "A transformer of blocks whose form keeps their Lipschitz constants at 1 or little more",
+    "nanogpt": "A transformer whose weights have no caps",
+}
+"""The architectures of this package in words."""
 BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
 
 
@@ -63,9 +70,9 @@ def write_report(folder: str | Path) -> Path:
         figures += [_growth_figure(certificate)]
     known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
-    formats = []
+    proved = _certificate_table(certificate) if certificate else _prose((results or {}).get("refused", ""))
     if certificate is not None and results is not None and "observed" in results:
-        formats = [_section("Number formats that hold every entry", _formats(run, certificate, results))]
+        proved += _formats(run, certificate, results)
     state = _state(run, config, metrics)
     about = _about(config, environment)
     parts = [
@@ -75,8 +82,7 @@ def write_report(folder: str | Path) -> Path:
         f"<div class='facts'>{''.join(boxes)}</div>",
         _section("Figures", f"<div class='figures'>{''.join(map(_svg, figures))}</div>" if figures else None),
         _section("Sample", f"<pre>{html.escape(printable(results['sample']))}</pre>" if results else None),
-        _section("Certificate", _certificate_table(certificate) if certificate else None),
-        *formats,
+        _section("Certificate", proved),
         _section("Config", _settings(config)),
         _section("Environment", _settings(environment) if environment else None),
         "</body></html>",
@@ -96,7 +102,7 @@ def _state(run: RunFolder, config: dict[str, Any], metrics: list[dict[str, Any]]
 def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
     """A sentence on the run: its model, its text, when it was begun and by which version."""
     model, train, text = config["model"], config.get("train", {}), config.get("text", {})
-    words = [f"A {model['architecture']} transformer"]
+    words = [KINDS.get(model["architecture"], f"A model of the architecture {model['architecture']}")]
     if "source" in text:
         words.append(f"on {text['source']} (digest {text['digest'][:12]}), seed {train['seed']}")
     if environment:
@@ -108,7 +114,7 @@ def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
 
 def _facts_so_far(metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The newest losses of a run that has no results yet."""
-    names = {"loss": "loss of a batch", "validation_loss": "validation loss, first windows"}
+    names = {"loss": "loss of a batch", "validation_loss": "validation loss"}
     newest = {name: row for row in metrics for name in names if name in row}
     return [(f"{row[name]:.4f}", f"{names[name]}, step {row['step']:,}") for name, row in newest.items()]
 
@@ -130,7 +136,6 @@ def facts(
     if certificate:
         limit = "" if asked is None else f"; at most {asked:g} was asked for"
         figures.append((short(certificate.exact_lipschitz), f"certified Lipschitz bound{limit}"))
-        figures.append((shown(certificate.log10_lipschitz, ".4f"), "log10 of the certified Lipschitz bound"))
         if certificate.lower_bound:
             figures.append((shown(certificate.lower_bound, ".4g", up=False), "largest gain found by search"))
     if results:
@@ -167,13 +172,14 @@ def _loss_figure(metrics: list[dict[str, Any]], results: dict[str, Any] | None) 
     figure, axes = _axes("Loss", "step", "nats a character or token")
     for key, label, style in (
         ("loss", "training batch", {"color": GREY, "lw": 0.8}),
-        ("validation_loss", "validation, first windows", {"color": BLUE, "marker": "o", "ms": 4}),
+        ("validation_loss", "validation, at checkpoints", {"color": BLUE, "marker": "o", "ms": 4}),
     ):
         rows = [row for row in metrics if key in row]
         axes.plot([row["step"] for row in rows], [row[key] for row in rows], label=label, **style)
     if results:
-        whole = results["validation_loss"]
-        axes.axhline(whole, color=ORANGE, ls="--", lw=1, label=f"the whole split, at the end: {whole:.3f}")
+        end = results["validation_loss"]
+        label = f"on {results['validation_tokens']:,} tokens, at the end: {end:.3f}"
+        axes.axhline(end, color=ORANGE, ls="--", lw=1, label=label)
     return _with_legend(figure)
 
 
@@ -240,6 +246,12 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
+def _prose(text: str) -> str:
+    """A paragraph of plain text, in which names stand between backticks; nothing of nothing."""
+    marked = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
+    return text and f"<p>{marked}</p>"
+
+
 def _section(title: str, body: str | None) -> str:
     return f"<h2>{html.escape(title)}</h2>" + (body or "<p class='none'>Not recorded in this folder.</p>")
 
@@ -261,8 +273,12 @@ def _certificate_table(certificate: Certificate) -> str:
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
         bounds = [shown(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
         rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
-    about = f"{certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
-    return f"<p>{html.escape(about)}</p>{_table(rows)}"
+    meaning = [sentence(certificate), "RMS is the root of the mean of the squares of a vector's entries."]
+    if (replaced := certificate.exact_substitution) is not None:
+        meaning.append(f"Replacing any number of tokens moves no vector of the result by more than {short(replaced)}.")
+    meaning.append("All of this is proved from the weights, for every input of the domain; nothing is sampled.")
+    about = f"Norms: {certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
+    return f"{_prose(' '.join(meaning))}{_prose(about)}{_table(rows)}"
 
 
 def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) -> str:
@@ -275,7 +291,8 @@ def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) 
     for each in formats.ranges:
         seen = "-" if each.observed is None else f"{each.observed:.4g}"
         rows.append(_row([each.shown, " ".join(each.formats) or "none"], [shown(each.proved, ".4g"), seen]))
-    return f"<p>All entries are held by: {' '.join(formats.holding_all) or 'none'}.</p>{_table(rows)}"
+    held = f"Number formats of 4 and 8 bits that hold every entry: {' '.join(formats.holding_all) or 'none'}"
+    return f"<details><summary>{held}</summary>{_table(rows)}</details>"
 
 
 def _settings(content: dict[str, Any]) -> str:
