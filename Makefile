@@ -77,8 +77,9 @@ test-wheel:  ## A wheel in empty environments: the checker, the lines of README.
 	$(WHEEL)/numpy/bin/python -I -m wellnormed.proof $(WHEEL)/empty/runs/run
 	@echo "the wheel serves NumPy alone, the README's lines, and the command"
 
-# Writes into build/ and dist/ alone, and uploads nothing. The wheel is built from the sdist. Before an upload fill in
-# `project.urls` in pyproject.toml, and replace README.md's relative links to figures by addresses.
+# Writes into build/ and dist/ alone, and uploads nothing. The wheel is built from the sdist. While pyproject.toml says
+# "Private :: Do Not Upload", an index refuses both. Without that line they need `project.urls`, and a README.md whose
+# links and figures have addresses, since relative ones are broken on the page of an index.
 RELEASE := build/release
 release:  ## Build the sdist and the wheel into dist/, check them, and try the wheel in empty environments
 	rm -rf $(RELEASE) dist
@@ -90,7 +91,9 @@ release:  ## Build the sdist and the wheel into dist/, check them, and try the w
 	! unzip -l dist/*.whl | grep -E ' (tests|papers|benchmarks|campaigns|docs|results)/'
 	$(MAKE) test-wheel DIST=dist
 	@ls -l dist
-	@grep -q '^\[project.urls\]' pyproject.toml || echo "project.urls is not filled in: do so before you upload"
+	unzip -p dist/*.whl '*/METADATA' > $(RELEASE)/METADATA
+	@if grep '^Classifier: Private' $(RELEASE)/METADATA; then echo "for trials alone: an index refuses it"; \
+	else grep '^Project-URL: ' $(RELEASE)/METADATA && ! grep -nE '\]\([^:)]*\)' $(RELEASE)/METADATA; fi
 
 lint: $(STAMP)  ## Style and formatting
 	$(BIN)/ruff check

@@ -16,6 +16,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "markdown_docstrings",
+    "mathml",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "myst_parser",
@@ -48,6 +49,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 myst_heading_anchors = 3
+myst_fence_as_directive = {"math"}  # ```math, which GitHub draws, too
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
@@ -59,7 +61,10 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
 }
 
+html_math_renderer = "mathml"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = "wellnormed"
 html_show_sphinx = False
 html_copy_source = False

@@ -16,7 +16,7 @@ PAGE, RESULTS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce
 HEAD = """# The four papers, one command each
 
 ```sh
-python -m papers --list                  # every experiment: finished cells, cost, verdicts
+python -m papers --list                  # every experiment: cells, cost, verdicts
 python -m papers rates                   # minutes on two cores
 python -m papers rates --list            # its cells, and which are finished
 python -m papers rates --only seed=0     # some of them

@@ -309,7 +309,7 @@ def test_the_root_holds_what_a_script_needs_and_the_guide_lists_it():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_fits_into_a_column(page):
-    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"(?ms)^```(?:python|sh)\n(.*?)^```$", page.read_text(encoding="utf-8")):
         for line in block.splitlines():
             assert len(line) <= (120 if page.name == "directions.md" else 90), line  # whose classes count their lines
 

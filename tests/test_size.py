@@ -31,7 +31,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 829,
     "train": 1915,
-    "tests": 22369,
+    "tests": 22378,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -15,6 +15,7 @@ import wellnormed as wn
 from wellnormed.certificates import Certificate, certify, lower_bound, verify
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.models import GPT, GPTConfig
+from wellnormed.models.gpt import FeedForward
 from wellnormed.nn import (
     BallProjection,
     CappedEmbedding,
@@ -62,6 +63,17 @@ def test_the_bound_of_a_matrix_is_attained(width: int, outputs: int) -> None:
     assert norm <= certificate.l2_lipschitz <= norm * (1 + 1e-7)
     found = lower_bound(layer, torch.zeros(width), steps=40, generator=torch.Generator().manual_seed(0))
     assert found.value == pytest.approx(exact, rel=1e-4)
+
+
+def test_a_feed_forward_layer_attains_its_constant_which_is_above_the_published_one() -> None:
+    """The published constant divides both norms by 1.1289, although the activation is divided by its slope already."""
+    layer = FeedForward(GPTConfig(width=4, expansion=1, biases=False))
+    with torch.no_grad():
+        layer.input.weight.copy_(2 * torch.eye(4))  # norms 2 and 3
+        layer.output.weight.copy_(3 * torch.eye(4))
+    certificate = certify(layer, torch.zeros(1, 4), radius=1.0)
+    found = lower_bound(layer, torch.zeros(1, 4), radius=1.0, generator=torch.Generator().manual_seed(0))
+    assert 2 * 3 / 1.1289 < 5.99 < found.value <= certificate.lipschitz <= 2 * 3 * (1 + 1e-7)
 
 
 def test_norms_have_the_constant_of_their_floor_never_one() -> None:
