@@ -196,7 +196,7 @@ def empty_layer() -> nn.Module:
     [
         (
             lambda m: wn.Scion(m, adamw={"lr": 1e-3}),
-            r"adamw must be an AdamWSettings, got \{'lr': 0.001\}; pass adamw=AdamWSettings\(",
+            r"adamw must be an AdamWSettings, or some by .*, got \{'lr': 0.001\}; pass adamw=AdamWSettings\(",
         ),
         (
             lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),

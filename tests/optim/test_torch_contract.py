@@ -112,6 +112,25 @@ def test_settings_of_a_group_are_its_own():
     assert optimizer.update_norm("0.bias") == 0.25
 
 
+def test_adamw_has_settings_of_its_own_for_every_role():
+    model = network()
+    head, vectors = wn.optim.AdamWSettings(lr=1e-3, betas=(0.8, 0.9)), wn.optim.AdamWSettings(weight_decay=0.1)
+    optimizer = wn.Muon(
+        model, lr=0.2, recipe="muon", adamw={"4": head, "[02].bias": vectors}, lr_factors={"0": 0.5}
+    )  # fmt: skip
+    found = {name: g for g in optimizer.param_groups for name in g["param_names"] if g["step_rule"] == "adamw"}
+    assert {name: (g["lr"], g["betas"], g["weight_decay"]) for name, g in found.items()} == {
+        "0.bias": (1.5e-4, (0.9, 0.95), 0.1),
+        "2.bias": (3e-4, (0.9, 0.95), 0.1),
+        "4.weight": (1e-3, (0.8, 0.9), 0.0),
+        "4.bias": (1e-3, (0.8, 0.9), 0.0),
+    }
+    partly = wn.Muon(model, recipe="muon", adamw={"4.weight": head})
+    assert {g["lr"] for g in partly.param_groups if g["step_rule"] == "adamw"} == {1e-3, 3e-4}
+    with pytest.raises(ValueError, match="the pattern 'lm_head' matches no trainable parameter"):
+        wn.Muon(model, recipe="muon", adamw={"lm_head": head})
+
+
 def test_layer_wise_rates_reach_what_is_left_to_adamw():
     model = network()
     groups = [{"params": list(layer.parameters()), "lr": lr} for layer, lr in ((model[0], 0.1), (model[2], 0.2))]

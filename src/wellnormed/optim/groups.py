@@ -28,6 +28,8 @@ _KEYS = _SETTINGS | {
 }  # fmt: skip
 """What a group may hold."""
 
+_ADAMW = AdamWSettings()
+
 
 def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
     """Groups whose `params` are `(name, parameter)` pairs, and the assignment that names them.
@@ -109,15 +111,18 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     A radius is that of `radii`, else the group's, else the keyword `radius`, else what the recipe publishes, else 1.
     Where the recipe leaves it to the start, the group holds it under `vector_radii`, by name: as a group of its own for
     every size, the vectors of a resumed run, which finds other weights, would not fit the groups that were saved.
+    AdamW's settings are those of the pattern in `adamw` that names the parameter, else its defaults.
     A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
-    adamw = vars(settings.get("adamw") or AdamWSettings())
+    adamw = settings.get("adamw") or {}
+    by_pattern = {"*": adamw} if isinstance(adamw, AdamWSettings) else adamw
     for what, values in (("radii", radii), ("lr_factors", lr_factors)):
         require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()})
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
+    adamw_of = assignment.match(by_pattern, "adamw")
     normed = {a.name: a.norm is not None for a in assignment}
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     at_start = {} if "radius" in settings else starting_radii(assignment, whole)
@@ -130,28 +135,30 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
                 "AdamW moves what overrides={NAME: None} or the recipe leaves to it; a note of your own may be its name"
             )
         rule = rule_of({"step_rule": GROUP_DEFAULTS["step_rule"], **settings, **group})
-        parts: dict[tuple[bool, float, float | None], list[tuple[str, Tensor]]] = defaultdict(list)
+        parts: dict[tuple[bool, float, float | str | None], list[tuple[str, Tensor]]] = defaultdict(list)
         for name, parameter in group["params"]:
             has_norm = normed[name] and rule is not None
             if name in radius_of and not has_norm:
                 raise ValueError(f"radii: AdamW moves {name!r}, which has no norm; leave it out of {radius_of[name]!r}")
             radius = radii[radius_of[name]] if name in radius_of else group.get("radius", published.get(name))
-            parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), radius].append((name, parameter))
+            own = radius if has_norm else adamw_of.get(name)
+            parts[has_norm, lr_factors.get(factor_of.get(name, ""), 1.0), own].append((name, parameter))
         of_adamw = [key for key in ("betas", "eps") if key in group]
         if of_adamw and rule is not None and all(has_norm for has_norm, *_ in parts):
             raise ValueError(
                 f"a group has {' and '.join(of_adamw)}, which AdamW takes, and all of its parameters, such as "
                 f"{group['params'][0][0]!r}, have a norm; leave them out, or pass overrides={{NAME: None}}"
             )
-        for (has_norm, factor, radius), pairs in parts.items():
+        for (has_norm, factor, own), pairs in parts.items():
             if has_norm:
-                by_start = radius is None and rule is not None and rule.scale_free and not rule.convex
+                by_start = own is None and rule is not None and rule.scale_free and not rule.convex
                 sizes = {name: at_start[name] for name, _ in pairs if name in at_start and by_start}
                 cut = {**group, "lr": group.get("lr", lr) * factor, "vector_radii": sizes, "params": pairs}
-                result.append(cut if radius is None else {**cut, "radius": radius})
+                result.append(cut if own is None else {**cut, "radius": own})
             else:
-                cut = {**adamw, **{key: value for key, value in group.items() if key in adamw}}
-                cut["lr"] = adamw["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
+                chosen = vars(by_pattern.get(own, _ADAMW))  # pyrefly: ignore[no-matching-overload]  # a pattern, or None
+                cut = {**chosen, **{key: value for key, value in group.items() if key in chosen}}
+                cut["lr"] = chosen["lr"] * factor * (group.get("lr", lr) / lr if lr else 1.0)
                 for name, parameter in pairs:
                     refuse_lost_eps(name, parameter, cut["eps"])
                 result.append({**cut, "params": pairs, "step_rule": "adamw"})

@@ -40,7 +40,8 @@ class EngineSettings(TypedDict, total=False):
         directions: Name pattern -> a `Direction`, one of `wellnormed.optim.directions` or of your own. Unmatched
             parameters, and those whose norm it does not act on, keep the direction of the step rule.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
-        adamw: Settings for parameters without a norm.
+        adamw: Settings for parameters without a norm; or name pattern -> settings, such as `{"lm_head":
+            AdamWSettings(lr=1e-3)}`. Unmatched parameters keep the defaults of `AdamWSettings`.
         memory: "buffer", or "gradient" (LMO, memory-light): the momentum is kept in `parameter.grad`, no state at all,
             one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
         process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
@@ -64,7 +65,7 @@ class EngineSettings(TypedDict, total=False):
     maximize: bool
     directions: Mapping[str, Direction]
     lr_factors: Mapping[str, float]
-    adamw: AdamWSettings
+    adamw: AdamWSettings | Mapping[str, AdamWSettings]
     memory: Memory
     process_group: ProcessGroup | None
     agree_every: int

@@ -53,10 +53,15 @@ class NonFiniteGradientError(ValueError):
 def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     """Refuse keywords that the optimizer does not know, and settings for AdamW of another type than `AdamWSettings`."""
     where = f"{optimizer.__name__}: "
-    if not isinstance(adamw := settings.get("adamw"), AdamWSettings | None):
+    adamw = settings.get("adamw")
+    by_pattern = isinstance(adamw, Mapping) and all(isinstance(each, AdamWSettings) for each in adamw.values())
+    if not by_pattern and not isinstance(adamw, AdamWSettings | None):
         values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
         call = ", ".join(f"{key}={value!r}" for key, value in values.items())
-        raise ValueError(f"{where}adamw must be an AdamWSettings, got {adamw!r}; pass adamw=AdamWSettings({call})")
+        raise ValueError(
+            f"{where}adamw must be an AdamWSettings, or some by patterns of names, got {adamw!r}; pass "
+            f"adamw=AdamWSettings({call})"
+        )
     require_numbers(where, {"agree_every": settings.get("agree_every", 1)}, POSITIVE, whole=True)
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
