@@ -25,13 +25,13 @@ AT_MOST = {
     "modular": 352,
     "nn": 370,
     "norms": 488,
-    "optim": 1589,
+    "optim": 1629,
     "parallel": 361,
     "program": 1173,
     "proof": 1789,
     "routing": 829,
     "train": 1915,
-    "tests": 22395,
+    "tests": 22422,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -121,3 +121,32 @@ def test_lightning_s_trainer_logs_them(tmp_path, monkeypatch):
     )  # fmt: skip
     trainer.fit(Regression(), DataLoader(torch.randn(16, 3), batch_size=4))
     assert [step for step, metrics in rows if "norm/layer.weight" in metrics] == [2, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gains_are_the_largest_ratios_since_the_last_call_and_below_the_norm(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2)).to(dtype)
+    optimizer = wn.Scion(model, overrides={"3.weight": wn.Spectral(units="l2")})
+    gains = wn.optim.Gains(model, optimizer)
+    assert not any(name.startswith("gain") for name in scalars(optimizer, gains))
+    inputs = [torch.randn(3, 5, 6, dtype=dtype), torch.randn(3, 5, 6, dtype=dtype)]
+    model(inputs[0])
+    model[3](model[2](model[1](model[0](input=inputs[1]))))
+    found = scalars(optimizer, gains)
+    expected = []
+    for x in inputs:
+        dx = x.reshape(15, 6).double().diff(dim=0)
+        dy = dx @ model[0].weight.detach().double().T
+        expected.append(float((dy.square().mean(1) / dx.square().mean(1)).amax().sqrt()))
+    assert found["gain/0.weight"] == pytest.approx(max(expected), rel=1e-5 if dtype == torch.float32 else 3e-2)
+    assert found["gain_over_norm/0.weight"] == found["gain/0.weight"] / found["norm/0.weight"]
+    assert 0 < found["gain_over_norm/2.weight"] <= (1.0 if dtype == torch.float32 else 1.05)  # of rounded outputs
+    assert "gain/3.weight" not in found
+    assert not any(name.startswith("gain") for name in scalars(optimizer, gains))
+    model(inputs[0][:1, :1])  # one vector has no neighbour
+    model(torch.zeros(3, 6, dtype=dtype))
+    assert not any(name.startswith("gain") for name in scalars(optimizer, gains))
+    gains.remove()
+    model(inputs[0])
+    assert gains.read() == {}

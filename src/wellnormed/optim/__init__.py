@@ -5,6 +5,7 @@ from wellnormed.optim import directions as directions
 from wellnormed.optim.clipped import Clipped as Clipped
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
+from wellnormed.optim.gains import Gains as Gains
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
 from wellnormed.optim.named import Almond as Almond
 from wellnormed.optim.named import Muon as Muon

@@ -6,19 +6,22 @@ from torch import Tensor
 from wellnormed.matrix import spectral_norm
 from wellnormed.norms import Norm
 from wellnormed.optim.conditional_gradient import ConditionalGradient
+from wellnormed.optim.gains import Gains
 from wellnormed.parallel import Job
 from wellnormed.parallel.placement import in_buckets
 
 
 @torch.no_grad()
-def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
+def scalars(optimizer: ConditionalGradient, gains: Gains | None = None) -> dict[str, float]:
     """Figures of every weight that has a norm, by names that loggers sort into panels.
 
     - `norm/NAME`: the weight's norm in its own units, estimated as `Norm.norm` does;
     - `norm_over_cap/NAME`: the same over the bound that a constraint promises, where one does;
     - `update_over_weight/NAME`: the bound on the norm of the next step over the weight's norm, where there is one;
     - `stable_rank/NAME`: the squared Frobenius norm over the squared largest singular value, the mean over the slices,
-      for norms that measure singular values.
+      for norms that measure singular values;
+    - `gain/NAME`, `gain_over_norm/NAME`: with `gains`, the largest gain of the layer since the last call, and the share
+      of its norm that it is.
 
     All numbers come from the device in one transfer. Where weights lie over processes, every process calls this. An
     optimizer of another library is a `ValueError`.
@@ -60,6 +63,9 @@ def scalars(optimizer: ConditionalGradient) -> dict[str, float]:
             values[f"norm_over_cap/{name}"] = norm / caps[name]
         if step is not None and norm:
             values[f"update_over_weight/{name}"] = step / norm
+    for name, gain in (gains.read() if gains is not None else {}).items():
+        values[f"gain/{name}"] = gain
+        values[f"gain_over_norm/{name}"] = gain / values[f"norm/{name}"]
     return values
 
 
