@@ -172,15 +172,15 @@ def test_the_record_of_numbers_itself():
 def test_no_look_between_projections(rule):
     model = network()
     optimizer = wn.Scion(model, lr=0.02)
-    wn.constrain(optimizer, {"[13].weight": rule(1.5, every=8)})
+    wn.constrain(optimizer, {"[13].weight": rule(1.5, every=4)})
     moved(model)
     looks = []
     with Accelerator() as accelerator:
-        for _ in range(17):
+        for _ in range(9):
             before = accelerator.looks
             optimizer.step()
             looks.append(accelerator.looks - before)
-    assert looks[1:].count(LOOKS) == 14
+    assert looks[1:].count(LOOKS) == 6
 
 
 def test_the_record_itself():
