@@ -237,7 +237,7 @@ def storage_of(tensor):
     [
         (None, 0.35),  # a batch of two of the matrices, and four tensors of its size at a time
         (wn.HardCap(1.0), 0.5),
-        (wn.SoftCap(1.0), 0.5),
+        pytest.param(wn.SoftCap(1.0), 0.5, marks=pytest.mark.slow),
         pytest.param(OptimalCap(1.0), 0.5, marks=pytest.mark.slow),
         pytest.param(SpectralNormalize(1.0), 0.6, marks=pytest.mark.slow),  # its Gram matrix is float64
     ],
