@@ -9,8 +9,6 @@ import tokenize
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2131,
@@ -31,7 +29,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 829,
     "train": 1915,
-    "tests": 22422,
+    "tests": 22414,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
@@ -59,14 +57,12 @@ def sizes() -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("room", sizes())
-def test_no_room_has_grown_unnoticed(room):
-    assert sizes()[room] <= AT_MOST.get(room, 0), f"raise its number in {Path(__file__).name}, and say why"
-
-
-def test_the_kernel_is_frozen_and_every_room_has_its_number():
+def test_no_room_has_grown_unnoticed_and_the_kernel_is_frozen():
+    """In one test: to count takes seconds, and tests may run in several processes."""
     assert AT_MOST["proof"] <= 1800
     assert AT_MOST.keys() == sizes().keys()
+    grown = {room: size for room, size in sizes().items() if size > AT_MOST[room]}
+    assert not grown, f"raise their numbers in {Path(__file__).name}, and say why"
 
 
 def test_only_lines_of_code_are_counted():

@@ -47,7 +47,7 @@ def test_no_gain_and_no_activation_exceeds_the_bound(name: str) -> None:
     model, example = random_weights(LAYERS[name](), 1.0), torch.zeros(4, 4)
     example = example[None] if name == "positions" else example
     certificate = certify(model, example, radius=1.5)
-    found = lower_bound(model, example, radius=1.5, steps=6, generator=torch.Generator().manual_seed(2))
+    found = lower_bound(certificate.program, radius=1.5, steps=6, generator=torch.Generator().manual_seed(2))
     assert 0 < found.value <= certificate.lipschitz
     output = model.double()(*found.inputs.values())
     assert output.square().mean(-1).sqrt().max() <= float(largest_rms(certificate.rows[-1], "radius"))
@@ -94,7 +94,7 @@ def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     config = GPTConfig(vocabulary_size=7, length=8, width=8, heads=heads, **settings)
     model = random_weights(GPT(config))
     certificate = certify(model, torch.arange(6)[None], radius=2.0)
-    found = lower_bound(model, torch.arange(6)[None], 2.0, steps=4, generator=torch.Generator().manual_seed(0))
+    found = lower_bound(certificate.program, radius=2.0, steps=4, generator=torch.Generator().manual_seed(0))
     assert 0 < found.value <= certificate.lipschitz
     assert certificate.with_lower_bound(found.value).lower_bound == found.value
     assert certificate.each_sample

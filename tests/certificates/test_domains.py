@@ -20,7 +20,7 @@ from wellnormed.certificates import Certificate, CheckError, certify, lower_boun
 from wellnormed.certificates.walk import Walk
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
-from wellnormed.program.capturing import capture
+from wellnormed.program import Program, capture
 from wellnormed.program.domain import DTYPES, Box
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check
@@ -42,25 +42,6 @@ MODELS: dict[str, tuple[nn.Module, Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("box", [(0.0, 1.0), (-3.0, -2.5)])
-@pytest.mark.parametrize("name", MODELS)
-def test_no_gain_in_a_box_exceeds_its_bound(name: str, box: tuple[float, float]) -> None:
-    model, example = random_weights(MODELS[name][0]), MODELS[name][1]
-    certificate = certify(model, example, box=box)
-    found = lower_bound(model, example, box=box, steps=6, generator=drawn())
-    for each in found.inputs.values():
-        assert box[0] <= float(each.min()) <= float(each.max()) <= box[1]
-    assert 0 < found.value <= certificate.lipschitz
-    assert certificate.lipschitz <= certify(model, example, max(map(abs, box))).lipschitz * (1 + 1e-12)
-
-
-def test_products_in_a_box_are_bounded_tightly() -> None:
-    square = Net(lambda self, x: x * x)
-    assert certify(square, torch.zeros(1, 16), box=(-3, 2)).lipschitz == pytest.approx(6)
-    assert certify(square, torch.zeros(1, 16), 3.0).lipschitz == pytest.approx(24)  # one entry may be 12
-    assert lower_bound(square, torch.zeros(1, 16), box=(-3, 2), generator=drawn()).value == pytest.approx(6, rel=1e-3)
-
-
 NORMED = {
     "layer norm": nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
     "ball": nn.Sequential(BallProjection(1.0), Net(attention, q=nn.Linear(3, 3), v=nn.Linear(3, 3))),
@@ -69,11 +50,29 @@ NORMED = {
 
 
 @cache
-def of_every_input(name: str) -> tuple[nn.Module, Tensor, Certificate]:
-    """A model in float32, an example, and its certificate for all finite inputs."""
+def captured(name: str) -> Program:
+    """The program of a model with random weights in float32, which is captured once."""
     model, example = MODELS[name] if name in MODELS else (NORMED[name], torch.zeros(1, 2, 3))
-    model = random_weights(copy.deepcopy(model)).float()
-    return model, example, certify(model, example, math.inf)
+    return capture(random_weights(copy.deepcopy(model)), example)
+
+
+@pytest.mark.parametrize("box", [(0.0, 1.0), (-3.0, -2.5)])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_gain_in_a_box_exceeds_its_bound(name: str, box: tuple[float, float]) -> None:
+    program = captured(name)
+    certificate = certify(program, box=box)
+    found = lower_bound(program, box=box, steps=6, generator=drawn())
+    for each in found.inputs.values():
+        assert box[0] <= float(each.min()) <= float(each.max()) <= box[1]
+    assert 0 < found.value <= certificate.lipschitz
+    assert certificate.lipschitz <= certify(program, radius=max(map(abs, box))).lipschitz * (1 + 1e-12)
+
+
+def test_products_in_a_box_are_bounded_tightly() -> None:
+    square = Net(lambda self, x: x * x)
+    assert certify(square, torch.zeros(1, 16), box=(-3, 2)).lipschitz == pytest.approx(6)
+    assert certify(square, torch.zeros(1, 16), 3.0).lipschitz == pytest.approx(24)  # one entry may be 12
+    assert lower_bound(square, torch.zeros(1, 16), box=(-3, 2), generator=drawn()).value == pytest.approx(6, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +84,8 @@ def of_every_input(name: str) -> tuple[nn.Module, Tensor, Certificate]:
 )
 def test_behind_norms_the_whole_space_costs_nothing(name: str, dtype: torch.dtype) -> None:
     model, example = random_weights(copy.deepcopy(NORMED[name])).to(dtype), torch.zeros(1, 2, 3, dtype=dtype)
-    whole = of_every_input(name)[2] if dtype == torch.float32 else certify(model, example, math.inf)
-    assert whole.lipschitz == pytest.approx(certify(model, example, 1e3).lipschitz)
+    whole = certify(model, example, math.inf)
+    assert whole.lipschitz == pytest.approx(certify(whole.program, radius=1e3).lipschitz)
     assert f"all finite {str(dtype).removeprefix('torch.')} `input.x`" in whole.domain.replace("input.input", "input.x")
     assert "any finite entries" in str(verify(whole, model.state_dict()))
     require_same_model(whole, model, example)
@@ -94,11 +93,11 @@ def test_behind_norms_the_whole_space_costs_nothing(name: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("name", [*NORMED, *MODELS])
 def test_no_gain_far_out_exceeds_the_bound(name: str) -> None:
-    model, example, whole = of_every_input(name)
-    far = certify(model, example, 1e36)
-    assert far.lipschitz <= whole.lipschitz * (1 + 1e-12)
+    program = captured(name)
+    far = certify(program, radius=1e36)
+    assert far.lipschitz <= certify(program, radius=math.inf).lipschitz * (1 + 1e-12)
     for radius in (1e3, 1e36):
-        assert lower_bound(model, example, radius, steps=3, generator=drawn()).value <= far.lipschitz
+        assert lower_bound(program, radius=radius, steps=3, generator=drawn()).value <= far.lipschitz
 
 
 def test_bounds_that_grow_with_the_input_are_huge_and_proved() -> None:

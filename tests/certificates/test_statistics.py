@@ -10,7 +10,7 @@ from torch import nn
 import wellnormed as wn
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_bound_of_batch_norm_is_not_below_the_exact_one(seed: int) -> None:
     """Of one channel, whose factor is `weight / sqrt(variance + eps)` and whose bias is `bias - mean factor`."""
     torch.manual_seed(seed)

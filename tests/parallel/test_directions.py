@@ -1,5 +1,7 @@
 """The directions of docs/directions.md in two processes: the owner of a weight computes, and all of them agree."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,6 +69,11 @@ def steps(layout):
     return Every(layout).run(4).contents()
 
 
+@functools.cache
+def alone():
+    return steps("one")
+
+
 def compare(found, expected, tolerance):
     for name in expected[0]:
         there, here = ((weights[name], states[name]) for weights, states, _ in (found, expected))
@@ -75,12 +82,11 @@ def compare(found, expected, tolerance):
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_every_direction_of_the_page_is_computed_by_owners(processes, layout):
-    many = processes(2).run(steps, layout)
-    for found in many:
-        compare(found, many[0], 0)
-        # owners stack as many matrices as they own, whose products may round otherwise, and eigenvectors enlarge that
-        compare(found, steps("one"), 1e-5)
-        assert found[2] > 0
+    first, second = processes(2).run(steps, layout)
+    compare(second, first, 0)
+    # owners stack as many matrices as they own, whose products may round otherwise, and eigenvectors enlarge that
+    compare(first, alone(), 1e-5)
+    assert min(first[2], second[2]) > 0
 
 
 def save(layout, folder):

@@ -34,7 +34,7 @@ def identical(many):
             torch.testing.assert_close(report[kind], many[0][kind], atol=0, rtol=0)
 
 
-LAYOUTS = [("ddp", 2, 8), ("fsdp", 2, 8)]
+LAYOUTS = [("ddp", 2, 5), ("fsdp", 2, 5)]
 """With a number of steps: more than the three that a cap waits, and with momentum of several gradients."""
 MORE = [(layout, 4, 20) for layout in ("ddp", "fsdp", "hsdp", "fsdp x tp")]
 

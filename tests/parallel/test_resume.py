@@ -41,7 +41,8 @@ def resume(layout, optimizer, constraints, folder):
     return found, end
 
 
-BY_TWO = [(optimizer, 2, "fsdp", 2, "ddp") for optimizer in CASES] + [("Scion", 2, "ddp", 2, "fsdp")]
+BY_TWO = [("Scion", 2, "fsdp", 2, "ddp"), ("Muon and AdamW", 2, "fsdp", 2, "ddp"), ("Scion", 2, "ddp", 2, "fsdp")]
+BY_TWO += [pytest.param(name, 2, "fsdp", 2, "ddp", marks=pytest.mark.slow) for name in ("Almond", "Scion, light")]
 CHANGES = [(2, "fsdp", 4, "ddp"), (2, "ddp", 4, "fsdp"), (2, "fsdp", 4, "fsdp x tp"), (4, "fsdp x tp", 2, "fsdp")]
 BY_FOUR = [pytest.param(optimizer, *change, marks=pytest.mark.slow) for optimizer in CASES for change in CHANGES]
 

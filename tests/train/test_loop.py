@@ -28,7 +28,7 @@ from wellnormed.train.setup import with_vocabulary
 from .conftest import MODEL
 
 KILLED = TrainConfig(
-    MODEL, steps=60, batch=2, threads=1, device="cpu", log_every=3, checkpoint_every=5, certify="no", sample_tokens=0
+    MODEL, steps=30, batch=2, threads=1, device="cpu", log_every=3, checkpoint_every=5, certify="no", sample_tokens=0
 )
 
 
