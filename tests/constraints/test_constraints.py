@@ -129,11 +129,11 @@ def test_wrong_constraints_and_patterns_are_refused():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
     assignment = wn.assign_norms(model)
     optimizer = wn.Scion(assignment, lr=0.1)
-    with pytest.raises(ValueError, match=r"acts on none.*0\.weight lives in ColNorm"):
+    with pytest.raises(ValueError, match=r"'0' serves none .*: 0\.weight: HardCap does not act on ColNorm"):
         wn.constrain(optimizer, {"0": wn.HardCap(1.0)})
     with pytest.raises(ValueError, match="matches no trainable parameter"):
         wn.constrain(optimizer, {"blocks.*": wn.HardCap(1.0)})
-    with pytest.raises(ValueError, match="two constraints"):
+    with pytest.raises(ValueError, match="matches both"):
         wn.constrain(optimizer, {"1": wn.HardCap(1.0), "1.weight": wn.HardCap(2.0)})
     adamw = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="pass norms="):

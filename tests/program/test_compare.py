@@ -189,6 +189,21 @@ def test_memory_that_nothing_wrote_is_zeros_in_the_certificate() -> None:
     assert all(not each.any() for each in certify(Model(turned), torch.ones(2, 4)).computed.values())
 
 
+def test_of_a_large_example_32_samples_are_compared() -> None:
+    seen = []
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x @ m.weight
+
+    certificate = certify(Model(function), torch.rand(1000, 4))
+    assert certificate.comparison is not None
+    assert sorted(certificate.comparison.batches) == [1, 2, 7, 32]
+    assert "for batches of 1, 2, 7 and 32" in certificate.statement()
+    assert seen.count(1000) == 1  # the call of the example itself
+    assert len(seen) > 8
+
+
 def test_harmless_code_is_certified_and_says_what_was_compared(tmp_path: Any) -> None:
     """A bias of a million, a conversion to 16 bits, a branch on the dtype and writes into a constant."""
 

@@ -136,6 +136,12 @@ def test_matrices_tied_to_each_other_agree():
     assert first.reason == "tied: nn.Linear"
 
 
+def test_a_pattern_passes_by_what_its_norm_does_not_fit_and_says_so():
+    first, second = wn.assign_norms(nn.Sequential(nn.Linear(4, 3)), overrides={"0": wn.Sign()})
+    assert (first.norm, first.reason) == (wn.Sign(), "override '0'")
+    assert (second.norm, second.reason) == (wn.norms.BiasRMS(), "bias; override '0' does not fit")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

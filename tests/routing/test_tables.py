@@ -79,5 +79,6 @@ def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
         ["48 entries in 12 x Gain"],
         ["288 entries in 9 x Spectral"],
         ["32 entries in 1 x Sign"],
-        ["radii below 1: the size at the start, of the parameter or of its layer"],
+        ["radii below 1 are sizes at the start: a bias has that of the weight beside it,"],
+        ["a gain half of it, any other vector its own, and at least 1/4 of its layer's"],
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A certificate in words: what it is a proof of, its norms, its domain, and the table that `print` shows."""
 
 import math
+from collections import defaultdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -93,23 +94,28 @@ LARGE = 3.0
 
 
 def _why_large(certificate: "Certificate") -> list[str]:
-    """Which layers make a bound large, if it is: what they multiply it by, about, as decimal logarithms."""
-    total = certificate.log10_lipschitz
+    """Which operations make a bound large, if it is: what each kind of them multiplies it by on the largest path."""
+    total, rows = certificate.log10_lipschitz, {row.name: row for row in certificate.rows}
     if total < LARGE:
         return []
-    gains, layers, made = {}, 0, 0.0
+    gains: dict[str, Decimal] = {}
     for row in certificate.rows:
         inputs = [gains[name] for name in row.inputs]
-        before = sum(inputs) if row.operation == "add" else max(inputs, default=Decimal(0))
+        before = sum(inputs, Decimal(0)) if row.operation == "add" else max(inputs, default=Decimal(0))
         gains[row.name] = before if row.bounds is None else largest_rms(row, "gain")
-        if row.operation == "normalization" and before and gains[row.name]:
-            layers, made = layers + 1, made + float((gains[row.name] / before).log10())
-    if made <= total / 2:
-        return []
-    return [
-        f"why it is large: {layers} normalization layers multiply it by about 10^{made:.1f}, each by up to "
-        f"1 / sqrt(eps); everything else makes 10^{total - made:.1f}. A bound of use needs a model without them"
-    ]
+    made: dict[str, list[float]] = defaultdict(list)
+    row = certificate.rows[-1]
+    while row.inputs and gains[name := max(row.inputs, key=gains.__getitem__)]:
+        made[row.operation].append(float((gains[row.name] / gains[name]).log10()))
+        row = rows[name]
+    ranked = sorted(made, key=lambda kind: -sum(made[kind]))
+    large = [kind for kind in ranked if sum(made[kind]) > total / 20]
+    factors = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
+    return [f"why it is large: {factors}. {_NORMALIZATIONS if ranked[0] == 'normalization' else _WEIGHTS}"]
+
+
+_NORMALIZATIONS = "Each normalization makes up to 1 / sqrt(eps): a bound of use needs a model without them"
+_WEIGHTS = "The layers' norms multiply: a bound of use needs caps on weights while they are trained, as by wn.constrain"
 
 
 def norms(certificate: "Certificate") -> str:

@@ -13,7 +13,6 @@ from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
-from wellnormed.norms import Norm
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 
@@ -85,50 +84,61 @@ def constrain(
         raise ValueError(f"constrain: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     taken = {name for other in attached_to(optimizer) for name in other.names}
-    constrained: dict[str, Constrained] = {}
     for pattern, constraint in constraints.items():
-        for a, norm in _matched(pattern, constraint, norms):
-            if a.name in taken:
-                raise ValueError(
-                    f"parameter {a.name!r} has a constraint of an earlier `constrain`; call remove() on its result"
-                )
-            if a.name in constrained and constrained[a.name].constraint != constraint:
-                raise ValueError(
-                    f"parameter {a.name!r} has two constraints, {constrained[a.name].constraint!r} and {constraint!r}; "
-                    "make the patterns disjoint"
-                )
-            if a.parameter not in owned:
-                raise ValueError(
-                    f"parameter {a.name!r} is not in this optimizer, so its constraint would never run; leave it out"
-                )
-            refuse_untrainable(a.name, a.parameter)
-            if a.parameter.is_meta:
-                raise ValueError(
-                    f"parameter {a.name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "
-                    "with model.to_empty(device=...) and an initialisation, then constrain"
-                )
-            if whole((~a.parameter.detach().isfinite()).sum()) > 0:
-                raise ValueError(f"parameter {a.name!r} holds NaN or infinity, which nothing bounds; load other values")
-            constrained[a.name] = Constrained(a.name, a.parameter, norm, constraint)
+        _refuse_no_constraint(pattern, constraint)
+    owner, passed_by = norms.match(
+        constraints, "constraints of constrain", lambda pattern, a: _why_not(constraints[pattern], a)
+    )
+    assigned, constrained = {a.name: a for a in norms}, {}
+    for name, pattern in owner.items():
+        a, constraint = assigned[name], constraints[pattern]
+        if name in taken:
+            raise ValueError(
+                f"parameter {name!r} has a constraint of an earlier `constrain`; call remove() on its result"
+            )
+        if a.parameter not in owned:
+            raise ValueError(
+                f"parameter {name!r} is not in this optimizer, so its constraint would never run; leave it out"
+            )
+        refuse_untrainable(name, a.parameter)
+        if a.parameter.is_meta:
+            raise ValueError(
+                f"parameter {name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "
+                "with model.to_empty(device=...) and an initialisation, then constrain"
+            )
+        if whole((~a.parameter.detach().isfinite()).sum()) > 0:
+            raise ValueError(f"parameter {name!r} holds NaN or infinity, which nothing bounds; load other values")
+        assert a.norm is not None, "no constraint serves a parameter without a norm"
+        constrained[name] = Constrained(name, a.parameter, a.norm, constraint)
     _refuse_shared_memory(norms)
-    named: dict[str, dict[str, None]] = defaultdict(dict)  # an ordered set of the constraints that name a parameter
-    for pattern, constraint in constraints.items():
-        for name in norms.match([pattern], "constraints of constrain"):
-            named[name][type(constraint).__name__] = None
-    left_out = {a.name: _why_not(a, list(named[a.name])) for a in norms if a.name not in constrained}
+    left_out = {
+        a.name: "; ".join(dict.fromkeys(passed_by[a.name].values())) or "no pattern names it"
+        for a in norms
+        if a.name not in constrained
+    }
     left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
     return Constraints(optimizer, tuple(constrained.values()), left_out, prove)
 
 
-def _why_not(a: AssignedParameter, kinds: list[str]) -> str:
-    """Why a parameter has no constraint; `kinds` are the constraints whose patterns name it and that passed it by."""
-    if not kinds:
-        return "no pattern names it"
+def _why_not(constraint: Constraint, a: AssignedParameter) -> str:
+    """Why a constraint does not act on a parameter; nothing if it does."""
     if a.norm is None:
         return "AdamW moves it, and it has no norm to bound"
+    if constraint.acts_on(a.norm):
+        return ""
     serves = next((kind.__name__ for kind in (SoftCap, ColumnCap, EntryCap) if kind(1.0).acts_on(a.norm)), "Sphere")
-    return f"{' and '.join(kinds)} {'do' if kinds[1:] else 'does'} not act on {a.norm}; {serves} does"
+    return f"{type(constraint).__name__} does not act on {a.norm}; {serves} does"
+
+
+def _refuse_no_constraint(pattern: str, constraint: object) -> None:
+    if not isinstance(constraint, Constraint):
+        name = constraint.__name__ if isinstance(constraint, type) else "SoftCap"
+        value = constraint if isinstance(constraint, float | int) else 2.0
+        raise ValueError(
+            f"constrain: {pattern!r} must have a Constraint, got {constraint!r}; pass one, such as {name}({value})"
+        )
+    require_hashable(f"constrain: {pattern!r} is given {constraint!r}: ", constraint)
 
 
 def _refuse_shared_memory(norms: Assignment) -> None:
@@ -166,25 +176,3 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     marks = torch.zeros(1 + max(_span(a)[1], _span(b)[1]) // a.itemsize - first, dtype=torch.bool)
     marks.as_strided(a.shape, a.stride(), a.storage_offset() - first).fill_(True)
     return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset() - first).any())
-
-
-def _matched(pattern: str, constraint: Constraint, norms: Assignment) -> list[tuple[AssignedParameter, Norm]]:
-    """The parameters that a pattern matches and that its constraint acts on, with their norms."""
-    if not isinstance(constraint, Constraint):
-        name = constraint.__name__ if isinstance(constraint, type) else "SoftCap"
-        value = constraint if isinstance(constraint, float | int) else 2.0
-        raise ValueError(
-            f"constrain: {pattern!r} must have a Constraint, got {constraint!r}; pass one, such as {name}({value})"
-        )
-    require_hashable(f"constrain: {pattern!r} is given {constraint!r}: ", constraint)
-    names = norms.match([pattern], "constraints of constrain")
-    named = [a for a in norms if a.name in names]
-    acting = [(a, a.norm) for a in named if a.norm is not None and constraint.acts_on(a.norm)]
-    if not acting:
-        raise ValueError(
-            f"{constraint!r} acts on none of the parameters that {pattern!r} matches: "
-            + ", ".join(f"{a.name} lives in {a.norm or 'no norm'}" for a in named)
-            + "; use ColumnCap for ColNorm and biases, EntryCap for Sign and Gain, and SoftCap, HardCap or another "
-            "spectral one for Spectral and PerHead"
-        )
-    return acting

@@ -56,7 +56,7 @@ def _first_of_all() -> CharacterText:
     try:
         return _tiny()
     except (DataError, OSError) as error:
-        return _topics(f"there is no Shakespeare here, so this is the English that Python ships: {error}")
+        return _topics(f"there is no Shakespeare here, so this is the English that Python ships:\n{error}")
 
 
 def _tiny() -> CharacterText:

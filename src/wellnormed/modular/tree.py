@@ -98,7 +98,7 @@ class NormedModule(ABC):
 
         Patterns are those of `fnmatch`; a module's name stands for all below it. `tare` sets the sum of several masses.
         """
-        owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses")
+        owner = match_patterns(masses, {n: (n,) for n in self.names()}, "with_masses").owner
         return self.map_atoms(lambda atom: replace(atom, mass=masses[owner[atom.name]]) if atom.name in owner else atom)
 
     def tare(self, mass: float, pattern: str = "*") -> "NormedModule":

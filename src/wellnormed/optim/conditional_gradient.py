@@ -27,7 +27,6 @@ from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
 from wellnormed.routing.patterns import bare_names
-from wellnormed.routing.recipes import DEFAULT_RECIPE
 
 _OF_THE_WHOLE = ("norms", "process_group", "agree_every")
 """The settings that no group and no later parameter has."""
@@ -107,8 +106,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         later = {"norm": None, "reason": "step_rule='adamw'"}  # of groups that were changed since
         now = tuple(replace(a, **later) if a.norm and not self._norms[a.parameter] else a for a in self.assignment)
         shown = table(replace(self.assignment, assigned=now), self._moved, self.defaults, rates, self._caps())
-        recipe = None if self._model is None else self._chosen.get("recipe", DEFAULT_RECIPE)
-        return "\n".join([f"{type(self).__name__}{shown}", *notes(self._moved, recipe)])
+        return "\n".join([f"{type(self).__name__}{shown}", *notes(self._moved)])
 
     def _caps(self) -> dict[str, str]:
         """Each constrained parameter's constraint in a few letters."""

@@ -121,8 +121,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
         require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()})
     if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
         raise ValueError(f"lr_factors={bad} must be finite and not negative")
-    factor_of, radius_of = assignment.match(lr_factors, "lr_factors"), assignment.match(radii, "radii")
-    adamw_of = assignment.match(by_pattern, "adamw")
+    factor_of, radius_of = assignment.match(lr_factors, "lr_factors").owner, assignment.match(radii, "radii").owner
+    adamw_of = assignment.match(by_pattern, "adamw").owner
     normed = {a.name: a.norm is not None for a in assignment}
     published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
     at_start = {} if "radius" in settings else starting_radii(assignment, whole)

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from wellnormed.norms import SpectralConv
 from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
 from wellnormed.optim.batch import Moved
 from wellnormed.optim.parts import Group
 from wellnormed.optim.settings import GROUP_DEFAULTS
 from wellnormed.routing import Assignment
-from wellnormed.routing.recipes import DEFAULT_RECIPE
 
 _COMMON = ("momentum", "nesterov", "step_rule", "weight_decay")
 _USUAL = dict(zip(("coefficients", "method"), RMS_TO_RMS.msign_settings, strict=True))
@@ -52,12 +50,11 @@ def _differing(one: Moved, defaults: Group) -> str:
     return ", ".join(differs + ([f"direction={one.direction!r}"] if one.direction != one.rule.direction else []))
 
 
-def notes(moved: Sequence[Moved], recipe: str | None) -> list[str]:
-    """What a reader of the table may ask; `recipe` is that of the model, None without a model."""
-    found = []
-    if any(one.group.get("vector_radii") for one in moved):
-        found.append("radii below 1: the size at the start, of the parameter or of its layer")
-    kernels = sum(isinstance(one.norm, SpectralConv) and one.norm.ndim == 4 for one in moved)
-    if kernels > 1 and recipe == DEFAULT_RECIPE:
-        found.append(f'{kernels} convolutions: recipe="image" is made for networks on images')
-    return found
+def notes(moved: Sequence[Moved]) -> list[str]:
+    """What a reader of the table may ask."""
+    if not any(one.group.get("vector_radii") for one in moved):
+        return []
+    return [
+        "radii below 1 are sizes at the start: a bias has that of the weight beside it,",
+        "a gain half of it, any other vector its own, and at least 1/4 of its layer's",
+    ]

@@ -191,7 +191,7 @@ def directions_of(assignment: Assignment, directions: Mapping[str, Direction]) -
                 f"directions[{pattern!r}] must be a wellnormed.optim.Direction, got {direction!r}; pass an instance"
             )
         _check_declared(f"directions[{pattern!r}]={direction!r}: ", direction)
-    pattern_of = assignment.match(directions, "directions")
+    pattern_of = assignment.match(directions, "directions").owner
     chosen = ((a, directions[pattern_of[a.name]]) for a in assignment if a.name in pattern_of)
     return {a.parameter: direction for a, direction in chosen if a.norm is not None and direction.acts_on(a.norm)}
 

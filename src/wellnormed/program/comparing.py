@@ -25,6 +25,8 @@ from wellnormed.program.program import Example, Program, map_tensors, tensors_of
 
 BATCHES = (1, 2, 7)
 """The sizes of the batch, besides that of the example, at which a model is compared with a program of one sample."""
+OF_EXAMPLE = 32
+"""The most samples of the example, from the first on, that are compared; its own batch is cut to so many as well."""
 NOT_COMPARED = (
     "autocast", "torch.compile", "other devices", "other dtypes", "other numbers of threads",
     "inputs that are parameters",
@@ -161,10 +163,10 @@ def compare(
 ) -> Comparison:
     """Compare a model with its program on samples drawn from the domain.
 
-    A program of each sample is compared with the model's result for batches of the example's size and of the given
-    sizes. Both run in their own arithmetic, and their results are computed in float64 beside it and compared entry by
-    entry. A model for which float64 cannot be computed beside it is compared in its own arithmetic, with a larger
-    tolerance.
+    A program of each sample is compared with the model's result for batches of the example's size, or of 32 if the
+    example has more samples, and of the given sizes. Both run in their own arithmetic, and their results are computed
+    in float64 beside it and compared entry by entry. A model for which float64 cannot be computed beside it is compared
+    in its own arithmetic, with a larger tolerance.
 
     Args:
         program: What `capture` returned for the model.
@@ -197,16 +199,17 @@ class _Comparing:
         self, program: Program, model: nn.Module, domain: Domain | None, sizes: Sequence[int], in_double: bool
     ) -> None:
         self.program, self.model, self._in_double = program, model, in_double
-        self.sizes = tuple(dict.fromkeys((program.size, *sizes))) if program.each_sample else ()
+        self.sizes = tuple(dict.fromkeys((min(program.size, OF_EXAMPLE), *sizes))) if program.each_sample else ()
         drawn, vary = draw(program, 1.0 if domain is None else domain, max(self.sizes, default=4))
         self.count = len(drawn)
-        self.samples = drawn + program.samples
+        own = program.samples[:OF_EXAMPLE]
+        self.samples = drawn + own
         if program.each_sample and not vary:
             raise _BatchError(
                 f"{type(model).__name__} cannot be compared: inputs or rows that it looks up are alike in all samples"
             )
         with torch.no_grad():
-            self.values, self.own_values = self._expected(drawn), self._expected(program.samples)
+            self.values, self.own_values = self._expected(drawn), self._expected(own)
         dtype = program.result.meta["val"].dtype
         self.arithmetic = "float64" if in_double else str(dtype).removeprefix("torch.")
         if domain is not None and bool(self.values.isnan().any()):

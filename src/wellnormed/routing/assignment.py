@@ -5,7 +5,7 @@ Overrides by pattern come first; then a layer that knows its own structure and s
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from wellnormed._warnings import warn
 from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing.attributes import stored
-from wellnormed.routing.patterns import match_patterns
+from wellnormed.routing.patterns import Matched, match_patterns
 from wellnormed.routing.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.routing.roles import Roles
 from wellnormed.routing.tables import aligned, grouped
@@ -86,9 +86,16 @@ class Assignment:
     def __len__(self) -> int:
         return len(self.assigned)
 
-    def match(self, patterns: Iterable[str], what: str) -> dict[str, str]:
+    def match(
+        self,
+        patterns: Iterable[str],
+        what: str,
+        why_not: Callable[[str, AssignedParameter], str] = lambda pattern, a: "",
+    ) -> Matched:
         """Which single pattern each parameter matches by any of its names; see `patterns.match_patterns`."""
-        return match_patterns(patterns, {a.name: (a.name, *a.aliases) for a in self}, what)
+        named = {a.name: a for a in self}
+        places = {a.name: (a.name, *a.aliases) for a in self}
+        return match_patterns(patterns, places, what, lambda pattern, name: why_not(pattern, named[name]))
 
     def __str__(self) -> str:
         return self.table()
@@ -155,7 +162,8 @@ def assign_norms(
         model: Any module, also one on the meta device. Tied parameters are listed once, under their first name.
         recipe: Which norms serve the parameters that nothing else decides.
         overrides: Name pattern (`fnmatch`; a module's name stands for all below it; any name of a tied parameter
-            stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW.
+            stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW. It
+            passes by the parameters that the norm does not fit; `print` shows which, and one that fits none is refused.
         per_head: Whether each head's queries, keys and values have a norm of their own, `PerHead`, wherever a module
             or its config says how many heads there are. Otherwise only those do that cannot be told apart without,
             such as GPT-NeoX's `query_key_value`. See `docs/slices.md` for what it does to the loss.
@@ -191,7 +199,9 @@ class _Routing:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.places[parameter].append(name)
         trainable = {names[0]: names for p, names in self.places.items() if p.requires_grad}
-        self.overriding = match_patterns(overrides, trainable, "overrides of assign_norms")
+        self.first = {names[0]: p for p, names in self.places.items()}
+        what = "overrides of assign_norms"
+        self.overriding, self.passed_by = match_patterns(overrides, trainable, what, self._misfit)
         self.missing: list[str] = []
         self.doubts: dict[str, list[str]] = defaultdict(list)
 
@@ -217,6 +227,16 @@ class _Routing:
             if role is not None and (outputs := role.outputs(parameter.shape)) is not None:
                 yield Weight(tuple(names), parameter, outputs)
 
+    def _misfit(self, pattern: str, name: str) -> str:
+        """Why an override does not fit a parameter; nothing if it does."""
+        norm, parameter = self.overrides[pattern], self.first[name]
+        try:
+            if norm is not None and not is_lazy(parameter):
+                norm.check_shape(parameter.shape, "it")
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def _assign(self, parameter: nn.Parameter, names: list[str]) -> AssignedParameter:
         name = names[0]
         if is_lazy(parameter):
@@ -226,6 +246,7 @@ class _Routing:
             norm, radius, reason = self.overrides[pattern], 1.0, f"override {pattern!r}"
         else:
             norm, radius, reason = self._at_all_places(names, parameter)
+            reason += "".join(f"; override {pattern!r} does not fit" for pattern in self.passed_by.get(name, ()))
         paddings = (stored(self.roles.layer_of(each)[0], "padding_idx") for each in names)
         padding = next((row for row in paddings if isinstance(row, int) and parameter.ndim == 2), None)
         return AssignedParameter(

@@ -51,7 +51,7 @@ def initialize_(
     require_patterns("initialize_: ", {"radii": radii})
     require_numbers("initialize_: ", {f"radii[{pattern!r}]": value for pattern, value in radii.items()}, POSITIVE)
     assignment = model if isinstance(model, Assignment) else assign_norms(model, recipe, overrides)
-    radius_of = assignment.match(radii, "radii of initialize_")
+    radius_of = assignment.match(radii, "radii of initialize_").owner
     for a in assignment:
         if a.parameter.is_meta:
             raise ValueError(f"parameter {a.name!r} is on the meta device; call model.to_empty(device=...) first")

@@ -2,9 +2,10 @@
 
 import difflib
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 _WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
@@ -53,15 +54,31 @@ def matches(pattern: str, name: str) -> bool:
     )
 
 
-def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], what: str) -> dict[str, str]:
-    """Which single pattern each parameter matches by any of its names: `{name: pattern}`, only for those that match.
+class Matched(NamedTuple):
+    """Which pattern serves which parameter."""
 
-    A pattern without a parameter and a parameter with two patterns are errors. A pattern that is a name itself stands
-    for that parameter alone. `names` holds all the names of every parameter; `what` says in the message whose patterns
-    they are.
+    owner: dict[str, str]
+    """Name of a parameter -> the only pattern that serves it; in the order of the patterns."""
+    passed_by: dict[str, dict[str, str]]
+    """Name of a parameter -> the patterns that match it and do not serve it, and why."""
+
+
+def match_patterns(
+    patterns: Iterable[str],
+    names: Mapping[str, Sequence[str]],
+    what: str,
+    why_not: Callable[[str, str], str] = lambda pattern, name: "",
+) -> Matched:
+    """Which single pattern each parameter matches by any of its names.
+
+    A pattern passes by the parameters that what it stands for cannot serve, as a cap of singular values does biases.
+    A pattern that serves no parameter and a parameter that two patterns serve are errors. A pattern that is a name
+    itself stands for that parameter alone. `names` holds all the names of every parameter; `what` says in the message
+    whose patterns they are; `why_not` returns why a pattern does not serve the parameter of a name, "" if it does.
     """
     owner: dict[str, str] = {}
-    unmatched = []
+    passed_by: dict[str, dict[str, str]] = defaultdict(dict)
+    refused = []
     bare = bare_names(place for places in names.values() for place in places)
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -70,16 +87,23 @@ def match_patterns(patterns: Iterable[str], names: Mapping[str, Sequence[str]], 
             )
         hits = [name for name, places in names.items() if pattern in {*places, *(bare[place] for place in places)}]
         hits = hits or [name for name, places in names.items() if any(matches(pattern, place) for place in places)]
+        reasons = {name: why_not(pattern, name) for name in hits}
         if not hits:
-            unmatched.append(pattern)
-        for name in hits:
-            if name in owner:
+            refused.append(_no_match(pattern, names, what))
+        elif all(reasons.values()):
+            every = "; ".join(map(": ".join, reasons.items()))
+            refused.append(f"{what}: {pattern!r} serves none of the parameters that it matches: {every}")
+        for name, reason in reasons.items():
+            if reason:
+                passed_by[name][pattern] = reason
+            elif name in owner:
                 both = f"{owner[name]!r} and {pattern!r}"
                 raise ValueError(f"{what}: parameter {name!r} matches both {both}; make the patterns disjoint")
-            owner[name] = pattern
-    if unmatched:
-        raise ValueError("\n".join(_no_match(pattern, names, what) for pattern in unmatched))
-    return owner
+            else:
+                owner[name] = pattern
+    if refused:
+        raise ValueError("\n".join(refused))
+    return Matched(owner, passed_by)
 
 
 def _no_match(pattern: str, names: Mapping[str, Sequence[str]], what: str) -> str:
