@@ -14,7 +14,7 @@ class Around(torch.optim.Optimizer):
     _kept: ClassVar[tuple[str, ...]]
     """The attributes that are copied and pickled."""
 
-    optimizer: torch.optim.Optimizer
+    inner: torch.optim.Optimizer
 
     def _require_optimizer(self, optimizer: object) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, type(self)):
@@ -28,30 +28,30 @@ class Around(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[Group]:  # pyrefly: ignore[bad-override]
         """The groups of the optimizer within."""
-        return self.optimizer.param_groups
+        return self.inner.param_groups
 
     @property
     def defaults(self) -> dict[str, Any]:  # pyrefly: ignore[bad-override]
         """The defaults of the optimizer within."""
-        return self.optimizer.defaults
+        return self.inner.defaults
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:  # pyrefly: ignore[bad-override]
         """The state of the optimizer within."""
-        return self.optimizer.state  # pyrefly: ignore
+        return self.inner.state  # pyrefly: ignore
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters to the optimizer within."""
-        self.optimizer.add_param_group(param_group)
+        self.inner.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, as the optimizer within does."""
-        self.optimizer.zero_grad(set_to_none)
+        self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer within."""
-        return self.optimizer.state_dict()
+        return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
-        self.optimizer.load_state_dict(state_dict)
+        self.inner.load_state_dict(state_dict)

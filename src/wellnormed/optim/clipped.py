@@ -53,7 +53,7 @@ class Clipped(Around):
         True
     """
 
-    _kept = ("optimizer", "gain", "weight_decay", "assignment", "attached")
+    _kept = ("inner", "gain", "weight_decay", "assignment", "attached")
     gain: float
     weight_decay: float
     assignment: Assignment
@@ -88,7 +88,7 @@ class Clipped(Around):
         self.register_step_post_hook(lambda own, *_: own._tell("sweep"))  # of what a subclass's step has written
 
     def __str__(self) -> str:
-        return f"Clipped(gain={self.gain:g}, weight_decay={self.weight_decay:g}): steps of\n{self.optimizer}"
+        return f"Clipped(gain={self.gain:g}, weight_decay={self.weight_decay:g}): steps of\n{self.inner}"
 
     def _tell(self, what: str, *arguments: Any) -> None:
         for follower in self.attached:
@@ -143,7 +143,7 @@ class Clipped(Around):
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}
-        self.optimizer.step()
+        self.inner.step()
         buckets = list(in_buckets(clipped, lambda one: one[0].parameter, lambda one: (one[0].norm, one[1])))
         jobs = (self._job(norm, rate, [a.parameter for a, _ in members], starts) for (norm, rate), members in buckets)
         for (_, members), (weights,) in zip(buckets, self.placement.run(jobs), strict=True):
