@@ -18,9 +18,7 @@ def imports(file: Path):
 
 
 def test_a_room_imports_only_those_before_it():
-    files = [
-        f for place in ("src/wellnormed", "papers", "campaigns", "benchmarks") for f in ROOT.glob(f"{place}/**/*.py")
-    ]
+    files = [file for place in PLACES for file in ROOT.glob(f"{place}/**/*.py")]
     found = set()
     for file in files:
         room = file.relative_to(ROOT).as_posix().removeprefix("src/wellnormed/").split("/")[0].removesuffix(".py")

@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 864,
     "train": 1915,
-    "tests": 22441,
+    "tests": 22438,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -436,9 +436,6 @@ _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[float, ...]]]] 
 }  # fmt: skip
 
 
-_ROUNDED = "in float64 too, torch's sixth is that of float32, larger by 3e-8"
-
-
 def test_every_function_of_the_table_is_sampled():
     assert set(_LIBRARY) == {*FUNCTIONS, *SETTINGS}
 
