@@ -109,7 +109,9 @@ def test_an_override_on_any_name_of_a_tied_tensor_counts_for_all():
         assert optimizer.update_norm("0.weight") == 0.5 * 0.5 * 3.0
         assert wn.constrain(optimizer, {name: wn.ColumnCap(1.0)}).names == ["0.weight"]
     with pytest.raises(ValueError, match="matches both '0' and '4'"):
-        wn.assign_norms(model, overrides={"0": wn.Sign(), "4": wn.Sign()})
+        wn.assign_norms(model, overrides={"0": wn.Sign(), "4": wn.ColNorm()})
+    twice = wn.assign_norms(model, overrides={"0": wn.Sign(), "4": wn.Sign()})  # which is no contradiction
+    assert next(a.norm for a in twice if a.name == "0.weight") == wn.Sign()
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
@@ -146,7 +148,7 @@ def test_a_pattern_passes_by_what_its_norm_does_not_fit_and_says_so():
     ("overrides", "message"),
     [
         ({"nothing": wn.Sign()}, "matches no trainable parameter"),
-        ({"1.*": wn.Sign(), "1.weight": wn.Sign()}, "matches both"),
+        ({"1.*": wn.Sign(), "1.weight": wn.Spectral()}, "matches both"),
         ({"1.bias": wn.Spectral()}, "2-dimensional"),
         ({"1.weight": wn.norms.PerHead(3)}, "do not divide"),
         ({"1.weight": Split((3, 4))}, "do not add up"),

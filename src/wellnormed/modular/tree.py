@@ -113,7 +113,7 @@ class NormedModule(ABC):
             >>> tree.mass, tree.lr_factors()["blocks.0"] == 16 / 34
             (34.0, True)
         """
-        owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare")
+        owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare").owner
         total = sum(place.mass for place in self.places() if place.name in owner)
         if total == 0 and mass != 0:
             matching = f"the atoms matching {pattern!r}"

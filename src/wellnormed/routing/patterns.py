@@ -72,9 +72,10 @@ def match_patterns(
     """Which single pattern each parameter matches by any of its names.
 
     A pattern passes by the parameters that what it stands for cannot serve, as a cap of singular values does biases.
-    A pattern that serves no parameter and a parameter that two patterns serve are errors. A pattern that is a name
-    itself stands for that parameter alone. `names` holds all the names of every parameter; `what` says in the message
-    whose patterns they are; `why_not` returns why a pattern does not serve the parameter of a name, "" if it does.
+    A pattern that serves no parameter is an error, and so are two that serve one parameter, unless `patterns` gives
+    equal values to both. A pattern that is a name itself stands for that parameter alone. `names` holds all the names
+    of every parameter; `what` says in the message whose patterns they are; `why_not` returns why a pattern does not
+    serve the parameter of a name, "" if it does.
     """
     owner: dict[str, str] = {}
     passed_by: dict[str, dict[str, str]] = defaultdict(dict)
@@ -96,7 +97,7 @@ def match_patterns(
         for name, reason in reasons.items():
             if reason:
                 passed_by[name][pattern] = reason
-            elif name in owner:
+            elif name in owner and not (isinstance(patterns, Mapping) and patterns[owner[name]] == patterns[pattern]):
                 both = f"{owner[name]!r} and {pattern!r}"
                 raise ValueError(f"{what}: parameter {name!r} matches both {both}; make the patterns disjoint")
             else:
