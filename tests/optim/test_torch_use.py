@@ -175,7 +175,9 @@ def test_a_default_device_does_not_matter(make):
 
 def test_adamw_settings_are_no_dictionary():
     for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.optim.AdamWSettings):
-        with pytest.raises(ValueError, match=r"adamw must be an AdamWSettings, or .*, got .*; pass adamw=AdamWSettings\("):
+        with pytest.raises(
+            ValueError, match=r"adamw must be an AdamWSettings, or .*, got .*; pass adamw=AdamWSettings\("
+        ):
             wn.Scion(network(), lr=0.1, adamw=given)
     with pytest.raises(ValueError, match=r"AdamWSettings\(lr=0.001, eps=1e-07\)"):
         wn.Muon(network(), lr=0.1, adamw={"lr": 1e-3, "eps": 1e-7})
