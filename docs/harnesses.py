@@ -4,6 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.lightbench import MATRICES, VECTORS
+from wellnormed.proof.decimals import shown
 
 Lines = list[tuple[object, ...]]
 
@@ -31,7 +32,7 @@ def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
                 f"{planned} of {len(rates[name]) * len(decays)}"
                 + f", {len(first) - planned} more" * (len(first) > planned),
                 f"{fmean(row['validation_loss'] for row in same):.3f} ({len(same)})" if len(same) > 1 else "-",
-                f"{max(over):.6f}" if over else "-",
+                shown(max(over)) if over else "-",
             )
         )
     lines.sort(key=lambda line: float(str(line[1])))

@@ -67,7 +67,7 @@ def main(steps: int = 24) -> tuple[float, float]:
         )
         loss = trainer.train().training_loss
     ratio = max(constrain.attached.proved_ratios().values())
-    print(f"mean training loss {loss:.3f}; largest proved norm / cap {ratio:.6f}")
+    print(f"mean training loss {loss:.3f}; largest proved norm / cap {ratio}")
     return loss, ratio
 
 

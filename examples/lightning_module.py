@@ -48,7 +48,7 @@ def main(steps: int = 64) -> tuple[float, float]:
     )  # fmt: skip
     trainer.fit(model, data)
     loss, ratio = float(trainer.callback_metrics["loss"]), max(model.constraints.proved_ratios().values())
-    print(f"last loss {loss:.4f}; largest proved norm / cap {ratio:.6f}")
+    print(f"last loss {loss:.4f}; largest proved norm / cap {ratio}")
     return loss, ratio
 
 

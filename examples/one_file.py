@@ -223,8 +223,8 @@ def main(steps: int = 300) -> tuple[float, float]:
             group["lr"] = 0.05 * (1 - step / steps)
         optimizer.step()
     for name, p in model.named_parameters():
-        print(f"{name}: norm at most {norm_of(model.get_submodule(name[0]), name[2:]).proved(p):.5f}")
-    print(f"loss {loss:.4f}, proved Lipschitz constant {lipschitz(model):.4f}, at most {1.5**3} by the caps")
+        print(f"{name}: norm at most {norm_of(model.get_submodule(name[0]), name[2:]).proved(p)}")
+    print(f"loss {loss:.4f}, proved Lipschitz constant {lipschitz(model)}, at most {1.5**3} by the caps")
     return float(loss.detach()), lipschitz(model)
 
 

@@ -167,7 +167,7 @@ def main(steps: int = 12) -> tuple[list[float], list[float], float]:
     if dist.get_rank() == 0:
         print("losses:", *(f"{loss:.4f}" for loss in losses))
         print(f"from the checkpoint at step {saved}:", *(f"{loss:.4f}" for loss in again))
-        print(f"largest proved norm / cap {max(ratios):.6f}")
+        print(f"largest proved norm / cap {max(ratios)}")
     dist.destroy_process_group()
     return losses, again, max(ratios)
 

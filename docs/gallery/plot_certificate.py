@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.proof.decimals import shown
 
 plt.rcParams.update({"figure.figsize": (7, 3.6), "figure.constrained_layout.use": True, "axes.grid": True})
 plt.rcParams.update({"grid.alpha": 0.3, "font.size": 10, "legend.fontsize": 9})
@@ -49,13 +50,11 @@ for capped, colour in ((False, "#D55E00"), (True, "#0072B2")):
         steps,
         proved,
         color=colour,
-        label=f"{'caps of 1.5' if capped else 'no caps'}: proved after {steps[-1]} steps {proved[-1]:.2f}",
+        label=f"{'caps of 1.5' if capped else 'no caps'}: proved after {steps[-1]} steps {shown(proved[-1], '.2f')}",
     )
     axis.fill_between(steps, found, proved, color=colour, alpha=0.2, linewidth=0)
     if promised is not None:
-        axis.axhline(
-            promised, color="black", linestyle="--", linewidth=1, label=f"promised by the caps: {promised:.2f}"
-        )
+        axis.axhline(promised, color="black", linestyle="--", linewidth=1, label=f"promised: {shown(promised, '.2f')}")
 axis.set(xlabel="step", ylabel="Lipschitz constant", ylim=(0, None))
 axis.legend()
 plt.show()
