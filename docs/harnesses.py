@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.lightbench import MATRICES, VECTORS
-from wellnormed.proof.decimals import shown
+from wellnormed.certificates import shown
 
 Lines = list[tuple[object, ...]]
 

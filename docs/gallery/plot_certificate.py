@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.proof.decimals import shown
+from wellnormed.certificates import shown
 
 plt.rcParams.update({"figure.figsize": (7, 3.6), "figure.constrained_layout.use": True, "axes.grid": True})
 plt.rcParams.update({"grid.alpha": 0.3, "font.size": 10, "legend.fontsize": 9})

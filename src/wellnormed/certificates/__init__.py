@@ -24,6 +24,7 @@ __getattr__, __dir__ = lazy_namespace(
         "number_formats": ".formats",
         "operation": "wellnormed.program.operation",
         "require_same_model": ".verifying",
+        "shown": "wellnormed.proof.decimals",
         "verify": ".verifying",
     },
 )
