@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
-    from wellnormed.optim import Almond, Muon, Scion
+    from wellnormed.optim import Almond, Averaged, Muon, Scion
     from wellnormed.program import capture
     from wellnormed.routing import assign_norms, initialize_
 
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Almond",
+    "Averaged",
     "ColNorm",
     "ColumnCap",
     "HardCap",
@@ -64,7 +65,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("ColNorm", "Sign", "Spectral"), ".norms"),
     **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
-    **dict.fromkeys(("Almond", "Muon", "Scion"), ".optim"),
+    **dict.fromkeys(("Almond", "Averaged", "Muon", "Scion"), ".optim"),
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap", "constrain"), ".constraints"),
     "capture": ".program",
     "export": ".models",

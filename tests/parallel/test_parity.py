@@ -8,6 +8,7 @@ import torch
 from tests.parallel.training import CONSTRAINTS, OPTIMIZERS, measured
 
 CASES = {name: (name, None) for name in OPTIMIZERS} | {"Scion with constraints": ("Scion", CONSTRAINTS)}
+CASES["Averaged with constraints"] = ("Averaged", CONSTRAINTS)
 
 
 @functools.cache

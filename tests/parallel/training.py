@@ -57,6 +57,7 @@ OPTIMIZERS = {
     "Almond": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="averaged", **s),
     "of one's own": lambda a, **s: wn.Muon(a, lr=0.05, directions={"*": OfOnesOwn()}, **s),
     "NorMuon": lambda a, **s: wn.Scion(a, lr=0.05, directions={"*": wn.optim.directions.NorMuon(0.9)}, **s),
+    "Averaged": lambda a, **s: wn.Averaged(wn.Scion(a, lr=0.05, momentum=0.5, **s)),
     "sharp": lambda a, **s: wn.optim.ConditionalGradient(a, lr=0.05, step_rule="sharp", **s),
 }
 
@@ -118,6 +119,9 @@ class Training:
         (self.runner(tokens) - target).square().mean().backward()
         self.count += 1
 
+    def sent_bytes(self):
+        return getattr(self.optimizer, "inner", self.optimizer).placement.sent_bytes
+
     def weights(self):
         return {name: assembled(p) for name, p in self.model.named_parameters()}
 
@@ -148,7 +152,7 @@ def assembled(tensor):
 def measured(layout, optimizer, constraints, steps):
     """What one training leaves: weights and state, norms of the constrained, bytes sent."""
     training = Training(layout, optimizer, constraints).run(steps)
-    report = {"weights": training.weights(), "state": training.state(), "sent": training.optimizer.placement.sent_bytes}
+    report = {"weights": training.weights(), "state": training.state(), "sent": training.sent_bytes()}
     if constraints:
         report |= {"norms": training.constraints.norms(), "proved": training.constraints.proved_ratios()}
     return report

@@ -13,6 +13,7 @@ from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
+from wellnormed.optim import Averaged
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 
@@ -70,6 +71,8 @@ def constrain(
     require_patterns("constrain: ", {"constraints": constraints})
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"constrain: optimizer is of type {type(optimizer).__name__}; pass the optimizer itself")
+    if isinstance(optimizer, Averaged):
+        optimizer = optimizer.inner
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "

@@ -6,7 +6,7 @@ bounds are those of the numbers it multiplies with; any other calls them by its 
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,6 @@ from wellnormed.constraints.constrained import (
     Measure,
     allowed_distance,
     distance,
-    mark,
     matching_state,
     measure,
     upper_bound,
@@ -30,6 +29,7 @@ from wellnormed.constraints.constrained import (
 from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, count_of, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
+from wellnormed.parallel.layout import mark
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
@@ -258,6 +258,23 @@ class Constraints:
         if written := [c for c in self._constrained if c.change() == WRITTEN]:
             self._take_over(written)
             self._remember()
+
+    def accept(self, written: Container[Tensor]) -> None:
+        """Take these weights, which an average has put back, for those that the last step left."""
+        for c in self._constrained:
+            if c.parameter in written:
+                c.seen = mark(c.parameter)
+
+    def said_of_averages(self) -> list[str]:
+        """What averages of weights do not keep by themselves: a constraint that holds a norm at a value."""
+        valued = [c for c in self._constrained if c.constraint.tolerance]
+        return [
+            f"{c.name}: averages keep {c.constraint!r} from above, and eval() brings them back to it" for c in valued
+        ]
+
+    def bring_averages(self) -> None:
+        """Bring averages of weights that kept their promises where training may start; nothing is remembered."""
+        core.bring(self._constrained, self._placement, self._prove)
 
     def doubt(self) -> None:
         """Have the next step prove every weight.

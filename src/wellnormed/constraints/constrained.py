@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import local, whole
+from wellnormed.parallel.layout import Mark, mark, whole
 from wellnormed.routing.patterns import bare_names
 
-Mark = tuple[int, int, StorageWeakRef, int]
 DOUBTED, WRITTEN = 1.0, 2.0
 """What may have happened to a weight: its values may have been loaded; it was written, or put into other memory."""
 
@@ -86,16 +84,6 @@ def allowed_distance(c: Constrained) -> float:
     """How far a weight that its constraint has moved may be from its projection; in 16 bits it is rounded as well."""
     assert c.constraint.bound is not None
     return c.constraint.bound * (c.constraint.tolerance + 8 * torch.finfo(c.parameter.dtype).eps)
-
-
-def mark(parameter: Tensor) -> Mark:
-    """How often a parameter was written in place, and the memory it lies in.
-
-    Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
-    memory, and while it lives no other memory is equal to it.
-    """
-    part = local(parameter)
-    return parameter._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
 
 
 @torch.no_grad()

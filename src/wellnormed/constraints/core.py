@@ -52,18 +52,23 @@ def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> 
         raise
 
 
-@torch.no_grad()
 def project(constrained: Sequence[Constrained], placement: Placement, prove: bool = True) -> None:
-    """Bring weights where training may start, and remember them as they are then.
+    """Bring weights where training may start, and remember them as they are then."""
+    for c in constrained:
+        c.state = {}
+    bring(constrained, placement, prove)
+    for c in constrained:
+        c.begin()
+
+
+@torch.no_grad()
+def bring(constrained: Sequence[Constrained], placement: Placement, prove: bool) -> None:
+    """Bring weights where training may start, and leave what is remembered as it is.
 
     With `prove=False` it is the constraint's own function that brings them, and no proof follows.
     """
-    for c in constrained:
-        c.state = {}
-    bring = lambda c: c.constraint.project if prove else c.constraint.begin  # noqa: E731
-    _write([[c] for c in constrained], lambda c, weights, state: (bring(c)(weights, c.norm), state), placement)
-    for c in constrained:
-        c.begin()
+    act = lambda c: c.constraint.project if prove else c.constraint.begin  # noqa: E731
+    _write([[c] for c in constrained], lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
 
 
 def restore(constrained: Sequence[Constrained], proved: Mapping[str, float], placement: Placement) -> None:

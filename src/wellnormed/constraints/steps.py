@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -45,12 +44,9 @@ class BoundsItsSteps(Protocol):
         ...
 
 
-_ELSEWHERE: "WeakKeyDictionary[torch.optim.Optimizer, list[Constraints]]" = WeakKeyDictionary()
-
-
 def attached_to(optimizer: torch.optim.Optimizer) -> "list[Constraints]":
-    """The constraints attached to an optimizer; those of another library's are remembered here."""
-    return optimizer.attached if isinstance(optimizer, BoundsItsSteps) else _ELSEWHERE.setdefault(optimizer, [])
+    """The constraints attached to an optimizer. That of another library is given the attribute, which is not copied."""
+    return vars(optimizer).setdefault("attached", [])
 
 
 def count_of(optimizer: torch.optim.Optimizer) -> int:

@@ -2,6 +2,7 @@
 
 from wellnormed.optim import callbacks as callbacks
 from wellnormed.optim import directions as directions
+from wellnormed.optim.averaged import Averaged as Averaged
 from wellnormed.optim.clipped import Clipped as Clipped
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.scalars import scalars
+from wellnormed.optim.scalars import engine_of, scalars
 
 
 class Writer(Protocol):
@@ -28,8 +28,7 @@ def hugging_face(trainer: Any) -> Any:
 
     class LogScalars(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-            optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-            if control.should_log and isinstance(optimizer, ConditionalGradient):
+            if control.should_log and engine_of(optimizer):
                 trainer.log(scalars(optimizer))
 
     return LogScalars()
@@ -47,7 +46,7 @@ def lightning() -> Any:
             if trainer.global_step % trainer.log_every_n_steps:
                 return
             for optimizer in trainer.optimizers:
-                if isinstance(optimizer, ConditionalGradient):
+                if engine_of(optimizer):
                     figures = scalars(optimizer)  # a collective call, on every rank
                     for logger in trainer.loggers:
                         logger.log_metrics(figures, step=trainer.global_step)

@@ -22,7 +22,7 @@ def admitted(
     directions: Mapping[Tensor, Direction],
 ) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
-    state = _by_name(state_dict, groups)
+    state = by_name(state_dict, groups)
     begun = [group for group in state["param_groups"] if group["steps"] and group.get("memory") != "gradient"]
     if begun and not state["state"]:
         raise ValueError(
@@ -55,7 +55,7 @@ def restore_kept(
             states[parameter][key] = kept[key].to(first.device, first.dtype, copy=True)
 
 
-def _by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
     """A saved state in the order of `groups`; unchanged if it carries no names. Prefixes of wrappers do not count."""
     saved = state_dict.get("param_groups") if isinstance(state_dict, dict) and "state" in state_dict else None
     if not (isinstance(saved, list) and all(isinstance(group, dict) for group in saved)):

@@ -1,5 +1,7 @@
 """Figures of an optimizer's weights for a logger: floats by name."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,15 @@ from wellnormed.parallel import Job
 from wellnormed.parallel.placement import in_buckets
 
 
+def engine_of(optimizer: Any) -> ConditionalGradient | None:
+    """The optimizer of this package, also within others, as `Averaged` and accelerate's; None if there is none."""
+    while optimizer is not None and not isinstance(optimizer, ConditionalGradient):
+        optimizer = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
+    return optimizer
+
+
 @torch.no_grad()
-def scalars(optimizer: ConditionalGradient, gains: Gains | None = None) -> dict[str, float]:
+def scalars(optimizer: torch.optim.Optimizer, gains: Gains | None = None) -> dict[str, float]:
     """Figures of every weight that has a norm, by names that loggers sort into panels.
 
     - `norm/NAME`: the weight's norm in its own units, estimated as `Norm.norm` does;
@@ -23,7 +32,8 @@ def scalars(optimizer: ConditionalGradient, gains: Gains | None = None) -> dict[
     - `gain/NAME`, `gain_over_norm/NAME`: with `gains`, the largest gain of the layer since the last call, and the share
       of its norm that it is.
 
-    All numbers come from the device in one transfer. Where weights lie over processes, every process calls this. An
+    Of an `Averaged` they are those of its optimizer, with the weights as they are in its mode. All numbers come from
+    the device in one transfer. Where weights lie over processes, every process calls this. An
     optimizer of another library is a `ValueError`.
 
     Example:
@@ -35,12 +45,13 @@ def scalars(optimizer: ConditionalGradient, gains: Gains | None = None) -> dict[
         >>> {name: round(value, 3) for name, value in scalars(optimizer).items()}
         {'norm/weight': 1.0, 'stable_rank/weight': 4.0, 'norm_over_cap/weight': 0.5, 'update_over_weight/weight': 0.115}
     """
-    if not isinstance(optimizer, ConditionalGradient):
+    engine = engine_of(optimizer)
+    if engine is None:
         raise ValueError(
             f"scalars: {type(optimizer).__name__} has no norms; pass an optimizer of this package. For "
             "constraints on another optimizer, `constraints.norms()` gives the norms"
         )
-    normed = [a for a in optimizer.assignment if a.norm is not None]
+    normed = [a for a in engine.assignment if a.norm is not None]
     buckets = list(in_buckets(normed, lambda a: a.parameter, lambda a: a.norm))
 
     def job(norm: Norm, weights: list[Tensor]) -> Job:
@@ -49,11 +60,11 @@ def scalars(optimizer: ConditionalGradient, gains: Gains | None = None) -> dict[
         return Job((weights, places), lambda batch, _: (_figures(norm, batch),), read_only=1, cubic=cubic)
 
     jobs = (job(norm, [a.parameter.detach() for a in members]) for norm, members in buckets if norm is not None)
-    results = [figures for (batch,) in optimizer.placement.run(jobs) for figures in batch]
+    results = [figures for (batch,) in engine.placement.run(jobs) for figures in batch]
     numbers = torch.stack([figures.to(results[0].device) for figures in results]).tolist() if results else []
     entries = [a for _, members in buckets for a in members]
-    caps = {name: bound for follower in optimizer.attached for name, bound in follower.promised().items()}
-    steps, values = optimizer.update_norms(), {}
+    caps = {name: bound for follower in engine.attached for name, bound in follower.promised().items()}
+    steps, values = engine.update_norms(), {}
     for entry, (norm, rank) in zip(entries, numbers, strict=True):
         name, step = entry.name, steps[entry.name]
         values[f"norm/{name}"] = norm

@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from wellnormed._inputs import is_quantized
 
 T = TypeVar("T")
+Mark = tuple[int, int, StorageWeakRef, int]
 Steps = tuple[tuple[int, int], ...]
 """One cut after the other: the dimension, counted from the last one as -1, and the number of parts."""
 
@@ -161,6 +163,16 @@ def refuse_other_part(cut: Cut, tensor: Tensor, name: str) -> None:
 def local(tensor: Tensor) -> Tensor:
     """This process' part, which shares its memory; all of a plain tensor."""
     return tensor.to_local().detach() if is_distributed(tensor) else tensor
+
+
+def mark(tensor: Tensor) -> Mark:
+    """How often a tensor was written in place, and the memory it lies in.
+
+    Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
+    memory, and while it lives no other memory is equal to it.
+    """
+    part = local(tensor)
+    return tensor._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from wellnormed._ranges import NOT_NEGATIVE, PART, POSITIVE, SHARE, Range
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
 ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
-Schedule = Literal["linear", "cooldown", "cosine"]
+Schedule = Literal["linear", "cooldown", "cosine", "none"]
 CHARACTERS, BYTES = "characters", "shakespeare"
 """The names of data that are not a folder of shards."""
 
@@ -94,7 +94,9 @@ class TrainConfig:
     momentum_start: float | None = None
     """The fraction that is kept in the first step, from which it rises linearly over 300 steps; None for no rise."""
     schedule: Schedule = "linear"
-    """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine."""
+    """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine. With
+    none it is constant, and what is evaluated, certified and published is an average of the weights, at any step
+    (`wellnormed.Averaged`)."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -195,6 +197,8 @@ class TrainConfig:
                 return min(1.0, (1 - done) / self.cooldown)
             case "cosine":
                 return 0.5 * (1 + math.cos(math.pi * done))
+            case "none":
+                return 1.0
 
     def momentum_at(self, step: int) -> float:
         """The fraction of the momentum that is kept in a step, counted from 0."""

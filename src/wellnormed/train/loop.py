@@ -190,7 +190,8 @@ def _go_on(
 
         task.restore_state(read)
         if task.step == config.steps and config.certify != "no":
-            task.require_caps()  # no step comes before the results, which say what was proved of these weights
+            with task.evaluating():
+                task.require_caps()  # no step comes before the results, which say what was proved of these weights
     ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
     _run(task, run, _speaker(console, ranks))
 
@@ -223,7 +224,8 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     with explained(run), task.requests:
         ranks.by_first(lambda: record_environment(run.environment_file, task.device, task.step))
         _steps(task, run, console)
-        finish(task, run, console)
+        with task.evaluating():
+            finish(task, run, console)
 
 
 def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
@@ -241,7 +243,8 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
             if task.constraints is not None:
                 row["norms_over_caps"] = task.constraints.norm_ratios()
             if saving:
-                row |= evaluated(task)
+                with task.evaluating():
+                    row |= evaluated(task)
             ranks.by_first(lambda: run.append_metrics(row))
             show(step, _shown(row))
             if saving:

@@ -12,7 +12,7 @@ from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
 from wellnormed.models.potential_gpt import PotentialGPT
 from wellnormed.nn import ConvexPotential, constraints_of
-from wellnormed.optim import AdamWSettings, Muon, Scion
+from wellnormed.optim import AdamWSettings, Averaged, Muon, Scion
 from wellnormed.routing import assign_norms
 from wellnormed.train.config import TrainConfig
 
@@ -96,8 +96,9 @@ def build_optimizer(
         else:
             adamw = AdamWSettings(lr=config.adamw_rate, betas=betas)
             optimizer = Muon(model, config.learning_rate, recipe="muon", adamw=adamw, **shared)
+    moved = Averaged(optimizer) if config.schedule == "none" else optimizer
     if not isinstance(model, PotentialGPT) and (config.constraint == "none" or not isinstance(model, GPT)):
-        return optimizer, None
+        return moved, None
     norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
     # what a constraint has written keeps its promise, and a checkpoint has checksums: proofs are for what is published
-    return optimizer, constraints.constrain(optimizer, weight_constraints(model, config), norms, prove=False)
+    return moved, constraints.constrain(optimizer, weight_constraints(model, config), norms, prove=False)

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from wellnormed.constraints import Constraints
-from wellnormed.optim import NonFiniteGradientError
+from wellnormed.optim import Averaged, NonFiniteGradientError
 from wellnormed.train.stopping import Requests
 
 M = TypeVar("M", bound=nn.Module)
@@ -96,6 +97,16 @@ class Task(ABC, Generic[M]):
         self.scheduler.step()
         self.step += 1
         return value
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The weights that are evaluated and published: their average, if the optimizer keeps one."""
+        averages = self.optimizer if isinstance(self.optimizer, Averaged) else None
+        if averages:
+            averages.eval()
+        yield
+        if averages:
+            averages.train()
 
     def require_caps(self) -> float:
         """Prove every norm, and return the largest over its cap; one above its cap is a `ValueError`."""
