@@ -79,6 +79,7 @@ ARMS = {
     "Scion, falling": Arm(lambda model, rate: [wn.Scion(model, lr=rate)]),
     "Muon, falling": Arm(lambda model, rate: [wn.Muon(model, lr=rate)]),
     'Muon, recipe "muon", falling': Arm(lambda model, rate: [wn.Muon(model, lr=rate, recipe="muon")]),
+    "Scion, averaged": Arm(lambda model, rate: [wn.Averaged(wn.Scion(model, lr=rate, momentum=0.5))], falls=False),
     "Scion, constant": Arm(lambda model, rate: [wn.Scion(model, lr=rate)], falls=False),
     "bounded Adam on vectors, falling": Arm(lambda model, rate: [wn.Scion(model, lr=rate, directions=ON_VECTORS)]),
     "bounded Adam on vectors, constant": Arm(
