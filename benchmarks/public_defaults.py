@@ -29,7 +29,11 @@ from papers.header import header, stored_rows, write_result
 from wellnormed.optim.directions import BoundedAdam
 
 OUTPUT = Path("results/public-defaults.json")
-STEPS, LAST, DATA_SEED, SEEDS = 300, 20, 1234, (0, 1, 2)
+STEPS, LAST, DATA_SEED, SEEDS, MOST = 300, 20, 1234, (0, 1, 2), 7
+MODELS = (
+    "ViT, width 64", "ViT, width 128", "ConvNeXt", "ConvNeXt V2", "Swin", "ResNet", "BERT", "GPT-2", "Llama", "Mamba",
+    "T5", "Whisper",
+)  # fmt: skip
 PEERS = ("AdamW, falling", "torch's Muon with AdamW, falling")
 
 Data = dict[str, Tensor]
@@ -235,30 +239,30 @@ def means(rows: list[dict[str, Any]], model: str, arm: str) -> dict[float, float
     return {rate: fmean(found) for rate, found in sorted(losses.items()) if len(found) == most}
 
 
-def missing(rows: list[dict[str, Any]], seeds: list[int]) -> Iterator[tuple[str, str, float, int]]:
-    """Model, arm, rate and seed of every run that no row has, while `rows` grows."""
+def rates(rows: list[dict[str, Any]], model: str, name: str) -> list[float]:
+    """The rates of an arm: its own, those that ran, and a further one if the best lies at the edge."""
+    own, found = ARMS[name].rates, means(rows, model, name)
+    tried = {*own, *found}
+    if len(own) > 1 and found.keys() == tried and len(tried) < MOST:
+        best = min(found, key=found.__getitem__)
+        tried |= {best / 3} if best == min(tried) else {best * 3} if best == max(tried) else set()
+    return sorted(tried)
 
-    def known(*cell: object) -> bool:
-        return any((row["model"], row["arm"], row["rate"], row["seed"]) == cell for row in rows)
 
+def missing(rows: list[dict[str, Any]], seeds: list[int], model: str) -> Iterator[tuple[str, float, int]]:
+    """Arm, rate and seed of every run of a model that no row has, as the rows are at the time."""
     for seed in seeds:
-        for model in cases():
-            for name, arm in ARMS.items():
-                tried = {*arm.rates, *means(rows, model, name)}
-                while todo := [rate for rate in sorted(tried) if not known(model, name, rate, seed)]:
-                    for rate in todo:
-                        yield model, name, rate, seed
-                    found = means(rows, model, name)
-                    best = min(found, key=found.__getitem__)
-                    if len(arm.rates) > 1 and best in (min(tried), max(tried)) and len(tried) < 7:
-                        tried.add(best / 3 if best == min(tried) else best * 3)
+        for name in ARMS:
+            for rate in rates(rows, model, name):
+                if not any((r["model"], r["arm"], r["rate"], r["seed"]) == (model, name, rate, seed) for r in rows):
+                    yield name, rate, seed
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The mean loss of every arm at its best rate, and on how many models it is at most that of the peers' best."""
     lines = ["| model | " + " | ".join(ARMS) + " |", "|---" * (len(ARMS) + 1) + "|"]
     ahead = dict.fromkeys(ARMS, 0)
-    for model in cases():
+    for model in MODELS:
         best = {name: min(means(rows, model, name).values(), default=math.nan) for name in ARMS}
         lines.append(f"| {model} | " + " | ".join(f"{loss:.3g}" for loss in best.values()) + " |")
         for name in ARMS:
@@ -274,13 +278,17 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     torch.set_num_threads(1)
     rows = stored_rows(OUTPUT)
-    about = json.loads(OUTPUT.read_text()) if rows else header("python -m benchmarks.public_defaults", list(SEEDS))
-    for model, name, rate, seed in missing(rows, seeds):
-        loss = train(cases()[model], ARMS[name], rate, seed)
-        stored = round(loss, 10) if math.isfinite(loss) else None
-        rows.append({"model": model, "arm": name, "rate": rate, "seed": seed, "loss": stored})
-        print(model, name, rate, seed, loss, flush=True)
-        write_result(OUTPUT, {**about, "steps": STEPS, "rows": rows})
+    about = json.loads(OUTPUT.read_text()) if rows else header("python -m benchmarks.public_defaults", seeds)
+    about["seed"] = sorted({*about["seed"], *seeds})
+    for seed in seeds:
+        for model, case in cases().items():
+            while cell := next(missing(rows, [seed], model), None):
+                name, rate, _ = cell
+                loss = train(case, ARMS[name], rate, seed)
+                stored = round(loss, 10) if math.isfinite(loss) else None
+                rows.append({"model": model, "arm": name, "rate": rate, "seed": seed, "loss": stored})
+                print(model, name, rate, seed, loss, flush=True)
+                write_result(OUTPUT, {**about, "steps": STEPS, "rows": rows})
     print(table(rows))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2132,
+    "benchmarks": 2139,
     "campaigns": 2256,
     "papers": 5678,
     "src/wellnormed": 635,

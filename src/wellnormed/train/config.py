@@ -96,7 +96,7 @@ class TrainConfig:
     schedule: Schedule = "linear"
     """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine. With
     none it is constant, and what is evaluated, certified and published is an average of the weights, at any step
-    (`wellnormed.Averaged`)."""
+    (`wellnormed.Averaged`), beside which a momentum of 0.5 is enough."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
