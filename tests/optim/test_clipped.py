@@ -148,6 +148,14 @@ def test_what_is_not_finite_is_refused_before_anything_changes():
     assert not optimizer.state
 
 
+def test_frozen_parameters_of_the_optimizer_are_left_alone():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False))
+    optimizer = Clipped(INNER["AdamW"](module.parameters()), 2.0, norms=module)
+    gradients(module[0], 0)
+    optimizer.step()
+    assert optimizer.update_norms().keys() == {"0.weight", "0.bias"}
+
+
 def test_a_rate_of_zero_moves_nothing_and_a_closure_is_called():
     layer = nn.Linear(4, 4)
     optimizer = Clipped(INNER["AdamW"](layer.parameters()), 2.0, norms=layer)

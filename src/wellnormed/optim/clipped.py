@@ -74,7 +74,8 @@ class Clipped(Around):
         if not isinstance(assignment, Assignment):
             raise ValueError(f"Clipped: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
         known = {a.parameter for a in assignment}
-        if unknown := [p for group in optimizer.param_groups for p in group["params"] if p not in known]:
+        members = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if unknown := [p for p in members if p not in known]:
             raise ValueError(
                 f"Clipped: a parameter of shape {tuple(unknown[0].shape)} of the optimizer is not in norms=; assign "
                 "norms to the same model, after it was moved, wrapped or unfrozen"
@@ -103,14 +104,11 @@ class Clipped(Around):
         super().load_state_dict(state_dict)
         self._tell("doubt")
 
-    def _groups(self) -> dict[Tensor, dict[str, Any]]:
-        return {p: group for group in self.param_groups for p in group["params"]}
-
     def _clipped(self) -> list[tuple[AssignedParameter, float]]:
         """The parameters whose steps are brought into a ball, and their rates now."""
-        groups = self._groups()
-        rates = [(a, float(groups[a.parameter]["lr"])) for a in self.assignment if a.parameter in groups]
-        return [(a, rate) for a, rate in rates if a.norm is not None and a.norm.measures is not None]
+        rates = {p: float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        members = [a for a in self.assignment if a.parameter in rates]
+        return [(a, rates[a.parameter]) for a in members if a.norm is not None and a.norm.measures is not None]
 
     def update_norms(self) -> dict[str, float | None]:
         """The bound on the norm of the coming step of every parameter, by name; None where it has no norm."""
