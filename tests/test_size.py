@@ -27,9 +27,9 @@ AT_MOST = {
     "parallel": 366,
     "program": 1175,
     "proof": 1789,
-    "routing": 864,
+    "routing": 861,
     "train": 1930,
-    "tests": 22933,
+    "tests": 22930,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -17,29 +17,7 @@ from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 import wellnormed as wn
 from wellnormed.norms import ColNorm
 
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def backward(model, seed):
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
-    loss = model(x).square().mean()
-    loss.backward()
-    return loss.detach()
-
-
-def train(model, optimizer, steps, first=0):
-    for seed in range(first, first + steps):
-        optimizer.zero_grad()
-        backward(model, seed)
-        optimizer.step()
-
-
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
+from .training import backward, network, same, train
 
 INNER = {
     "scion": lambda model: wn.Scion(model, lr=0.05, momentum=0.5),

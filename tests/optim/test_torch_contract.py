@@ -11,27 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import wellnormed as wn
 from wellnormed.optim.settings import EngineSettings
 
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def backward(model, seed):
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
-    model(x).square().mean().backward()
-
-
-def train(model, optimizer, steps, first=0):
-    for seed in range(first, first + steps):
-        optimizer.zero_grad()
-        backward(model, seed)
-        optimizer.step()
-
-
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
+from .training import backward, network, same, train
 
 FORMS = {
     "parameters": lambda model: model.parameters(),

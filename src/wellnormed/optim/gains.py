@@ -53,9 +53,10 @@ class Gains:
 
     def read(self) -> dict[str, float]:
         """The largest gain of every layer since the last call, by the name of its weight."""
-        found = {name: float(gain) for name, gain in self._largest.items() if gain > 0}
+        names, gains = list(self._largest), list(self._largest.values())
         self._largest.clear()
-        return found
+        numbers = torch.stack([gain.to(gains[0].device) for gain in gains]).tolist() if gains else []  # one transfer
+        return {name: gain for name, gain in zip(names, numbers, strict=True) if gain > 0}
 
     def remove(self) -> None:
         """End watching."""

@@ -74,10 +74,9 @@ class Roles:
 
     def __init__(self, model: nn.Module) -> None:
         self.owners = dict(model.named_modules(remove_duplicate=False))
-        linears = [n for n, m in model.named_modules() if _is_linear(m) and not _adapter(n)]
-        layers = {
-            n: m for n, m in model.named_modules() if n in linears or (isinstance(m, _ConvNd) and not _adapter(n))
-        }
+        all_layers = [(name, module) for name, module in model.named_modules() if not _adapter(name)]
+        layers = {name: module for name, module in all_layers if _is_linear(module) or isinstance(module, _ConvNd)}
+        linears = [name for name, module in layers.items() if _is_linear(module)]
         self._first = next(iter(layers.values()), None)
         outside = [name for name in linears if not self._repeated(name)]
         heads = [name for name in outside if _HEADS.fullmatch(_own_name(name)) and not self._in_list(name)]
@@ -225,10 +224,8 @@ def _adapter(name: str) -> str:
 def _is_linear(module: nn.Module) -> bool:
     """Whether a module is an `nn.Linear`, or has a matrix as its weight and is called one, as parallel layers are."""
     weight = module._parameters.get("weight")
-    named = (
-        "linear" in type(module).__name__.lower() and weight is not None and not is_lazy(weight) and weight.ndim == 2
-    )
-    return isinstance(module, nn.Linear) or named
+    matrix = weight is not None and not is_lazy(weight) and weight.ndim == 2
+    return isinstance(module, nn.Linear) or (matrix and "linear" in type(module).__name__.lower())
 
 
 def _by_layer(module: nn.Module, leaf: str) -> Role | None:
