@@ -31,6 +31,7 @@ from torch import nn
 
 import wellnormed as wn
 from papers.header import header, stored_rows, write_result
+from wellnormed.optim.directions import BoundedAdam
 
 RESULTS = Path(__file__).parents[1] / "results" / "lightbench.json"
 TRIALS, STEPS = 20, 500  # LightBench runs whole groups of steps: 480 of the constrained tasks, 256 of the others
@@ -115,12 +116,30 @@ def wn_scion(model: nn.Module, lr: float, beta: float, weight_decay: float) -> T
     return Together(wn.Scion(model, lr, momentum=beta, **settings))
 
 
+def wn_classic_muon(
+    model: nn.Module, lr: float, betas: tuple[float, float], beta: float, weight_decay: float
+) -> Together:
+    """Ours with the recipe and the unit of torch's arm: AdamW moves all but hidden matrices, at the same rate."""
+    adamw = wn.optim.AdamWSettings(lr, betas, weight_decay=weight_decay)
+    settings: dict[str, Any] = {"overrides": bare_matrices(model), "weight_decay": weight_decay, "recipe": "muon"}
+    return Together(wn.Muon(model, lr, momentum=beta, adjust_lr_fn="match_rms_adamw", adamw=adamw, **settings))
+
+
+def wn_bounded_adam(model: nn.Module, lr: float, beta: float, weight_decay: float) -> Together:
+    """Scion whose steps of vectors and tables become short in noise."""
+    settings: dict[str, Any] = {"overrides": bare_matrices(model), "weight_decay": weight_decay}
+    return Together(wn.Scion(model, lr, momentum=beta, directions={"*": BoundedAdam()}, **settings))
+
+
 def bare_matrices(model: nn.Module) -> dict[str, wn.norms.Norm]:
     """Norms of the matrices that a task's model holds itself, outside of any layer."""
     return {name: wn.Spectral() for name, p in model.named_parameters(recurse=False) if p.ndim == 2}
 
 
-OPTIMIZERS = {"adamw": adamw, "torch-muon": torch_muon, "soap": soap, "wn-muon": wn_muon, "wn-scion": wn_scion}
+OPTIMIZERS = {
+    "adamw": adamw, "torch-muon": torch_muon, "soap": soap, "wn-muon": wn_muon, "wn-scion": wn_scion,
+    "wn-classic-muon": wn_classic_muon, "wn-scion-bounded-adam": wn_bounded_adam,
+}  # fmt: skip
 
 
 def for_cpu(folder: Path) -> None:

@@ -32,6 +32,8 @@ LAYERS = 3
 BETAS = (0.9, 0.95)
 EPOCH = 97
 """Steps of 512 images; the last ones of an epoch fill no batch and are left out."""
+CLIPPED = 3.0
+"""The norm, per unit of the rate, in which AdamW's steps are clipped for a soft cap, which needs their bound."""
 WITHIN = 0.01
 """How far an accuracy may be from the published one."""
 
@@ -146,6 +148,8 @@ def lt_task(run: CifarRun, device: torch.device) -> CifarTask:
         optimizer = wn.Scion(norms, lr=rate, momentum=BETAS[0], nesterov=False, weight_decay=decay)
     else:
         optimizer = lt_adamw(model, run)
+        if run.method == "soft cap":
+            optimizer = wn.optim.Clipped(optimizer, CLIPPED, norms=norms)
     constraint = _constraint(run)
     held = None if constraint is None else wn.constrain(optimizer, {"*": constraint}, norms=norms)
     return CifarTask(model, optimizer, held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2139,
+    "benchmarks": 2152,
     "campaigns": 2256,
-    "papers": 5678,
+    "papers": 5687,
     "src/wellnormed": 635,
     "certificates": 3254,
     "constraints": 1042,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 861,
     "train": 1930,
-    "tests": 22930,
+    "tests": 22947,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
