@@ -176,13 +176,13 @@ def test_printing_shows_what_will_be_used():
     spectral = "Spectral"
     assert lines[0] == ["Scion()"]
     assert lines[1] == ["parameter", "shape", "norm", "radius", "lr", "differs", "why"]
-    assert lines[2] == ["0.weight", "(5, 4)", "AdamW", "0.0003", "override '0'"]
+    assert lines[2] == ["0.weight", "(5, 4)", "AdamW", "0.01", "override '0'"]
     assert lines[3] == ["1.weight", "(8, 4)", spectral, "1", "0.125", "momentum=0.5", "nn.Linear"]
     assert lines[4] == ["2.weight", "(5, 8)", spectral, "3000", "0.5", "nn.Linear"]
     assert lines[5][:2] == ["1.bias", "frozen"]
     for group in optimizer.param_groups:
-        group["lr"] = 0.0003  # as a scheduler moves it
-    assert str(optimizer).startswith("Scion(lr=0.0003)\n")
+        group["lr"] = 0.01  # as a scheduler moves it
+    assert str(optimizer).startswith("Scion(lr=0.01)\n")
 
 
 def empty_layer() -> nn.Module:
@@ -249,7 +249,7 @@ def test_help_shows_every_keyword_with_its_default(optimizer):
 
 def test_a_scheduler_that_raises_the_rate_of_adamw_is_warned_of():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    optimizer = wn.Muon(model, recipe="muon", lr=0.02)
+    optimizer = wn.Muon(model, recipe="muon", lr=0.02, adamw=wn.optim.AdamWSettings(lr=3e-4))
     each = torch.optim.lr_scheduler.OneCycleLR(optimizer, [g["lr"] for g in optimizer.param_groups], total_steps=8)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

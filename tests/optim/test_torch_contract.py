@@ -100,13 +100,13 @@ def test_adamw_has_settings_of_its_own_for_every_role():
     )  # fmt: skip
     found = {name: g for g in optimizer.param_groups for name in g["param_names"] if g["step_rule"] == "adamw"}
     assert {name: (g["lr"], g["betas"], g["weight_decay"]) for name, g in found.items()} == {
-        "0.bias": (1.5e-4, (0.9, 0.95), 0.1),
-        "2.bias": (3e-4, (0.9, 0.95), 0.1),
+        "0.bias": (0.005, (0.9, 0.95), 0.1),
+        "2.bias": (0.01, (0.9, 0.95), 0.1),
         "4.weight": (1e-3, (0.8, 0.9), 0.0),
         "4.bias": (1e-3, (0.8, 0.9), 0.0),
     }
     partly = wn.Muon(model, recipe="muon", adamw={"4.weight": head})
-    assert {g["lr"] for g in partly.param_groups if g["step_rule"] == "adamw"} == {1e-3, 3e-4}
+    assert {g["lr"] for g in partly.param_groups if g["step_rule"] == "adamw"} == {1e-3, 0.01}
     with pytest.raises(ValueError, match="the pattern 'lm_head' matches no trainable parameter"):
         wn.Muon(model, recipe="muon", adamw={"lm_head": head})
 

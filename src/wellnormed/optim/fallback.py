@@ -16,10 +16,11 @@ from wellnormed._inputs import require_numbers
 class AdamWSettings:
     """What AdamW does to parameters without a norm; the fields are arguments of `torch.optim.AdamW`.
 
-    The learning rate is a number of its own, for its unit is another than that of the oracles.
+    The learning rate is a number of its own, for its unit is another than that of the oracles. Its default is the one
+    that did best beside a Muon of 0.02 on small public models, with rates that fall to zero (`docs/rates.md`).
     """
 
-    lr: float = 3e-4
+    lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0

@@ -56,7 +56,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     adamw = settings.get("adamw")
     by_pattern = isinstance(adamw, Mapping) and all(isinstance(each, AdamWSettings) for each in adamw.values())
     if not by_pattern and not isinstance(adamw, AdamWSettings | None):
-        values = adamw if isinstance(adamw, Mapping) else {"lr": 3e-4}
+        values = adamw if isinstance(adamw, Mapping) else {"lr": 0.01}
         call = ", ".join(f"{key}={value!r}" for key, value in values.items())
         raise ValueError(
             f"{where}adamw must be an AdamWSettings, or some by patterns of names, got {adamw!r}; pass "
