@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2152,
+    "benchmarks": 2148,
     "campaigns": 2256,
-    "papers": 5687,
+    "papers": 5688,
     "src/wellnormed": 635,
     "certificates": 3254,
     "constraints": 1042,
