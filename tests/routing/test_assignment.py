@@ -148,6 +148,7 @@ def test_a_pattern_passes_by_what_its_norm_does_not_fit_and_says_so():
     ("overrides", "message"),
     [
         ({"nothing": wn.Sign()}, "matches no trainable parameter"),
+        ({"weight": wn.Sign()}, r"the pattern 'weight' stands for whole names alone; pass '\*\.weight'"),
         ({"1.*": wn.Sign(), "1.weight": wn.Spectral()}, "matches both"),
         ({"1.bias": wn.Spectral()}, "2-dimensional"),
         ({"1.weight": wn.norms.PerHead(3)}, "do not divide"),

@@ -109,6 +109,8 @@ def match_patterns(
 
 def _no_match(pattern: str, names: Mapping[str, Sequence[str]], what: str) -> str:
     every = [unwrapped(place) for places in names.values() for place in places]
+    if any(matches(f"*.{pattern}", name) for name in every):  # it is written as it would be for `re.search`
+        return f"{what}: the pattern {pattern!r} stands for whole names alone; pass '*.{pattern}'"
     modules = {".".join(parts[:i]) for parts in (name.split(".") for name in every) for i in range(1, len(parts))}
     near = difflib.get_close_matches(unwrapped(pattern), sorted({*every, *modules}), 3, cutoff=0.5)
     known = f"the nearest names are {', '.join(near)}" if near else f"the names are {', '.join(every[:20])}"
