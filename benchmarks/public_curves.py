@@ -2,14 +2,14 @@
 
 The model is GPT-2 of Hugging Face's `transformers` with random weights, at the size written here, on characters of Tiny
 Shakespeare. AdamW and Muon (which leaves vectors and tables to AdamW, at AdamW's best) are tried at three rates each,
-`wn.Scion` at its default alone. Every rate falls linearly to zero. The best of three rates is the one of the lowest
+`wn.Scion` at its default alone. Every rate falls linearly to zero, but for the average of Scion's iterates, which knows
+no end (`wn.Averaged`). The best of three rates is the one of the lowest
 mean over the seeds at the end of the run, so the search favours the others. A finished run is one row, and is not run
 again.
 
     python -m benchmarks.public_curves            # the rows that are missing, then the figure
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +25,7 @@ from wellnormed.data import load_shakespeare
 OUTPUT = Path("results/public-curves.json")
 STEPS, EVERY, BATCH, LENGTH, SEEDS = 200, 20, 12, 64, (0, 1, 2)
 SIZE = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LENGTH}
-SCION, ADAMW = "wn.Scion, as it comes", 0.003
+SCION, AVERAGED, ADAMW = "wn.Scion, as it comes", "wn.Scion, averaged, no schedule", 0.003
 
 
 def with_muon(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -43,6 +43,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module, float], list[torch.optim.Optimi
     ),
     "Muon with AdamW, best of three rates": (with_muon, (0.006, 0.012, 0.024)),
     SCION: (lambda m, rate: [wn.Scion(m, lr=rate)], (0.02,)),
+    AVERAGED: (lambda m, rate: [wn.Averaged(wn.Scion(m, lr=rate, momentum=0.5))], (0.02,)),
 }
 """Name -> how it is made, and its rates."""
 
@@ -62,14 +63,18 @@ def train(name: str, rate: float, seed: int) -> list[tuple[int, float]]:
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(data.symbols), bos_token_id=0, eos_token_id=0, **SIZE)).train()
     optimizers = OPTIMIZERS[name][0](model, rate)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1 - step / STEPS) for each in optimizers]
+    falls = (lambda step: 1.0) if name == AVERAGED else (lambda step: 1 - step / STEPS)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, falls) for each in optimizers]
+    averages = [each for each in optimizers if isinstance(each, wn.Averaged)]
     draws, curve = torch.Generator().manual_seed(seed), []
     for step in range(STEPS + 1):
         if step % EVERY == 0:
-            model.eval()
+            for each in (model, *averages):
+                each.eval()
             with torch.no_grad():
                 curve.append((step, round(loss_of(model, seen).item(), 5)))
-            model.train()
+            for each in (model, *averages):
+                each.train()
         starts = torch.randint(len(text) - LENGTH, (BATCH,), generator=draws)
         loss_of(model, torch.stack([text[start : start + LENGTH + 1] for start in starts])).backward()
         for each, schedule in zip(optimizers, schedules, strict=True):
@@ -96,7 +101,7 @@ def best(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def draw_on(axis: Any, rows: list[dict[str, Any]]) -> None:
     """The curves: means over the seeds, with bands from the least to the largest."""
-    styles = (("#777777", ":"), ("#D55E00", "--"), ("#0072B2", "-"))
+    styles = (("#777777", ":"), ("#D55E00", "--"), ("#0072B2", "-"), ("#009E73", "-."))
     for (name, each), (colour, style) in zip(best(rows).items(), styles, strict=True):
         steps = [step for step, _ in each[0]["curve"]]
         losses = [[row["curve"][place][1] for row in each] for place in range(len(steps))]
@@ -121,13 +126,14 @@ def main() -> None:
     """Run what has no row yet, and draw the figure."""
     torch.set_num_threads(1)
     rows = stored_rows(OUTPUT)
-    about = json.loads(OUTPUT.read_text()) if rows else header("python -m benchmarks.public_curves", list(SEEDS))
+    about = header("python -m benchmarks.public_curves", list(SEEDS))
     for seed in SEEDS:
         for name, (_, rates) in OPTIMIZERS.items():
             for rate in rates:
                 if any((row["optimizer"], row["rate"], row["seed"]) == (name, rate, seed) for row in rows):
                     continue
-                rows.append({"optimizer": name, "rate": rate, "seed": seed, "curve": train(name, rate, seed)})
+                row = {"optimizer": name, "rate": rate, "seed": seed, "commit": about["commit"][:10]}
+                rows.append({**row, "curve": train(name, rate, seed)})
                 print(name, rate, seed, rows[-1]["curve"][-1], flush=True)
                 write_result(OUTPUT, {**about, "model": f"GPT2LMHeadModel {SIZE}", "steps": STEPS, "rows": rows})
     draw(rows, OUTPUT.with_suffix(".png"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2230,
+    "benchmarks": 2235,
     "campaigns": 2256,
     "papers": 5688,
     "src/wellnormed": 635,
@@ -28,8 +28,8 @@ AT_MOST = {
     "program": 1175,
     "proof": 1789,
     "routing": 863,
-    "train": 1930,
-    "tests": 22948,
+    "train": 1931,
+    "tests": 22952,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
