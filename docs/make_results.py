@@ -132,7 +132,11 @@ def public_curves() -> Lines:
     content = load(CURVES)
     yield from ("## Three optimizers on a public model", "", *origin(CURVES, content))
     yield from ("![Validation loss of GPT-2 by AdamW, Muon and wn.Scion](../results/public-curves.png)", "")
-    yield from (f"{content['model']}, random weights, {content['steps']} steps; rates fall to zero, but for the average's.", "")
+    yield from (
+        f"{content['model']}, random weights, {content['steps']} steps; rates fall to zero, but for the",
+        "average's.",
+        "",
+    )
     yield from table(
         "optimizer | rate | validation loss at the end",
         [

@@ -95,8 +95,9 @@ class TrainConfig:
     """The fraction that is kept in the first step, from which it rises linearly over 300 steps; None for no rise."""
     schedule: Schedule = "linear"
     """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine. With
-    none it is constant, and what is evaluated, certified and published is an average of the weights, at any step
-    (`wellnormed.Averaged`), beside which a momentum of 0.5 is enough."""
+    none it knows no end: it falls as `1 / sqrt(1 + step / 200)` whatever `steps` says, and what is evaluated, certified
+    and published is an average of the weights, at any step (`wellnormed.Averaged`), beside which a momentum of 0.5 is
+    enough."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -198,7 +199,7 @@ class TrainConfig:
             case "cosine":
                 return 0.5 * (1 + math.cos(math.pi * done))
             case "none":
-                return 1.0
+                return 1 / math.sqrt(1 + step / OPEN_STEPS)
 
     def momentum_at(self, step: int) -> float:
         """The fraction of the momentum that is kept in a step, counted from 0."""
@@ -222,6 +223,8 @@ def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str
             raise ValueError(f"{name}={values[name]} must {must} (on the command line: {option})")
 
 
+OPEN_STEPS = 200
+"""Steps until a rate that knows no end has fallen by a factor of sqrt(2)."""
 MOMENTUM_STEPS = 300
 """Steps until the momentum has risen, as in the speedrun."""
 LARGEST = 2**31
