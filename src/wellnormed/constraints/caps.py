@@ -4,10 +4,11 @@ All but the soft and the optimal cap, which refuse long steps, serve any optimiz
 balance with the step, are in `decays`, constraints that hold it at a value in `equalities`.
 """
 
+import copy
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +32,10 @@ class Cap(Constraint):
 
     Weights are proved to lie at or below the cap before the first step, unless `constrain(..., prove=False)` takes the
     cap's word for it. Later they are where the aim and the accuracy of the matrix functions put them; 16-bit weights
-    are constrained in float32 and proved again once they are rounded.
+    are constrained in float32 and proved again once they are rounded. Rounding moves every entry by at most the share
+    `u`, half the dtype's `eps`, and hardly ever lengthens a weight by more than that share. So their aim is lower by
+    `u`, and one proof nearly always succeeds; a weight for which it fails is scaled down and proved again. Caps that
+    undo a step shrink all of a weight, and end below the cap without that.
 
     **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
     `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since
@@ -44,6 +48,10 @@ class Cap(Constraint):
     cap: float
     every: ClassVar[int] = 1
     """Steps of one learning rate from one projection to the next."""
+    undoes_steps: ClassVar[bool] = False
+    """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
+    rounding: ClassVar[float] = 0.0
+    """The share by which the aim is lower for weights that are then rounded to 16 bits; `stored_as` sets it."""
 
     def __post_init__(self) -> None:
         self._require_positive(cap=self.cap)
@@ -60,13 +68,20 @@ class Cap(Constraint):
         """The norm of the longest step after which the constraint brings a weight back, but for rounding."""
         return math.inf
 
+    def stored_as(self, dtype: torch.dtype) -> Self:
+        if dtype.itemsize >= 4 or self.undoes_steps:
+            return self
+        own = copy.copy(self)
+        object.__setattr__(own, "rounding", torch.finfo(dtype).eps / 2)
+        return own
+
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         """Refuse a step that is too long for the function that brings weights back, if that depends on the step."""
         if not self.uses_update_norm:
             return
         step = self._require_update_norm(update_norm, name)
         try:
-            _try(self, step)
+            _try(self, *self._work(step))
         except ValueError:
             raise ValueError(
                 f"{type(self).__name__}({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
@@ -119,14 +134,19 @@ class Cap(Constraint):
         rounding = 2.0**-52 * self.cap  # of each float64 sum, so that exactly so many steps fit
         return self.cap - steps * (update_norm + rounding)
 
+    def _work(self, update_norm: float | None) -> tuple[float, float]:
+        """The aim of matrix functions after a step, and how far above it a weight of norm `cap` is by then."""
+        level = self._aim(update_norm) * (1 - self.rounding)
+        return level * TARGET, (update_norm or 0.0) + (self.cap - level)
+
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
         """Bring weights from anywhere to the cap."""
-        return norm.project(weights, self.cap * TARGET)
+        return norm.project(weights, self._work(None)[0])
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         """Bring back weights that a step of that norm has moved; slice by slice unless a constraint differs."""
-        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
-        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
+        aim, above = self._work(update_norm)
+        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, aim * unit, above * unit))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         """Bring slices back to the cap; both numbers are largest singular values."""
@@ -134,9 +154,9 @@ class Cap(Constraint):
 
 
 @functools.lru_cache(maxsize=1024)
-def _try(constraint: Cap, step: float) -> None:
+def _try(constraint: Cap, aim: float, above: float) -> None:
     """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
-    constraint._cap(torch.zeros(1, 1, device="cpu"), constraint.cap * TARGET, step)
+    constraint._cap(torch.zeros(1, 1, device="cpu"), aim, above)
 
 
 def _without_defaults(constraint: Cap) -> str:
@@ -180,11 +200,11 @@ class HardCap(Cap):
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         if update_norm is None:
             return super()._after_step(weights, norm, update_norm)
-        aim = self._aim(update_norm)
-        most = (self.cap + update_norm) / (aim * TARGET)
-        blur = (self.cap - aim) / (4 * aim)  # a quarter of the room at most, for two fifths of the products
+        level, (aim, _) = self._aim(update_norm), self._work(update_norm)
+        most = (self.cap + update_norm) / aim
+        blur = (self.cap - level) / (4 * level)  # a quarter of the room at most, for two fifths of the products
         cap = functools.partial(matrix.spectral_hardcap, method=self._method, most=most, blur=blur)
-        return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * TARGET * unit))
+        return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * unit))
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,6 +234,7 @@ class SoftCap(Cap):
     """
 
     uses_update_norm: ClassVar[bool] = True
+    undoes_steps: ClassVar[bool] = True
 
     @property
     def longest_step(self) -> float:
@@ -237,6 +258,7 @@ class OptimalCap(Cap):
     """
 
     uses_update_norm: ClassVar[bool] = True
+    undoes_steps: ClassVar[bool] = True
 
     degree: int = 9
 
@@ -293,7 +315,7 @@ class Clip(Cap):
         return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        upper = self.upper * TARGET
+        upper, _ = self._work(None)
         lower = min(self.lower, upper)
         return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
 
@@ -321,7 +343,7 @@ class Stiefel(Cap):
         matrix.msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.cap * TARGET
+        size, _ = self._work(None)
         return norm.on_slices(weights, lambda slices, unit: matrix.stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:

@@ -60,7 +60,7 @@ class Orthogonal(Cap):
             )
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.cap * TARGET
+        size, _ = self._work(None)
         return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
@@ -105,7 +105,7 @@ class Sphere(Cap):
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.bound_on_device(weights)
-        factors = (self.cap * TARGET / proved).clamp(max=_LARGEST_FACTOR)
+        factors = (self._work(None)[0] / proved).clamp(max=_LARGEST_FACTOR)
         return scaled(weights, factors, norm).to(weights.dtype)
 
 
