@@ -52,15 +52,15 @@ every_way = pytest.mark.parametrize(
 
 @pytest.fixture
 def projections(monkeypatch):
-    """How often caps acted on a batch of weights, by the number of weights."""
+    """How often caps were due for a batch of weights, by the number of weights."""
     found = Counter()
     for kind in (HardCap, SpectralNormalize):
 
-        def counted(self, weights, norm, update_norm, plain=kind._after_step):
+        def counted(self, weights, norm, update_norm, state, plain=kind.apply):
             found[len(weights)] += 1
-            return plain(self, weights, norm, update_norm)
+            return plain(self, weights, norm, update_norm, state)
 
-        monkeypatch.setattr(kind, "_after_step", counted)
+        monkeypatch.setattr(kind, "apply", counted)
     return found
 
 
@@ -297,3 +297,27 @@ def test_certificates_hold_between_projections():
 def test_a_wait_that_is_no_number_of_steps_is_refused(every, message):
     with pytest.raises(ValueError, match=message):
         HardCap(1.0, every=every)
+
+
+@every_way
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("norm", ["exact oracle", "per head"])
+def test_only_weights_that_are_not_proved_to_be_within_are_written(kind, every, norm, monkeypatch):
+    model, optimizer, constraints = start(kind(CAP, every=every), NORMS[norm], lr=1e-3, count=3)
+    projected, plain = [], kind._after_step
+    monkeypatch.setattr(kind, "_after_step", lambda own, w, *given: projected.append(len(w)) or plain(own, w, *given))
+    with torch.no_grad():
+        for p, share in zip(model.parameters(), (0.5, 1.0, 0.9), strict=True):
+            p.mul_(share * CAP / NORMS[norm].norm(p))
+    constraints.project_()
+    push(model)
+    twin = copy.deepcopy((model, optimizer))
+    twin[1].attached.clear()
+    for one in (optimizer, twin[1]):
+        for p, q in zip(model.parameters(), twin[0].parameters(), strict=True):
+            q.grad = p.grad.clone()
+        one.step()
+    assert projected == [1]
+    same = [torch.equal(p, q) for p, q in zip(model.parameters(), twin[0].parameters(), strict=True)]
+    assert same == [True, False, True]
+    assert max(constraints.proved_ratios().values()) <= 1

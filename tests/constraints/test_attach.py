@@ -234,7 +234,7 @@ def test_one_proof_of_a_batch_of_16_bit_weights_suffices_at_the_cap(constraint, 
         for p in model.parameters():
             p.grad = -p.detach()
         optimizer.step()
-    assert len(proofs) == 10
+    assert sum(given[0].dtype == dtype for given in proofs) == 10  # others come before the work, in float32
     assert max(constraints.proved_ratios().values()) <= 1
 
 

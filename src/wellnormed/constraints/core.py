@@ -34,19 +34,18 @@ def bound(constrained: Sequence[Constrained]) -> dict[str, float]:
 def check(constrained: Sequence[Constrained], steps: Bounds) -> None:
     """Refuse steps of these bounds after which a constraint could not hold; nothing is changed."""
     for c in constrained:
-        c.constraint.stored_as(c.parameter.dtype).check(c.norm, steps[c.name], c.name)
+        c.own.check(c.norm, steps[c.name], c.name)
 
 
 def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> None:
     """Have constraints act on weights that a step of these bounds has moved, but for those that may wait."""
-    seen = {c.name: c.constraint.seen_step(steps[c.name], c.parameter) for c in moved}
+    seen = {c.name: c.own.seen_step(steps[c.name], c.parameter) for c in moved}
     due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, seen[c.name])]
     buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, seen[c.name]))
-    own = lambda c: c.constraint.stored_as(c.parameter.dtype)  # noqa: E731
-    act = lambda c, weights, state: own(c).apply(weights, c.norm, seen[c.name], state)  # noqa: E731
+    act = lambda c, weights, state: c.own.apply(weights, c.norm, seen[c.name], state)  # noqa: E731
     try:
         _write([members for _, members in buckets], act, placement)
-    except ValueError as error:
+    except (ValueError, torch.linalg.LinAlgError) as error:
         if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
             raise ValueError(
                 f"after the step {', '.join(ruined)} hold NaN or infinity, which no constraint can bound; load the "
@@ -70,8 +69,7 @@ def bring(constrained: Sequence[Constrained], placement: Placement, prove: bool)
 
     With `prove=False` it is the constraint's own function that brings them, and no proof follows.
     """
-    own = lambda c: c.constraint.stored_as(c.parameter.dtype)  # noqa: E731
-    act = lambda c: own(c).project if prove else own(c).begin  # noqa: E731
+    act = lambda c: c.own.project if prove else c.own.begin  # noqa: E731
     _write([[c] for c in constrained], lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from wellnormed._devices import recording
-from wellnormed.matrix._cap_by_products import cap_by_products
-from wellnormed.matrix._checks import finite_scale, known_to_hold
+from wellnormed.matrix._cap_by_products import cap_by_products, is_near
+from wellnormed.matrix._checks import fails, finite_scale, known_to_hold
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import CALL, full_product, symmetric_product, times_symmetric
 
@@ -84,7 +84,8 @@ def _by_products(
     shape = (..., None, None)
     in_caps = (work / high[shape].clamp_min(_TINY)).to(work.dtype)
     value, inside, far = cap_by_products(in_caps, decay, accuracy(work.dtype), most, blur)
-    if not recording(w.device) and bool(far.any()):
+    looks = not recording(w.device)
+    if fails(~far) if is_near(most) else looks and bool(far.any()):  # within `known_to_hold` a known norm is believed
         return None
     return torch.where((inside | (decay == 0))[shape], w, (value * upper[shape]).to(w.dtype))
 
