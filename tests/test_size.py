@@ -16,7 +16,7 @@ AT_MOST = {
     "papers": 5688,
     "src/wellnormed": 635,
     "certificates": 3254,
-    "constraints": 1091,
+    "constraints": 1102,
     "data": 608,
     "matrix": 1288,
     "models": 666,
@@ -28,8 +28,8 @@ AT_MOST = {
     "program": 1175,
     "proof": 1789,
     "routing": 863,
-    "train": 1930,
-    "tests": 23061,
+    "train": 1928,
+    "tests": 23082,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

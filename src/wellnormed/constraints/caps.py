@@ -7,7 +7,7 @@ balance with the step, are in `decays`, constraints that hold it at a value in `
 import copy
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
 import torch
@@ -26,6 +26,8 @@ from wellnormed.proof.decimals import shown
 UPDATE_ROOM = 0.02
 """The share by which an update may exceed its bound: `msign` states it for 16 bits, and so for float32 products that
 torch was allowed to compute with fewer bits; otherwise it is far less."""
+_ROUNDING = 2 * SLACK
+"""A bound on the rounding that `seen_step` adds, in caps, up to 8e8 entries of float32 and steps as long as the cap."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ class Cap(Constraint):
     `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since
     then. While that sum is at most the cap the weight is left as it is, and the first step whose bound leads beyond is
     followed by a projection, before anything sees the weight. The room that a projection leaves is that of `every - 1`
-    steps like the one before it, but at most half of the cap: a rate that rises makes projections more frequent, a rate
-    that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a projection each.
+    steps like the one before it, but at most the share `most_room` of the cap: a rate that rises makes projections more
+    frequent, a rate that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a
+    projection each.
     """
 
     cap: float
-    every: ClassVar[int] = 1
+    every = 1  # without a type, so that dataclasses which have it as a field say where it stands
     """Steps of one learning rate from one projection to the next."""
+    most_room: ClassVar[float] = 0.5
+    """The share of the cap that steps may wait for."""
     undoes_steps: ClassVar[bool] = False
     """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
     looks_first: ClassVar[bool] = False
@@ -89,7 +94,7 @@ class Cap(Constraint):
             return
         step = self._require_update_norm(update_norm, name)
         try:
-            _try(self, *self._work(step))
+            _try(self, *self._work(step if self.every == 1 else step * (1 + UPDATE_ROOM) + _ROUNDING * self.cap))
         except ValueError:
             raise ValueError(
                 f"{type(self).__name__}({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
@@ -152,7 +157,7 @@ class Cap(Constraint):
         """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
         if update_norm is None or self.every == 1:
             return self.cap
-        steps = min(self.every - 1, int(self.cap / 2 / update_norm))
+        steps = min(self.every - 1, int(self.cap * self.most_room / update_norm))
         rounding = 2.0**-52 * self.cap  # of each float64 sum, so that exactly so many steps fit
         return self.cap - steps * (update_norm + rounding)
 
@@ -182,8 +187,9 @@ def _try(constraint: Cap, aim: float, above: float) -> None:
 
 
 def _without_defaults(constraint: Cap) -> str:
-    every = f", every={constraint.every}" if constraint.every > 1 else ""
-    return f"{type(constraint).__name__}(cap={constraint.cap!r}{every})"
+    shown = [f"{f.name}={getattr(constraint, f.name)!r}" for f in fields(constraint) if f.name != "every"]
+    shown += [f"every={constraint.every}"] if constraint.every > 1 else []
+    return f"{type(constraint).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -251,27 +257,51 @@ class SpectralNormalize(Cap):
         return matrix.spectral_normalize(slices, cap, self._method)
 
 
-@dataclass(frozen=True)
-class SoftCap(Cap):
-    """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
+class _UndoingCap(Cap):
+    """A polynomial that brings back what the steps since the last one may have added.
 
-    The strength comes from learning rate x overshoot of the coefficient set, less what a weight decay of the optimizer
-    removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones.
+    A quarter of the cap is the most room that it leaves: from there it is then asked to undo at most two thirds of what
+    it aims at, which each of these polynomials bears.
     """
 
     uses_update_norm: ClassVar[bool] = True
     undoes_steps: ClassVar[bool] = True
+    most_room: ClassVar[float] = 0.25
+
+    __repr__ = _without_defaults
+
+    def _longest(self, reach: float) -> float:
+        """The longest step, from the largest norm that is borne in caps."""
+        if self.every == 1:
+            return (reach - 1) * self.cap
+        return (reach - 1 - _ROUNDING) * self.cap / (1 + UPDATE_ROOM)
+
+
+@dataclass(frozen=True, repr=False)
+class SoftCap(_UndoingCap):
+    """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
+
+    The strength comes from learning rate x overshoot of the coefficient set, less what a weight decay of the optimizer
+    removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones.
+
+    Args:
+        cap: The cap, in units of the weight's norm.
+        every: Steps of one learning rate from one application to the next, as in `HardCap`. One after eight steps
+            undoes all eight, and takes about as much of what is below the cap as eight would. No decay is credited.
+    """
+
+    every: int = 1  # pyrefly: ignore[bad-override]
 
     @property
     def longest_step(self) -> float:
-        return (SOFT_CAP_LIMIT - 1) * self.cap
+        return self._longest(SOFT_CAP_LIMIT)
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
 
 
-@dataclass(frozen=True)
-class OptimalCap(Cap):
+@dataclass(frozen=True, repr=False)
+class OptimalCap(_UndoingCap):
     """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
 
     At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
@@ -281,12 +311,11 @@ class OptimalCap(Cap):
     Args:
         cap: The cap, in units of the weight's norm.
         degree: Odd, from 3 to 21.
+        every: As in `SoftCap`.
     """
 
-    uses_update_norm: ClassVar[bool] = True
-    undoes_steps: ClassVar[bool] = True
-
     degree: int = 9
+    every: int = 1  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,7 +325,7 @@ class OptimalCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        return (REACH_LIMIT[self.degree] - 1) * self.cap
+        return self._longest(REACH_LIMIT[self.degree])
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
@@ -344,37 +373,6 @@ class Clip(Cap):
         upper, _ = self._work(None)
         lower = min(self.lower, upper)
         return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
-
-
-@dataclass(frozen=True)
-class Stiefel(Cap):
-    """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
-
-    Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
-    set, which LT follows, singular values end within 0.5% of the aim.
-
-    Args:
-        cap: In units of the weight's norm. Weights are brought there at once, exactly.
-        coefficients: Set of the registry for `msign`.
-        method: Method of `msign`.
-    """
-
-    tolerance: ClassVar[float] = 0.5  # some coefficient sets end there
-
-    coefficients: str = "you-6"
-    method: str = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        matrix.msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
-
-    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size, _ = self._work(None)
-        return norm.on_slices(weights, lambda slices, unit: matrix.stiefel_project(slices, size * unit, method="svd"))
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        aim = cap / matrix.overshoot(self.coefficients, self.method)
-        return matrix.stiefel_project(slices, aim, self.coefficients, self.method)
 
 
 @dataclass(frozen=True)
