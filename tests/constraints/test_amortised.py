@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.constraints import HardCap, OptimalCap, SoftCap, SpectralNormalize
+from wellnormed.constraints import HardCap, OptimalCap, SoftCap, SpectralNormalize, caps
 
 CAP = 1.2
 NORMS = {
@@ -348,3 +348,17 @@ def test_each_step_that_is_accepted_is_borne(kind, every):
             push(model)
             optimizer.step()
             assert constraints.proved_ratios()["0.weight"] <= 1
+
+
+def test_a_recorded_hard_cap_knows_no_step(monkeypatch):
+    """A replay of its graph may make a longer one, so that products measure how far a weight is above the cap."""
+    given, plain = [], wn.matrix.spectral_hardcap
+    monkeypatch.setattr(wn.matrix, "spectral_hardcap", lambda *a, **known: given.append(known) or plain(*a, **known))
+    model, optimizer, _ = start(HardCapByProducts(CAP))
+    for recorded in (False, True):
+        monkeypatch.setattr(caps, "recording", lambda device, answer=recorded: answer)
+        with torch.no_grad():
+            model[0].weight.mul_(1.2 / NORMS["exact oracle"].norm(model[0].weight))
+        push(model)
+        optimizer.step()
+    assert ["most" in known for known in given] == [True, False]

@@ -228,7 +228,7 @@ class HardCap(Cap):
         return matrix.spectral_hardcap(slices, cap, self._method)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        if update_norm is None:
+        if update_norm is None or recording(weights.device):  # a replay may have another rate
             return super()._after_step(weights, norm, update_norm)
         level, (aim, _) = self._aim(update_norm), self._work(update_norm)
         most = (self.cap + update_norm) / aim
